@@ -1,0 +1,34 @@
+"""Compiled inner loops, with a NumPy path where numba cannot be had."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _find_njit() -> Any:
+    try:
+        return importlib.import_module("numba").njit
+    except ImportError:  # no wheel for this platform
+        return None
+
+
+_njit = _find_njit()
+
+
+def compiled(fallback: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Compile the decorated loop with numba, or use `fallback`, which computes the same bytes."""
+
+    def choose(loop: Callable[P, R]) -> Callable[P, R]:
+        if _njit is None:
+            return fallback
+        dispatcher: Any = _njit(loop, cache=True, nogil=True)
+        dispatcher.numpy_path = fallback  # the tests compare the two
+        result: Callable[P, R] = dispatcher
+        return result
+
+    return choose

@@ -1,0 +1,88 @@
+"""The checks of a mechanism's arguments: made once, at construction; what follows trusts them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, SupportsFloat, SupportsIndex
+
+import numpy as np
+
+from fedveil.errors import InvalidValue
+
+
+def number(name: str, value: SupportsFloat) -> float:
+    """`value` as a finite float."""
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise InvalidValue(f"{name} = {value!r} is not a number")
+    result = float(value)
+    if not math.isfinite(result):
+        raise InvalidValue(f"{name} = {value!r} is not finite")
+    return result
+
+
+def positive(name: str, value: SupportsFloat) -> float:
+    """`value` as a float in (0, inf)."""
+    result = number(name, value)
+    if result <= 0:
+        raise InvalidValue(f"{name} = {value!r} is outside (0, inf)")
+    return result
+
+
+def non_negative(name: str, value: SupportsFloat) -> float:
+    """`value` as a float in [0, inf)."""
+    result = number(name, value)
+    if result < 0:
+        raise InvalidValue(f"{name} = {value!r} is outside [0, inf)")
+    return result
+
+
+def within(
+    name: str,
+    value: SupportsFloat,
+    low: float,
+    high: float,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> float:
+    """`value` as a float between `low` and `high`, each end included unless it is open."""
+    result = number(name, value)
+    below = result <= low if open_low else result < low
+    above = result >= high if open_high else result > high
+    if below or above:
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
+        raise InvalidValue(f"{name} = {value!r} is outside {left}{low:g}, {high:g}{right}")
+    return result
+
+
+def integer(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
+    """`value` as an int of at least `low` and, where it is given, at most `high`."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+        raise InvalidValue(f"{name} = {value!r} is not a whole number")
+    result = operator.index(value)
+    if result < low or (high is not None and result > high):
+        allowed = f"[{low}, {high}]" if high is not None else f"[{low}, inf)"
+        raise InvalidValue(f"{name} = {value!r} is outside {allowed}")
+    return result
+
+
+def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    """`value`, one of the words in `allowed`."""
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidValue(f"{name} = {value!r} is not one of {', '.join(allowed)}")
+    return value
+
+
+def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
+    """`value` as a one-dimensional floating array without NaN or infinity."""
+    array = np.asarray(value)
+    if array.dtype.kind in "iu":
+        array = array.astype(np.float64)
+    if array.dtype.kind != "f":
+        raise InvalidValue(f"{name} has dtype {array.dtype}, a real floating type is needed")
+    if array.ndim != 1:
+        raise InvalidValue(f"{name} has shape {array.shape}, one dimension is needed")
+    if not np.isfinite(array).all():
+        raise InvalidValue(f"{name} holds NaN or infinity")
+    return array

@@ -1,0 +1,230 @@
+"""The only source of randomness.
+
+Everything random in fedveil is drawn from an `Entropy`: an AES-256-CTR keystream and exact
+samplers on top of it. `Secure` takes its key from the operating system and is the only choice
+where a report really leaves a client. `Seeded` takes its key from the job's seed and the words
+that name the stream, so that a simulation repeats to the byte whoever runs its parts, and in
+whatever order; a run that used it says so in its record.
+
+Exactness: a sampler's law is the stated one for the floating-point probability it is given,
+with no additive error: a draw that 64 bits do not decide takes further bits until it is decided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+
+from fedveil._validate import integer, within
+from fedveil.errors import InvalidValue
+
+_KEY_BYTES = 32
+_BLOCK_BYTES = 1 << 18
+_ZEROS = bytes(_BLOCK_BYTES)
+_WORD = 64
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+# A forked child holds a copy of its parent's keystream: both would go on with the same bytes.
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Entropy(ABC):
+    """A keystream and the exact samplers that read it. Not safe to share between threads."""
+
+    #: What a run's record and report say about this source.
+    description: str
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(_BLOCK_BYTES + 15))
+        self._start(self._fresh_key())
+
+    @abstractmethod
+    def _fresh_key(self) -> bytes:
+        """The key of this stream, asked for at the start and again in a forked child."""
+
+    @abstractmethod
+    def stream(self, *path: int | str) -> Entropy:
+        """An independent source for the purpose that `path` names."""
+
+    def _start(self, key: bytes) -> None:
+        self._forks = _forks
+        self._cipher: CipherContext = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._position = _BLOCK_BYTES
+
+    def _after_fork(self) -> None:
+        self._start(self._fresh_key())
+
+    def fill(self, out: npt.NDArray[Any] | bytearray | memoryview) -> None:
+        """Overwrite a contiguous buffer with keystream."""
+        if self._forks != _forks:
+            self._after_fork()
+        if isinstance(out, np.ndarray) and out.size == 0:
+            return
+        target = (out.data if isinstance(out, np.ndarray) else memoryview(out)).cast("B")
+        done, size = 0, len(target)
+        while done < size:
+            if self._position == _BLOCK_BYTES:
+                self._cipher.update_into(_ZEROS, self._buffer)
+                self._position = 0
+            take = min(size - done, _BLOCK_BYTES - self._position)
+            target[done : done + take] = self._buffer[self._position : self._position + take]
+            self._position += take
+            done += take
+
+    def token(self, size: int) -> bytes:
+        """`size` bytes of keystream."""
+        out = bytearray(size)
+        self.fill(out)
+        return bytes(out)
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        """`count` independent uniform 64-bit words."""
+        out = np.empty(count, np.uint64)
+        self.fill(out)
+        return out
+
+    def integers(self, high: int, count: int) -> npt.NDArray[np.int64]:
+        """`count` independent integers, uniform on 0..high-1.
+
+        Lemire's multiplication would need 128-bit products; the top of the range is rejected
+        instead, which is as exact and discards less than one word in two.
+        """
+        high = integer("high", high, 1, 1 << 63)
+        limit = (1 << _WORD) - (1 << _WORD) % high
+        out = np.empty(count, np.int64)
+        done = 0
+        while done < count:
+            words = self.words(count - done)
+            if limit < 1 << _WORD:
+                words = words[words < np.uint64(limit)]
+            out[done : done + len(words)] = (words % np.uint64(high)).astype(np.int64)
+            done += len(words)
+        return out
+
+    def integer(self, high: int) -> int:
+        """One integer, uniform on 0..high-1, for any positive `high`."""
+        high = integer("high", high, 1)
+        bits = (high - 1).bit_length()
+        size = (bits + 7) // 8
+        while True:
+            value = int.from_bytes(self.token(size), "little") >> (8 * size - bits)
+            if value < high:
+                return value
+
+    def bernoulli(self, p: float, shape: int | Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Independent bits that are 1 with probability exactly `p`, a floating-point number.
+
+        A uniform real in [0, 1) is read 64 bits at a time and compared with the binary
+        expansion of p; p is dyadic, so the comparison ends.
+        """
+        p = within("p", p, 0, 1)
+        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        if p == 1:
+            return np.ones(size, np.bool_)
+        digits, first = _expansion(p)
+        words = self.words(math.prod(size)).reshape(size)
+        out = words < np.uint64(first)
+        for index in np.flatnonzero(words == np.uint64(first)):
+            out.flat[index] = self._below(digits)
+        return out
+
+    def _below(self, digits: Sequence[int]) -> bool:
+        """Whether the next words of a uniform real are below `digits`, the rest of p."""
+        for digit in digits:
+            word = int.from_bytes(self.token(8), "little")
+            if word != digit:
+                return word < digit
+        return False
+
+    def permutation(self, count: int) -> npt.NDArray[np.int64]:
+        """A uniform permutation of 0..count-1.
+
+        The order of independent 128-bit keys; two equal keys draw all of them again, so that
+        the law is exactly uniform.
+        """
+        while True:
+            keys = self.words(2 * count).reshape(2, count)
+            order = np.lexsort(keys).astype(np.int64)
+            sorted_keys = keys[:, order]
+            if not (sorted_keys[:, 1:] == sorted_keys[:, :-1]).all(axis=0).any():
+                return order
+
+    def generator(self) -> np.random.Generator:
+        """A NumPy generator keyed from this stream, for what never leaves a client."""
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(self.token(16), "little")))
+
+
+class Secure(Entropy):
+    """The operating system's randomness, stretched by AES-256-CTR; a forked child draws its own.
+
+    Cannot be repeated, copied or stored.
+    """
+
+    description = "operating-system randomness"
+
+    def _fresh_key(self) -> bytes:
+        return os.urandom(_KEY_BYTES)
+
+    def stream(self, *path: int | str) -> Secure:
+        """A source with a key of its own; the path is for the reader alone."""
+        return Secure()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Secure randomness cannot be copied: make a new one where it is needed")
+
+
+class Seeded(Entropy):
+    """A keystream keyed from a seed and a path of words: the same bytes for the same words.
+
+    For simulation only. A forked child goes on with the same bytes, as a repeatable run needs;
+    parts of a run take streams of their own by `stream`.
+    """
+
+    description = "simulation randomness"
+
+    def __init__(self, seed: int, *path: int | str) -> None:
+        self.seed = integer("seed", seed, 0)
+        for word in path:
+            if isinstance(word, bool) or not isinstance(word, int | str):
+                raise InvalidValue(f"path holds {word!r}, only whole numbers and words can be")
+        self.path = path
+        super().__init__()
+
+    def _fresh_key(self) -> bytes:
+        name = json.dumps(["fedveil seeded stream", self.seed, *self.path])
+        return hashlib.sha256(name.encode()).digest()
+
+    def _after_fork(self) -> None:
+        self._forks = _forks
+
+    def stream(self, *path: int | str) -> Seeded:
+        """The source whose path is this one's with `path` appended; starts at its beginning."""
+        return Seeded(self.seed, *self.path, *path)
+
+    def __reduce__(self) -> Any:
+        return Seeded, (self.seed, *self.path)
+
+
+def _expansion(p: float) -> tuple[list[int], int]:
+    """The binary expansion of p in [0, 1): the 64-bit digits after the first, and the first."""
+    numerator, denominator = p.as_integer_ratio()
+    places = denominator.bit_length() - 1
+    count = max(1, -(-places // _WORD))
+    scaled = numerator << (count * _WORD - places)
+    digits = [(scaled >> (_WORD * i)) & ((1 << _WORD) - 1) for i in reversed(range(count))]
+    return digits[1:], digits[0]

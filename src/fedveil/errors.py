@@ -1,0 +1,91 @@
+"""Every error a user can meet.
+
+Each one is a sentence that names the thing, its value and what is allowed. The command line
+prints the sentence and nothing else; a traceback means a defect in fedveil.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class FedveilError(Exception):
+    """The base of every error that a user can meet."""
+
+
+class InvalidValue(FedveilError, ValueError):
+    """An argument is outside its domain."""
+
+
+class JobError(FedveilError, ValueError):
+    """A job file or setting is wrong; holds every problem that was found, not the first one."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class NotBuiltYet(FedveilError):
+    """A switch position that the settings know and this version cannot run."""
+
+
+class MissingExtra(FedveilError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package {package}: pip install 'fedveil[{extra}]' installs it"
+        )
+
+
+class DataUnavailable(FedveilError):
+    """A data set is not on this machine and could not be brought here."""
+
+
+class DataInvalid(FedveilError, ValueError):
+    """A data set's files or a user's data function hold something that cannot be used."""
+
+
+class ModelInvalid(FedveilError, ValueError):
+    """A model cannot be built, or holds a tensor that cannot be trained in a federation."""
+
+
+class MessageInvalid(FedveilError, ValueError):
+    """Bytes that are not the one encoding of a message."""
+
+
+class ReportRejected(FedveilError):
+    """A report that was refused; nothing that was folded before has changed."""
+
+    def __init__(self, client: int, reason: str) -> None:
+        self.client = client
+        self.reason = reason
+        super().__init__(f"the report of client {client} was refused: {reason}")
+
+
+class ClientWithheld(FedveilError):
+    """A client's own half refuses to report, for example because its update is not finite."""
+
+
+class RoundVoid(FedveilError):
+    """A round ended without an aggregate; the global model stays as it was."""
+
+    def __init__(self, phase: str, got: int, needed: int) -> None:
+        self.phase = phase
+        self.got = got
+        self.needed = needed
+        super().__init__(
+            f"the round is void: {got} clients answered in phase {phase}, {needed} are needed"
+        )
+
+
+class RunStopped(FedveilError):
+    """A run ended before its last round, for the reason it states."""
+
+
+class WorkerDied(RunStopped):
+    """A worker process of the simulator ended unexpectedly."""
+
+
+class RunFolderError(FedveilError):
+    """A run folder cannot be written, read or resumed."""

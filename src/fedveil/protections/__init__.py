@@ -1,0 +1,1 @@
+"""The switch positions: one file each."""

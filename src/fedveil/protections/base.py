@@ -1,0 +1,238 @@
+"""The contract between a protection and the engine that drives it.
+
+A protection never sends anything. It is two state machines, and an engine only carries messages
+between them: the simulator, Flower and the tests drive the same two objects.
+
+    engine                                   server half              client half
+    message = server.opening()               the same for all
+    report = client.respond(message, update)                          trains, protects
+    server.receive(client, report)           folds, or raises
+    messages = server.advance()              None: complete; else the next phase's, one a client
+    server.aggregate()                       the update
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
+from fedveil.entropy import Entropy
+from fedveil.errors import MessageInvalid, ReportRejected, RoundVoid
+from fedveil.message import Message, Value
+from fedveil.privacy.loss import PrivacyLoss
+
+ClientId: TypeAlias = int
+#: A client's new weights minus the old, flat, in the order of the model's layout.
+Update: TypeAlias = npt.NDArray[np.float32]
+#: What a protection carries from one round to the next; a checkpoint stores it as a message.
+State: TypeAlias = Message
+Weighting: TypeAlias = Literal["by_size", "equal"]
+
+
+class Settings(BaseModel):
+    """The base of every block of a job: unknown keys are errors, nothing changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """One loss, and how many times a single report spends it."""
+
+    loss: PrivacyLoss
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What a protection may know of the job that it is made for."""
+
+    weighting: Weighting
+    dimension: int
+    clients_per_round: int
+    rounds: int
+    simulated: bool = True
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What the server half knows when a round opens; `model` is the global weights, read-only."""
+
+    cohort: Sequence[ClientId]
+    round: int
+    model: Update
+    state: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientContext:
+    """What the client half knows; `model` is the global weights, `examples` the client's own."""
+
+    client: ClientId
+    round: int
+    model: Update
+    examples: int
+    entropy: Entropy
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The outcome of a round: the averaged update, how many reports are in it, the next state."""
+
+    update: npt.NDArray[np.float64]
+    reports: int
+    state: State = field(default_factory=dict)
+
+
+class ServerRound(Protocol):
+    """The server's half of one round."""
+
+    def opening(self) -> Message:
+        """The first message, the same for every invited client."""
+        ...
+
+    def receive(self, client: ClientId, message: Message) -> None:
+        """Check a report and fold it; raise `ReportRejected` and change nothing if it is wrong."""
+        ...
+
+    def advance(self) -> Mapping[ClientId, Message] | None:
+        """Close the phase: the next phase's messages, or None when no more talk is needed."""
+        ...
+
+    def merge(self, other: Any) -> None:
+        """Add the running sums of another server's half of the same round, of other clients."""
+        ...
+
+    def aggregate(self) -> Aggregate:
+        """The result; raises `RoundVoid` where there is none."""
+        ...
+
+
+class ClientRound(Protocol):
+    """The client's half of one round."""
+
+    def wants_update(self, message: Message) -> bool:
+        """Whether the answer to `message` needs the update: the engine trains just before it."""
+        ...
+
+    def respond(self, message: Message, update: Update | None) -> Message:
+        """The answer to `message`; raises `ClientWithheld` where the client reports nothing."""
+        ...
+
+
+class Protection(Protocol):
+    """A switch position, made once from the job."""
+
+    def initial_state(self) -> State:
+        """The state before the first round."""
+        ...
+
+    def spending(self, state: State) -> Sequence[Spending]:
+        """What each report of a round that opens with `state` costs its client."""
+        ...
+
+    def server_round(self, context: RoundContext) -> ServerRound:
+        """The server's half of a round."""
+        ...
+
+    def client_round(self, context: ClientContext) -> ClientRound:
+        """The client's half of a round."""
+        ...
+
+
+class OneReportRound(ABC):
+    """A server half in which every client sends one report; checks what all of them share."""
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+        self._invited = frozenset(context.cohort)
+        self._reported: set[ClientId] = set()
+        self._open = True
+
+    def opening(self) -> Message:
+        """The round's number; a protection with words of its own adds them."""
+        return {"round": self._context.round}
+
+    def receive(self, client: ClientId, message: Message) -> None:
+        """Check sender, phase and round, then let the protection check and fold the rest."""
+        if client not in self._invited:
+            raise ReportRejected(client, "unknown sender")
+        if not self._open:
+            raise ReportRejected(client, "wrong phase")
+        if client in self._reported:
+            raise ReportRejected(client, "repeated sender")
+        try:
+            if take(message, "round", int) != self._context.round:
+                raise ReportRejected(client, "wrong round")
+            self._fold(client, message)
+        except MessageInvalid as error:
+            raise ReportRejected(client, str(error)) from None
+        self._reported.add(client)
+
+    def advance(self) -> None:
+        """One report is all there is."""
+        self._open = False
+
+    def merge(self, other: OneReportRound) -> None:
+        """Add another server's running sums; refuses clients that both have counted."""
+        twice = self._reported & other._reported
+        if twice or other._context.round != self._context.round or type(other) is not type(self):
+            raise ValueError(f"these two halves are not of one round, or share clients {twice}")
+        self._merge_sums(other)
+        self._reported |= other._reported
+        self._invited |= other._invited
+
+    def aggregate(self) -> Aggregate:
+        """The mean of what was folded."""
+        if not self._reported:
+            raise RoundVoid("report", 0, 1)
+        return self._aggregate()
+
+    @property
+    def reports(self) -> int:
+        """How many reports are folded."""
+        return len(self._reported)
+
+    @abstractmethod
+    def _fold(self, client: ClientId, message: Message) -> None:
+        """Check the protection's own fields completely, then add them to the running sums."""
+
+    @abstractmethod
+    def _merge_sums(self, other: Any) -> None:
+        """Add the running sums of `other`, of this same type."""
+
+    @abstractmethod
+    def _aggregate(self) -> Aggregate:
+        """The result; at least one report is folded."""
+
+
+def take(message: Message, name: str, kind: type[Any]) -> Any:
+    """The field `name` of an untrusted message, of exactly that type."""
+    value = message.get(name)
+    if value is None or type(value) is not kind:
+        raise MessageInvalid(f"field {name} is missing or malformed")
+    return value
+
+
+def take_array(
+    message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """The array `name` of an untrusted message, of exactly that type and shape."""
+    value: npt.NDArray[Any] = take(message, name, np.ndarray)
+    if value.dtype != np.dtype(dtype):
+        raise MessageInvalid(f"field {name} has the wrong type")
+    if value.shape != shape:
+        raise MessageInvalid(f"field {name} has the wrong length")
+    return value
+
+
+def only_fields(message: Mapping[str, Value], *names: str) -> None:
+    """Refuse an untrusted message that holds anything but `names`."""
+    if set(message) != set(names):
+        raise MessageInvalid("fields are missing or unknown")

@@ -1,0 +1,110 @@
+"""not_encrypt: plain federated averaging. The server sees every update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedveil.errors import ClientWithheld, MessageInvalid
+from fedveil.message import Message
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.base import (
+    Aggregate,
+    ClientContext,
+    ClientId,
+    JobContext,
+    OneReportRound,
+    RoundContext,
+    Spending,
+    State,
+    Update,
+    Weighting,
+    only_fields,
+    take,
+    take_array,
+)
+from fedveil.protections.exact_sum import ExactSum
+
+#: A client that claims more examples is refused.
+MAX_EXAMPLES = 1 << 31
+
+
+class NotEncrypt:
+    """Every client sends its update as it is; the aggregate is their weighted mean.
+
+    Privacy: none. Whoever reads a report reads the update exactly (epsilon is infinite).
+    """
+
+    def __init__(self, context: JobContext) -> None:
+        self._weighting = context.weighting
+
+    def initial_state(self) -> State:
+        """Nothing is carried from round to round."""
+        return {}
+
+    def spending(self, state: State) -> Sequence[Spending]:
+        """A plain update promises nothing."""
+        return [Spending(PrivacyLoss(math.inf, per="update"))]
+
+    def server_round(self, context: RoundContext) -> NotEncryptServerRound:
+        """The server's half of a round."""
+        return NotEncryptServerRound(context, self._weighting)
+
+    def client_round(self, context: ClientContext) -> NotEncryptClientRound:
+        """The client's half of a round."""
+        return NotEncryptClientRound(context, self._weighting)
+
+
+class NotEncryptServerRound(OneReportRound):
+    """Running exact sums of `examples * update` and of `examples` (of 1 each, weighted equally)."""
+
+    def __init__(self, context: RoundContext, weighting: Weighting) -> None:
+        super().__init__(context)
+        self._by_size = weighting == "by_size"
+        self._sum = ExactSum(len(context.model))
+        self._total = 0
+
+    def _fold(self, client: ClientId, message: Message) -> None:
+        only_fields(message, "round", "update", *(["examples"] if self._by_size else []))
+        update = take_array(message, "update", "float32", self._context.model.shape)
+        examples = take(message, "examples", int) if self._by_size else 1
+        if not 1 <= examples <= MAX_EXAMPLES:
+            raise MessageInvalid("field examples is outside its range")
+        try:
+            self._sum.add(update, examples)
+        except ValueError as error:
+            raise MessageInvalid(f"field update: {error}") from None
+        self._total += examples
+
+    def _merge_sums(self, other: NotEncryptServerRound) -> None:
+        self._sum.merge(other._sum)
+        self._total += other._total
+
+    def _aggregate(self) -> Aggregate:
+        return Aggregate(self._sum.value() / self._total, self.reports)
+
+
+class NotEncryptClientRound:
+    """Sends the update, and how many examples it was made from where the server weighs by size."""
+
+    def __init__(self, context: ClientContext, weighting: Weighting) -> None:
+        self._context = context
+        self._by_size = weighting == "by_size"
+
+    def wants_update(self, message: Message) -> bool:
+        """The only message is the opening."""
+        return True
+
+    def respond(self, message: Message, update: Update | None) -> Message:
+        """The report."""
+        if update is None or take(message, "round", int) != self._context.round:
+            raise ClientWithheld("the message is not the opening of this round")
+        report: dict[str, int | Update] = {"round": self._context.round, "update": update}
+        if self._by_size:
+            report["examples"] = self._context.examples
+        return report
+
+
+def build(settings: None, context: JobContext) -> NotEncrypt:
+    """The protection that a job asks for."""
+    return NotEncrypt(context)
