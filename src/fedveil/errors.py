@@ -83,6 +83,10 @@ class RunStopped(FedveilError):
     """A run ended before its last round, for the reason it states."""
 
 
+class LimitReached(RunStopped):
+    """A run ended in good order because going on would pass a privacy limit it was given."""
+
+
 class WorkerDied(RunStopped):
     """A worker process of the simulator ended unexpectedly."""
 

@@ -1,7 +1,7 @@
 """Sums of vectors that do not depend on the order of their terms.
 
-A term is split into a whole part and 64 binary places, and both are added as integers with
-carry: Q64.64 fixed point, 2^-64 = 5.4e-20 per entry. Integer sums are exact, so that reports may
+A term is cut to 64 binary places (towards zero, 2^-64 = 5.4e-20), split into a whole part and
+those places, and both are added as integers with carry: Q64.64 fixed point. Integer sums are exact, so that reports may
 arrive in any order, and running sums of several servers merge to the same bytes.
 """
 
@@ -62,11 +62,14 @@ def _add_numpy(
     weight: float,
 ) -> None:
     term = vector.astype(np.float64) * weight
-    floor = np.floor(term)
-    floor += term - floor == 1.0  # a tiny negative term: its distance to -1 rounds to one
-    fraction = ((term - floor) * 2.0**64 * (term > floor)).astype(np.uint64)
-    places += fraction
-    whole += floor.astype(np.int64) + (places < fraction)
+    magnitude = np.abs(term)
+    high = magnitude.astype(np.int64)
+    low = ((magnitude - high) * 2.0**64).astype(np.uint64)
+    mask = -(term < 0).astype(np.int64)
+    low = (low ^ mask.astype(np.uint64)) - mask.astype(np.uint64)
+    high = (high ^ mask) + ((low == 0) & (mask != 0))
+    places += low
+    whole += high + (places < low)
 
 
 @compiled(_add_numpy)
@@ -76,11 +79,16 @@ def _add(
     vector: npt.NDArray[Any],
     weight: float,
 ) -> None:
+    # Without branches, so that it becomes vector instructions: a negative term is negated in two's
+    # complement by flipping all bits and adding one.
     for i in range(len(vector)):
         term = np.float64(vector[i]) * weight
-        floor = np.floor(term)
-        if term - floor == 1.0:
-            floor += 1.0
-        fraction = np.uint64(max(term - floor, 0.0) * 18446744073709551616.0)
-        places[i] += fraction
-        whole[i] += np.int64(floor) + np.int64(places[i] < fraction)
+        magnitude = abs(term)
+        high = np.int64(magnitude)
+        low = np.uint64((magnitude - np.float64(high)) * 18446744073709551616.0)
+        mask = np.int64(-1) if term < 0 else np.int64(0)
+        low = (low ^ np.uint64(mask)) - np.uint64(mask)
+        high = (high ^ mask) + (np.int64(1) if low == 0 and mask != 0 else np.int64(0))
+        new_places = places[i] + low
+        places[i] = new_places
+        whole[i] += high + (np.int64(1) if new_places < low else np.int64(0))

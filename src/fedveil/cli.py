@@ -1,0 +1,201 @@
+"""The commands: parse, call, show."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedveil._version import __version__
+from fedveil.errors import FedveilError, JobError, RunStopped
+
+app = typer.Typer(
+    help="Federated learning in which the protection of what leaves a client is one switch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Data sets: what there is, and fetching it.", no_args_is_help=True)
+job_app = typer.Typer(help="Job files: check and convert them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(job_app, name="job")
+
+_out = Console()
+_err = Console(stderr=True, soft_wrap=True)
+
+JobPath = Annotated[
+    Path | None,
+    typer.Argument(help="A job file, native or MindSpore's; without it, the default job."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
+]
+
+
+def main() -> None:
+    """Run a command; an error a user can meet is its sentence on stderr."""
+    # The command's own folder is where a user's `package.module:function` is looked for.
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        app()
+    except JobError as error:
+        for problem in error.problems:
+            _complain(problem)
+        raise SystemExit(2) from None
+    except FedveilError as error:
+        _complain(str(error))
+        raise SystemExit(1) from None
+
+
+def _complain(text: str) -> None:
+    _err.print("[bold red]error:[/]", end=" ")
+    _err.print(text, markup=False, highlight=False)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        _out.print(f"fedveil {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command()
+def run(
+    job: JobPath = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; without it, a new one under runs/.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder; takes nothing else.")
+    ] = None,
+) -> None:
+    """Train: every round's figures as they come, and everything in the run's folder."""
+    from fedveil.job import Job
+    from fedveil.progress import RunDisplay
+    from fedveil.runtime import simulation
+    from fedveil.runtime.run_folder import JOB, default_path
+
+    if resume is not None:
+        if job is not None or overrides or out is not None:
+            raise JobError(["--resume takes the run's own job: no JOB, --set or --out beside it"])
+        folder, settings = resume, None
+        rounds = Job.load(resume / JOB).rounds if (resume / JOB).is_file() else 0
+    else:
+        settings = _load(job, overrides)
+        folder, rounds = out or default_path(settings.name), settings.rounds
+    with _resumable(folder), RunDisplay(_out, rounds) as display:
+        if settings is None:
+            result = simulation.resume(folder, progress=display.show)
+        else:
+            result = simulation.simulate(settings, folder, progress=display.show)
+    display.summary(result)
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Say how to go on with a run that ended early."""
+    how = f"`fedveil run --resume {folder}` goes on from the last complete round"
+    try:
+        yield
+    except KeyboardInterrupt:
+        _err.print(f"interrupted; {how}", markup=False, highlight=False)
+        raise SystemExit(130) from None
+    except RunStopped as error:
+        raise RunStopped(f"{error}; {how}") from error
+
+
+def _load(path: Path | None, overrides: list[str] | None):  # type: ignore[no-untyped-def]
+    """The job, with notes on what a MindSpore file said in vain."""
+    from fedveil.job import Job
+
+    if path is not None:
+        sys.path.insert(1, str(path.parent.resolve()))
+    job = Job.load(path, overrides=overrides or [])
+    for warning in job.warnings:
+        _err.print(f"[yellow]warning:[/] {warning}", highlight=False)
+    return job
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
+) -> None:
+    """Write a commented job file and a model.py of your own to start from."""
+    from fedveil.starter import write_starter
+
+    for path in write_starter(directory):
+        _out.print(f"wrote {path}", highlight=False)
+    _out.print(f"next: cd {directory} && fedveil run job.yaml", highlight=False)
+
+
+@job_app.command()
+def show(job: JobPath = None, overrides: Overrides = None) -> None:
+    """Check a job and print it with every key."""
+    typer.echo(_load(job, overrides).to_yaml(), nl=False)
+
+
+@job_app.command()
+def convert(
+    theirs: Annotated[Path, typer.Argument(help="A YAML file of MindSpore Federated's server.")],
+) -> None:
+    """Print the native form of a MindSpore job file."""
+    from fedveil.mindspore import convert as read
+
+    conversion = read(theirs)
+    for note in conversion.notes:
+        _err.print(f"[yellow]note:[/] {note}", highlight=False)
+    typer.echo(conversion.job.to_yaml(), nl=False)
+
+
+@data_app.command("list")
+def list_data() -> None:
+    """What data sets there are, and which are on this machine."""
+    from rich.table import Table
+
+    from fedveil.data.datasets import available
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "example", "classes", "here", "how to get it"):
+        table.add_column(column)
+    for entry in available():
+        shape = "x".join(map(str, entry.shape))
+        here = "[green]yes[/]" if entry.here else "no"
+        table.add_row(entry.name, shape, str(entry.classes), here, entry.how)
+    _out.print(table)
+
+
+@data_app.command()
+def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) -> None:
+    """Download a data set into the per-user cache, with its checksums verified."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    from fedveil.data.datasets import fetch as download
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=_out) as bars:
+        task = bars.add_task(name, total=None)
+        folder = download(
+            name, progress=lambda done, total: bars.update(task, completed=done, total=total)
+        )
+    _out.print(f"{name} is in {folder}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

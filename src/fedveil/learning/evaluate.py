@@ -1,0 +1,57 @@
+"""How good a model is on held-out examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import rankdata
+from torch import nn
+
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Mean cross-entropy, accuracy, and macro-averaged one-vs-rest area under the ROC curve."""
+
+    loss: float
+    accuracy: float
+    auc: float
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], device: str = "cpu"
+) -> Quality:
+    """The quality of `model` on the examples."""
+    was_training = model.training
+    model.eval()
+    parts = []
+    for start in range(0, len(y), _BATCH):
+        batch = torch.from_numpy(x[start : start + _BATCH]).to(device)
+        parts.append(torch.log_softmax(model(batch).double(), dim=1).cpu().numpy())
+    model.train(was_training)
+    scores = np.concatenate(parts)
+    loss = -scores[np.arange(len(y)), y].mean()
+    return Quality(float(loss), float((scores.argmax(1) == y).mean()), macro_auc(scores, y))
+
+
+def macro_auc(scores: npt.NDArray[np.float64], y: npt.NDArray[np.int64]) -> float:
+    """The mean over classes of Pr[an example of the class outscores one of the rest].
+
+    Ties count half. Classes that have no example, or all of them, say nothing and are left out;
+    NaN where no class says anything or a score is not a number.
+    """
+    if np.isnan(scores).any():
+        return float("nan")
+    areas = []
+    for label in np.unique(y):
+        inside = y == label
+        positives, negatives = int(inside.sum()), int((~inside).sum())
+        if negatives:
+            ranks = rankdata(scores[:, label])[inside].sum()
+            areas.append((ranks - positives * (positives + 1) / 2) / (positives * negatives))
+    return float(np.mean(areas)) if areas else float("nan")

@@ -1,0 +1,146 @@
+"""How a model's tensors lie in one flat float32 vector.
+
+Every tensor of a model is averaged, kept or refused, by name; none is lost silently:
+- trainable parameters, and persistent floating buffers (BatchNorm statistics), are averaged;
+- tied parameters are in the vector once;
+- frozen parameters, integer and truth-value buffers and non-persistent buffers are kept: each
+  client starts from the server's value and what it makes of it is dropped;
+- other floating types, sparse, quantised, uninitialised and overlapping tensors are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil.errors import ModelInvalid
+
+Fate = Literal["parameter", "buffer"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One averaged tensor and its place in the vector."""
+
+    name: str
+    fate: Fate
+    start: int
+    stop: int
+    tensor: torch.Tensor
+
+
+class Layout:
+    """The places of one model object's tensors; reads them into vectors and writes them back."""
+
+    def __init__(self, model: nn.Module) -> None:
+        _refuse(model)
+        self.entries: list[Entry] = []
+        self.kept: dict[str, torch.Tensor] = {}
+        self.dimension = 0
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self._place(name, "parameter", parameter)
+            else:
+                self.kept[name] = parameter
+        persistent = set(model.state_dict(keep_vars=True))
+        for name, buffer in model.named_buffers():
+            if buffer.dtype == torch.float32 and name in persistent:
+                self._place(name, "buffer", buffer)
+            else:
+                self.kept[name] = buffer
+        if not any(entry.fate == "parameter" for entry in self.entries):
+            raise ModelInvalid("the model has no trainable parameter")
+        self._kept_values = {name: value.detach().clone() for name, value in self.kept.items()}
+        self._tensors = [entry.tensor.detach() for entry in self.entries]
+
+    def _place(self, name: str, fate: Fate, tensor: torch.Tensor) -> None:
+        stop = self.dimension + tensor.numel()
+        self.entries.append(Entry(name, fate, self.dimension, stop, tensor))
+        self.dimension = stop
+
+    @property
+    def trainable(self) -> npt.NDArray[np.bool_]:
+        """Which places of the vector are parameters, not buffers."""
+        mask = np.zeros(self.dimension, np.bool_)
+        for entry in self.entries:
+            mask[entry.start : entry.stop] = entry.fate == "parameter"
+        return mask
+
+    def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of a vector in the shapes of the averaged tensors."""
+        return [vector[e.start : e.stop].view(e.tensor.shape) for e in self.entries]
+
+    @torch.no_grad()
+    def write(self, vector: torch.Tensor) -> None:
+        """Give the model the values of `vector`, and the kept tensors those they began with."""
+        torch._foreach_copy_(self._tensors, self.views(vector))
+        for name, value in self._kept_values.items():
+            self.kept[name].copy_(value)
+
+    @torch.no_grad()
+    def read(self, vector: torch.Tensor) -> None:
+        """Copy the model's values into `vector`."""
+        torch._foreach_copy_(self.views(vector), self._tensors)
+
+    def vector(self) -> npt.NDArray[np.float32]:
+        """The model's values in a new vector."""
+        out = torch.empty(self.dimension)
+        self.read(out)
+        return out.numpy()
+
+    def explain(self) -> list[str]:
+        """What happens to the tensors that are not plain trainable parameters."""
+        averaged = [entry.name for entry in self.entries if entry.fate == "buffer"]
+        lines = []
+        if averaged:
+            lines.append(f"buffers averaged with the parameters: {', '.join(averaged)}")
+        if self.kept:
+            lines.append(f"tensors kept at the server's value: {', '.join(self.kept)}")
+        return lines
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """The further names of tied parameters and buffers, each with the name that is kept."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    pairs = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    for name, tensor in pairs:
+        kept = first.setdefault(id(tensor), name)
+        if kept != name:
+            tied[name] = kept
+    return tied
+
+
+def _refuse(model: nn.Module) -> None:
+    problems = []
+    seen: list[tuple[int, int, str]] = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            problems.append(f"{name} is not initialised: run one forward pass in the function")
+            continue
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            problems.append(f"{name} is sparse or quantised")
+            continue
+        if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype != torch.float32):
+            problems.append(f"{name} has type {tensor.dtype}: convert the model with .float()")
+        if tensor.numel():
+            begin = tensor.data_ptr()
+            size = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            if size < tensor.numel():
+                problems.append(f"{name} is an expanded view: store it whole with .clone()")
+            seen.append((begin, begin + size * tensor.element_size(), name))
+    seen.sort()
+    for (_, end, one), (begin, _, other) in pairwise(seen):
+        if begin < end:
+            problems.append(f"{one} and {other} share memory without being one parameter")
+    if problems:
+        raise ModelInvalid("the model cannot be trained: " + "; ".join(problems))

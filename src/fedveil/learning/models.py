@@ -1,0 +1,103 @@
+"""The built-in models, and the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from fedveil.entropy import Entropy
+from fedveil.errors import ModelInvalid
+
+
+def lenet(shape: Sequence[int], classes: int) -> nn.Module:
+    """LeNet for one-channel 28x28 images; 61,706 parameters with ten classes."""
+    if tuple(shape) != (1, 28, 28):
+        raise ModelInvalid(f"model = lenet needs examples of shape (1, 28, 28), not {tuple(shape)}")
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(),
+        nn.Linear(120, 84), nn.ReLU(),
+        nn.Linear(84, classes),
+    )  # fmt: skip
+
+
+def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
+    """LeNet that ends in the 62 classes of handwritten characters."""
+    if classes > 62:
+        raise ModelInvalid(f"model = lenet_femnist has 62 classes, the data has {classes}")
+    return lenet(shape, 62)
+
+
+def mlp(shape: Sequence[int], classes: int) -> nn.Module:
+    """Two hidden layers of 200, as in the first paper on federated averaging."""
+    return _dense(shape, (200, 200), classes, nn.ReLU)
+
+
+def purchase_dnn(shape: Sequence[int], classes: int) -> nn.Module:
+    """The dense net of the membership-inference literature: 1024-512-256 with tanh."""
+    return _dense(shape, (1024, 512, 256), classes, nn.Tanh)
+
+
+def logistic(shape: Sequence[int], classes: int) -> nn.Module:
+    """Multinomial logistic regression."""
+    return _dense(shape, (), classes, nn.ReLU)
+
+
+def _dense(
+    shape: Sequence[int], hidden: Sequence[int], classes: int, activation: type[nn.Module]
+) -> nn.Module:
+    widths = [math.prod(shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for i, width in enumerate(hidden):
+        layers += [nn.Linear(widths[i], width), activation()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
+    "lenet": lenet,
+    "lenet_femnist": lenet_femnist,
+    "mlp": mlp,
+    "purchase_dnn": purchase_dnn,
+    "logistic": logistic,
+}
+
+
+def build(name: str, shape: Sequence[int], classes: int, entropy: Entropy) -> nn.Module:
+    """The model that a job names, its initial weights drawn from `entropy`.
+
+    A user's `package.module:function` is called with those of the arguments `shape` (of one
+    example) and `classes` that it has.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(entropy.integer(1 << 63))
+        if name in MODELS:
+            return MODELS[name](shape, classes)
+        return _user_model(name, shape, classes)
+
+
+def _user_model(name: str, shape: Sequence[int], classes: int) -> nn.Module:
+    module_name, _, function_name = name.partition(":")
+    if not function_name:
+        raise ModelInvalid(
+            f"model = {name!r} is neither one of {', '.join(MODELS)} nor package.module:function"
+        )
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise ModelInvalid(f"model = {name!r} cannot be imported: {error}") from error
+    offered = {"shape": tuple(shape), "classes": classes}
+    try:
+        wanted = inspect.signature(function).parameters
+        model = function(**{key: value for key, value in offered.items() if key in wanted})
+    except Exception as error:  # the user's code may raise anything
+        raise ModelInvalid(f"model = {name!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelInvalid(f"model = {name!r} returned a {type(model).__name__}, not an nn.Module")
+    return model.cpu()

@@ -1,0 +1,120 @@
+"""The parts of a run, put together from its job: the same in every process that takes part."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil.entropy import Entropy, Secure, Seeded
+from fedveil.errors import JobError, ModelInvalid
+from fedveil.job import Job
+from fedveil.learning import models
+from fedveil.learning.cohort import LoopTrainer, Trainer, TrainingPlan
+from fedveil.learning.layout import Layout
+from fedveil.learning.vmap import VmapTrainer
+from fedveil.protections import build as build_protection
+from fedveil.protections.base import JobContext, Protection
+from fedveil.runtime.client_side import ClientsData, ClientSide
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the data says about the model: and the fingerprint of the model it gave the caller."""
+
+    example_shape: tuple[int, ...]
+    classes: int
+    fingerprint: str = ""
+
+
+def make_model(job: Job, task: Task) -> nn.Module:
+    """The model with its initial weights, which the seed decides."""
+    model = models.build(
+        job.model, task.example_shape, task.classes, Seeded(job.seed, "initial weights")
+    )
+    found = model_fingerprint(model)
+    if task.fingerprint and found != task.fingerprint:
+        raise ModelInvalid(
+            f"model = {job.model!r} gave another model in a worker process than here: "
+            f"its function must depend on its arguments and the seed alone"
+        )
+    return model
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """A digest of names, shapes and values of all tensors."""
+    digest = hashlib.sha256()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def make_trainer(job: Job, model: nn.Module) -> Trainer:
+    """The trainer that `training.engine` names; auto takes vmap on a GPU where the model can."""
+    settings = job.training
+    plan = TrainingPlan(
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        optimizer=settings.optimizer,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+    check_device(settings.device)
+    vectorise = settings.engine == "vmap"
+    if settings.engine == "auto" and settings.device != "cpu":
+        vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
+    return (VmapTrainer if vectorise else LoopTrainer)(model, plan, settings.device)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not have here."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise JobError([f"training.device = {name} cannot be used here: {reason}"]) from None
+
+
+def make_protection(job: Job, dimension: int) -> Protection:
+    """The protection in the job's switch position."""
+    context = JobContext(
+        weighting=job.weighting,
+        dimension=dimension,
+        clients_per_round=job.clients_per_round,
+        rounds=job.rounds,
+    )
+    return build_protection(job.protection.name, job.protection.settings, context)
+
+
+def report_entropy(job: Job) -> Entropy:
+    """What reports draw from: the seed's keystream in a repeatable simulation, or the system's."""
+    return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "reports")
+
+
+def make_client_side(
+    job: Job, task: Task, data: ClientsData, model: npt.NDArray[np.float32]
+) -> ClientSide:
+    """The clients' side of the run."""
+    return ClientSide(
+        protection=make_protection(job, len(model)),
+        trainer=make_trainer(job, make_model(job, task)),
+        data=data,
+        model=model,
+        training_entropy=Seeded(job.seed, "training"),
+        report_entropy=report_entropy(job),
+    )
+
+
+def worker_count(job: Job) -> int:
+    """How many worker processes serve the clients: none on a GPU, else one for each core."""
+    wanted = job.simulation.workers
+    if wanted == "auto":
+        wanted = len(os.sched_getaffinity(0)) if job.training.device == "cpu" else 0
+    return min(int(wanted), job.clients_per_round)

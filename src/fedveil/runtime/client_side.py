@@ -1,0 +1,160 @@
+"""What happens on a client's side of a round: train, protect, encode.
+
+One object serves many clients, one after another; the simulator runs it in the calling process
+or in its worker processes. A client's randomness is named by its number and the round, so that
+it does not matter who serves it or when.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.entropy import Entropy
+from fedveil.errors import ClientWithheld
+from fedveil.learning.cohort import ClientData, Trainer
+from fedveil.message import Message, encode
+from fedveil.protections.base import ClientContext, ClientId, ClientRound, Protection
+
+
+@dataclass
+class Answer:
+    """What came of asking one client: an encoded report, or the reason why there is none.
+
+    On its way out of a worker a report in shared memory is the pair of its begin and end there.
+    """
+
+    client: ClientId
+    report: bytes | memoryview | tuple[int, int] | None = None
+    failed: str | None = None
+    withheld: str | None = None
+    training_s: float = 0.0
+    protection_s: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ClientsData:
+    """All clients' examples; client c owns those that `indices[offsets[c]:offsets[c + 1]]` name."""
+
+    x: npt.NDArray[np.float32]
+    y: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+
+    def examples(self, client: ClientId) -> int:
+        """How many examples the client has."""
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    def of(self, client: ClientId, entropy: Entropy) -> ClientData:
+        """The client's own examples."""
+        mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
+        return ClientData(torch.from_numpy(self.x[mine]), torch.from_numpy(self.y[mine]), entropy)
+
+
+class ClientSide:
+    """Serves the clients of one round after another."""
+
+    def __init__(
+        self,
+        protection: Protection,
+        trainer: Trainer,
+        data: ClientsData,
+        model: npt.NDArray[np.float32],
+        training_entropy: Entropy,
+        report_entropy: Entropy,
+    ) -> None:
+        self._protection = protection
+        self._trainer = trainer
+        self._data = data
+        self._model = model
+        self._training_entropy = training_entropy
+        self._report_entropy = report_entropy
+        self._rounds: dict[ClientId, ClientRound] = {}
+        self._updates = np.empty((trainer.chunk, len(model)), np.float32)
+        self._round = 0
+
+    @property
+    def chunk(self) -> int:
+        """How many clients `answer` trains at once at the most."""
+        return self._trainer.chunk
+
+    def open(self, round: int) -> None:
+        """Begin a round: the model's weights are the new ones, the last round's halves are gone."""
+        self._round = round
+        self._rounds.clear()
+
+    def answer(self, asked: Sequence[tuple[ClientId, Message]]) -> list[Answer]:
+        """Each client's answer to its message."""
+        answers = [Answer(client) for client, _ in asked]
+        updates: dict[int, npt.NDArray[np.float32]] = {}
+        learners = [
+            i for i, (c, message) in enumerate(asked) if self._half(c).wants_update(message)
+        ]
+        for start in range(0, len(learners), self.chunk):
+            part = learners[start : start + self.chunk]
+            self._train([answers[i] for i in part])
+            for row, i in enumerate(part):
+                updates[i] = self._updates[row]
+                self._respond(answers[i], asked[i][1], updates[i])
+        for i, (_, message) in enumerate(asked):
+            if i not in updates:
+                self._respond(answers[i], message, None)
+        return answers
+
+    def _half(self, client: ClientId) -> ClientRound:
+        if client not in self._rounds:
+            self._rounds[client] = self._protection.client_round(
+                ClientContext(
+                    client=client,
+                    round=self._round,
+                    model=self._model,
+                    examples=self._data.examples(client),
+                    entropy=self._report_entropy.stream("report", self._round, client),
+                )
+            )
+        return self._rounds[client]
+
+    def _train(self, answers: Sequence[Answer]) -> None:
+        began = time.perf_counter()
+        clients = [
+            self._data.of(a.client, self._training_entropy.stream("train", self._round, a.client))
+            for a in answers
+        ]
+        rows = self._updates[: len(clients)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            failures = self._trainer.train(self._model, clients, rows)
+        for answer, failure, row in zip(answers, failures, rows, strict=True):
+            if failure is not None:
+                answer.failed = f"{type(failure).__name__}: {failure}"
+            elif not np.isfinite(row).all():
+                answer.withheld = "the update is not finite"
+            answer.training_s = (time.perf_counter() - began) / len(clients)
+        answers[0].warnings += _texts(caught)
+
+    def _respond(
+        self, answer: Answer, message: Message, update: npt.NDArray[np.float32] | None
+    ) -> None:
+        if answer.failed is not None or answer.withheld is not None:
+            return
+        began = time.perf_counter()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                answer.report = encode(self._half(answer.client).respond(message, update))
+            except ClientWithheld as reason:
+                answer.withheld = str(reason)
+        answer.protection_s = time.perf_counter() - began
+        answer.warnings += _texts(caught)
+
+
+def _texts(caught: Sequence[Any]) -> list[str]:
+    return [f"{w.category.__name__}: {w.message}" for w in caught]

@@ -1,0 +1,124 @@
+"""A run's folder: one process writes it at a time, and every file in it is whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from fedveil.errors import RunFolderError
+
+JOB = "job.yaml"
+METRICS = "metrics.jsonl"
+EVENTS = "events.log"
+MODEL = "model.safetensors"
+CHECKPOINT = "checkpoint"
+_LOCK = ".lock"
+
+
+class RunFolder:
+    """The folder of one run, locked while it is open."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """A new folder, or one that is empty; refuses a folder that holds anything."""
+        with explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+            if any(entry.name != _LOCK for entry in path.iterdir()):
+                raise RunFolderError(
+                    f"{path} is not empty: name another folder, or go on with that run by "
+                    f"`fedveil run --resume {path}`"
+                )
+            return cls(path, _take_lock(path))
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """The folder of a run that was begun before."""
+        if not (path / JOB).is_file():
+            raise RunFolderError(f"{path} is not a run's folder: it has no {JOB}")
+        with explained(path):
+            return cls(path, _take_lock(path))
+
+    def close(self) -> None:
+        """Let another process write here."""
+        self._lock.close()
+
+    def write_atomically(self, name: str, data: bytes) -> None:
+        """Replace a file as a whole: whoever reads it sees the old bytes or the new."""
+        target = self.path / name
+        with explained(self.path):
+            target.parent.mkdir(exist_ok=True)
+            partial = target.with_name(target.name + ".part")
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+            _sync_directory(target.parent)
+
+
+def default_path(name: str) -> Path:
+    """A new folder under runs/, named for the job and the time."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{name}-{stamp}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the system says of a full disk or a forbidden folder into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"{error.filename or path} cannot be written: {error.strerror or error}"
+        ) from error
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until the files in hand are whole."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[tuple[int, FrameType | None]] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if pending and callable(previous):
+            previous(*pending[0])
+
+
+def _take_lock(path: Path) -> IO[str]:
+    lock = (path / _LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise RunFolderError(f"{path} is in use by another run") from None
+    return lock
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,79 @@
+"""Memory that the simulator's processes share.
+
+A block has no name in the file system, only open descriptors: when the last process that holds
+it ends, however it ends, the memory is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array lies in a block."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class SharedBlock:
+    """Named arrays in one anonymous shared mapping."""
+
+    def __init__(self, descriptor: int, places: Mapping[str, Place]) -> None:
+        self.descriptor = descriptor
+        self.places = dict(places)
+        self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+
+    @classmethod
+    def allocate(cls, shapes: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]) -> SharedBlock:
+        """A block with room for arrays of these types and shapes, all zero."""
+        places: dict[str, Place] = {}
+        offset = 0
+        for name, (dtype, shape) in shapes.items():
+            places[name] = Place(offset, np.dtype(dtype).str, shape)
+            offset += -(-places[name].nbytes // _ALIGNMENT) * _ALIGNMENT
+        descriptor = _anonymous_file()
+        os.posix_fallocate(descriptor, 0, max(offset, 1))
+        return cls(descriptor, places)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> SharedBlock:
+        """A block that holds copies of `arrays`."""
+        block = cls.allocate({name: (a.dtype, a.shape) for name, a in arrays.items()})
+        for name, array in arrays.items():
+            block.array(name)[...] = array
+        return block
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """The array of that name: a view that every holder of the block reads and writes."""
+        place = self.places[name]
+        count = int(np.prod(place.shape, dtype=np.int64))
+        return np.frombuffer(self._map, place.dtype, count, place.offset).reshape(place.shape)
+
+    def close(self) -> None:
+        """Let go of the descriptor; the memory goes with its last view."""
+        os.close(self.descriptor)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("fedveil", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,314 @@
+"""The simulator: a whole federation on one machine."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil._version import __version__
+from fedveil.data.datasets import Dataset, load
+from fedveil.data.partition import Partition, partition
+from fedveil.entropy import Seeded
+from fedveil.errors import LimitReached, RunFolderError, RunStopped
+from fedveil.job import Job
+from fedveil.learning.evaluate import evaluate
+from fedveil.learning.layout import Layout
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.base import ClientId, RoundContext, State
+from fedveil.runtime.assembly import (
+    Task,
+    make_client_side,
+    make_model,
+    make_protection,
+    model_fingerprint,
+    report_entropy,
+    worker_count,
+)
+from fedveil.runtime.checkpoint import Checkpoint
+from fedveil.runtime.client_side import ClientsData
+from fedveil.runtime.model_file import model_bytes
+from fedveil.runtime.pool import Executor, InProcess, WorkerPool
+from fedveil.runtime.recorder import Record, Recorder
+from fedveil.runtime.rounds import Outcome, play
+from fedveil.runtime.run_folder import JOB, MODEL, RunFolder, default_path, uninterrupted
+from fedveil.runtime.server_optimizer import ServerOptimizer
+
+Progress = Callable[[Record], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended: its metrics (a record a round), trained model, folder and ledger."""
+
+    job: Job
+    metrics: list[Record]
+    model: nn.Module
+    folder: Path
+    ledger: Ledger
+    #: Why it ended before its last round; None where it did not.
+    stopped: str | None = None
+
+
+def simulate(
+    job: Job,
+    out: str | Path | None = None,
+    *,
+    resume: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Run a job on this machine.
+
+    `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
+    round's record.
+    """
+    path = Path(out) if out is not None else default_path(job.name)
+    with ExitStack() as stack:
+        return Simulation(job, lambda: RunFolder.create(path), stack).run(progress)
+
+
+def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
+    """Go on with a run that ended early, from its last complete round.
+
+    Its own job decides everything; with seeded randomness it ends with the bytes that it would
+    have ended with if nothing had happened. `progress` is called with the old records first.
+    """
+    opened = RunFolder.reopen(Path(folder))
+    with ExitStack() as stack:
+        stack.callback(opened.close)
+        job = Job.load(opened.path / JOB)
+        return Simulation(job, lambda: opened, stack).run(progress)
+
+
+class Simulation:
+    """One job being run in one folder; what it opens is closed with `stack`.
+
+    The folder is opened when data, model and protection are known to be good, so that a job that
+    cannot run leaves nothing behind.
+    """
+
+    def __init__(
+        self, job: Job, open_folder: Callable[[], RunFolder], stack: ExitStack
+    ) -> None:
+        began = time.perf_counter()
+        self.job = job
+        self._dataset = load(job.data.name)
+        self._partition = _partition(job, self._dataset)
+        task = Task(self._dataset.example_shape, self._dataset.classes)
+        self._model = make_model(job, task)
+        task = Task(task.example_shape, task.classes, model_fingerprint(self._model))
+        self._layout = Layout(self._model)
+        self._weights = self._layout.vector()
+        self._protection = make_protection(job, self._layout.dimension)
+        self._state: State = self._protection.initial_state()
+        self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
+        self._ledger = Ledger()
+        self._fingerprint = _fingerprint(self._dataset, self._partition, task.fingerprint)
+        self._folder = open_folder()
+        stack.callback(self._folder.close)
+        self._done, kept = self._restore(Checkpoint.read(self._folder))
+        self._folder.write_atomically(JOB, job.to_yaml().encode())
+        self._recorder = Recorder(self._folder, keep_bytes=kept, tensorboard=job.record.tensorboard)
+        stack.callback(self._recorder.close)
+        self._executor = self._start_executor(task)
+        stack.callback(self._executor.close)
+        self._introduce(time.perf_counter() - began)
+
+    def _restore(self, saved: Checkpoint | None) -> tuple[int, int]:
+        """Take over a checkpoint; gives the rounds done and the bytes of metrics that count."""
+        if saved is None:
+            return 0, 0
+        if saved.fingerprint != self._fingerprint:
+            raise RunFolderError(
+                f"{self._folder.path} was made with another model or other data than are here now"
+            )
+        self._weights = saved.weights.copy()
+        self._optimizer.restore(saved.optimizer)
+        self._state = saved.protection
+        self._ledger = Ledger.from_state(saved.ledger)
+        return saved.round, saved.metrics_bytes
+
+    def _start_executor(self, task: Task) -> Executor:
+        train = self._dataset.train
+        data = ClientsData(train.x, train.y, self._partition.indices, self._partition.offsets)
+        workers = worker_count(self.job)
+        if workers == 0:
+            model = self._weights.copy()
+            return InProcess(make_client_side(self.job, task, data, model), model)
+        pool = WorkerPool(workers, self._layout.dimension, data)
+        try:
+            pool.start(self.job, task)
+        except BaseException:
+            pool.close()
+            raise
+        return pool
+
+    def _introduce(self, seconds: float) -> None:
+        event = self._recorder.event
+        event(
+            f"{f'went on after round {self._done}' if self._done else 'began'}: "
+            f"fedveil {__version__}, Python {platform.python_version()}, NumPy {np.__version__}, "
+            f"torch {torch.__version__}, {platform.machine()}; ready after {seconds:.1f} s"
+        )
+        event(f"randomness of reports: {report_entropy(self.job).description}")
+        event(f"{self._dataset.name}: {self._partition.summary()}")
+        for line in (*self._layout.explain(), *self.job.warnings):
+            event(line)
+
+    def run(self, progress: Progress | None = None) -> Run:
+        """All rounds that are left."""
+        tell = progress or (lambda record: None)
+        stopped = None
+        try:
+            for record in self._recorder.records:
+                tell(record)
+            while self._done < self.job.rounds:
+                tell(self._round(self._done + 1))
+        except LimitReached as limit:
+            stopped = str(limit)
+        except (RunStopped, KeyboardInterrupt) as end:
+            self._recorder.event(f"ended after round {self._done}: {str(end) or 'interrupted'}")
+            raise
+        return self._finish(stopped)
+
+    def _finish(self, stopped: str | None) -> Run:
+        self._layout.write(torch.from_numpy(self._weights))
+        with uninterrupted():
+            self._folder.write_atomically(MODEL, model_bytes(self._model))
+            self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
+        return Run(
+            self.job,
+            self._recorder.records,
+            self._model,
+            self._folder.path,
+            self._ledger,
+            stopped,
+        )
+
+    def _round(self, number: int) -> Record:
+        began = time.perf_counter()
+        cohort = self._cohort(number)
+        spending = [(s.loss, s.count) for s in self._protection.spending(self._state)]
+        self._check_limit(spending, cohort, number)
+        context = RoundContext(cohort, number, self._weights, self._state)
+        outcome = play(self._protection.server_round(context), self._executor, context)
+        if outcome.aggregate is not None:
+            self._weights = self._optimizer.step(self._weights, outcome.aggregate.update)
+            self._state = outcome.aggregate.state
+        self._ledger.record_many(spending, round=number, clients=sorted(outcome.senders))
+        evaluation = time.perf_counter()
+        quality = self._evaluate(number)
+        outcome.seconds["evaluation"] = time.perf_counter() - evaluation
+        outcome.seconds["round"] = time.perf_counter() - began
+        record = {
+            "round": number,
+            "clients": len(cohort),
+            **_counted(outcome),
+            **quality,
+            **self._privacy(),
+            **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
+        }
+        self._keep(record, outcome)
+        return record
+
+    def _cohort(self, number: int) -> list[ClientId]:
+        clients = self._partition.clients
+        drawn = Seeded(self.job.seed, "cohort", number).permutation(clients)
+        return sorted(map(int, drawn[: self.job.clients_per_round]))
+
+    def _check_limit(
+        self, spending: list[tuple[PrivacyLoss, int]], cohort: list[ClientId], number: int
+    ) -> None:
+        limit = self.job.privacy.max_epsilon
+        if limit is None:
+            return
+        ahead = Ledger.from_state(self._ledger.to_state())
+        ahead.record_many(spending, round=number, clients=cohort)
+        epsilon = ahead.epsilon("run", self.job.privacy.delta)
+        if epsilon > limit:
+            raise LimitReached(
+                f"round {number} would bring the most-drawn client to epsilon {epsilon:.6g} at "
+                f"delta {self.job.privacy.delta:g}, above privacy.max_epsilon = {limit:g}"
+            )
+
+    def _evaluate(self, number: int) -> dict[str, float]:
+        if number % self.job.evaluation.every and number != self.job.rounds:
+            return {}
+        self._layout.write(torch.from_numpy(self._weights))
+        test = self._dataset.test
+        quality = evaluate(self._model, test.x, test.y)
+        return {"loss": quality.loss, "accuracy": quality.accuracy, "auc": quality.auc}
+
+    def _privacy(self) -> dict[str, Any]:
+        figures = self._ledger.figures(self.job.privacy.delta)
+        randomness = report_entropy(self.job).description
+        return {**{f"epsilon_{k}": v for k, v in figures.items()}, "randomness": randomness}
+
+    def _keep(self, record: Record, outcome: Outcome) -> None:
+        """Write the round down; the checkpoint comes last and vouches for the rest."""
+        number = record["round"]
+        with uninterrupted():
+            for text in sorted(outcome.warnings):
+                self._recorder.event(f"round {number}: {text}")
+            if outcome.void is not None:
+                self._recorder.event(f"round {number}: {outcome.void}")
+            self._recorder.record(record)
+            self._done = number
+            if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
+                self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        Checkpoint(
+            round=self._done,
+            metrics_bytes=self._recorder.metrics_bytes,
+            fingerprint=self._fingerprint,
+            weights=self._weights,
+            optimizer=self._optimizer.state(),
+            protection=self._state,
+            ledger=self._ledger.to_state(),
+        ).write(self._folder)
+
+
+def _partition(job: Job, dataset: Dataset) -> Partition:
+    return partition(
+        job.data.split,
+        dataset.train.y,
+        dataset.owners,
+        job.clients.number,
+        shards_per_client=job.data.shards_per_client,
+        alpha=job.data.alpha,
+        entropy=Seeded(job.seed, "partition"),
+    )
+
+
+def _counted(outcome: Outcome) -> dict[str, Any]:
+    senders = len(outcome.senders)
+    return {
+        "reports": outcome.aggregate.reports if outcome.aggregate is not None else 0,
+        "rejected": dict(outcome.rejected),
+        "withheld": dict(outcome.withheld),
+        "failed": dict(outcome.failed),
+        "void": outcome.void,
+        "bytes_up": outcome.bytes_up,
+        "bytes_up_per_client": outcome.bytes_up / senders if senders else 0,
+        "bytes_down": outcome.bytes_down,
+    }
+
+
+def _fingerprint(dataset: Dataset, split: Partition, model: str) -> str:
+    """A digest of what a resumed run must find again."""
+    digest = hashlib.sha256(model.encode())
+    for array in (dataset.train.x, dataset.train.y, dataset.test.x, split.indices, split.offsets):
+        digest.update(repr((array.shape, array.dtype)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,0 +1,172 @@
+"""Plain averaging, and the checks that every one-report protection shares."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ClientWithheld, NotBuiltYet, ReportRejected, RoundVoid
+from fedveil.message import decode, encode
+from fedveil.protections import POSITIONS, build, is_built
+from fedveil.protections.base import ClientContext, JobContext, RoundContext, Weighting
+from fedveil.protections.not_encrypt import NotEncrypt, NotEncryptServerRound
+
+MODEL = np.zeros(3, np.float32)
+
+
+def protection(weighting: Weighting = "by_size") -> NotEncrypt:
+    return NotEncrypt(JobContext(weighting, dimension=3, clients_per_round=4, rounds=1))
+
+
+def server(weighting: Weighting = "by_size", cohort: tuple[int, ...] = (1, 2, 3, 4)) -> Any:
+    return protection(weighting).server_round(RoundContext(cohort, 7, MODEL))
+
+
+def report(client: int, update: Any, examples: int, weighting: Weighting = "by_size") -> Any:
+    context = ClientContext(client, 7, MODEL, examples, Seeded(0))
+    half = protection(weighting).client_round(context)
+    assert half.wants_update({"round": 7})
+    return decode(encode(half.respond({"round": 7}, np.asarray(update, np.float32))))
+
+
+def test_weighted_and_equal_mean() -> None:
+    updates = {1: ([1, 0, 2], 1), 2: ([0, 4, 2], 3)}
+    for weighting, expected in (("by_size", [0.25, 3, 2]), ("equal", [0.5, 2, 2])):
+        half = server(weighting)
+        for client, (update, examples) in updates.items():
+            half.receive(client, report(client, update, examples, weighting))
+        assert half.advance() is None
+        aggregate = half.aggregate()
+        np.testing.assert_array_equal(aggregate.update, expected)
+        assert aggregate.reports == 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.floats(-9, 9, width=32), min_size=3, max_size=3), st.integers(1, 99)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.randoms(),
+    st.integers(0, 8),
+)
+def test_order_and_trees_change_nothing(
+    updates: list[tuple[list[float], int]], shuffle: Any, cut: int
+) -> None:
+    reports = [(c, report(c, u, n)) for c, (u, n) in enumerate(updates)]
+    flat = server(cohort=tuple(range(8)))
+    for client, message in reports:
+        flat.receive(client, message)
+    shuffle.shuffle(reports)
+    left, right = server(cohort=tuple(range(8))), server(cohort=tuple(range(8)))
+    for i, (client, message) in enumerate(reports):
+        (left if i < cut else right).receive(client, message)
+    left.merge(right)
+    assert left.aggregate().update.tobytes() == flat.aggregate().update.tobytes()
+    assert left.reports == len(updates)
+
+
+def test_merge_refuses_clients_counted_twice_and_other_rounds() -> None:
+    one, other = server(), server()
+    one.receive(1, report(1, [1, 2, 3], 1))
+    other.receive(1, report(1, [1, 2, 3], 1))
+    with pytest.raises(ValueError, match="share clients"):
+        one.merge(other)
+    with pytest.raises(ValueError, match="not of one round"):
+        one.merge(protection().server_round(RoundContext((9,), 8, MODEL)))
+
+
+GOOD = {"round": 7, "update": np.ones(3, np.float32), "examples": 5}
+
+
+@pytest.mark.parametrize(
+    ("client", "change", "reason"),
+    [
+        (9, {}, "unknown sender"),
+        (1, {"round": 6}, "wrong round"),
+        (1, {"round": 7.0}, "field round is missing or malformed"),
+        (1, {"round": None}, "field round is missing or malformed"),
+        (1, {"update": np.ones(4, np.float32)}, "field update has the wrong length"),
+        (1, {"update": np.ones((3, 1), np.float32)}, "field update has the wrong length"),
+        (1, {"update": np.ones(3)}, "field update has the wrong type"),
+        (1, {"update": b"abc"}, "field update is missing or malformed"),
+        (1, {"update": np.array([1, np.nan, 1], np.float32)}, "not finite"),
+        (1, {"update": np.array([1, np.inf, 1], np.float32)}, "not finite"),
+        (1, {"update": np.array([1, 3e38, 1], np.float32)}, "too large"),
+        (1, {"examples": 0}, "field examples is outside its range"),
+        (1, {"examples": -5}, "field examples is outside its range"),
+        (1, {"examples": 1 << 40}, "field examples is outside its range"),
+        (1, {"examples": True}, "field examples is missing or malformed"),
+        (1, {"more": 1}, "fields are missing or unknown"),
+        (1, {"examples": None}, "fields are missing or unknown"),
+    ],
+)
+def test_a_wrong_report_is_refused_and_changes_nothing(
+    client: int, change: dict[str, Any], reason: str
+) -> None:
+    half = server()
+    half.receive(2, report(2, [1, 2, 3], 1))
+    message = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
+    with pytest.raises(ReportRejected, match=reason):
+        half.receive(client, message)
+    assert half.aggregate().update.tolist() == [1, 2, 3]
+    if client == 1:  # a refused report does not use up the client's turn
+        half.receive(1, {**GOOD, "examples": 1})
+        assert half.reports == 2
+
+
+def test_repeated_sender_and_wrong_phase_are_refused() -> None:
+    half = server()
+    half.receive(1, GOOD)
+    with pytest.raises(ReportRejected, match="repeated sender"):
+        half.receive(1, GOOD)
+    half.advance()
+    with pytest.raises(ReportRejected, match="wrong phase"):
+        half.receive(2, GOOD)
+    assert half.reports == 1
+
+
+def test_a_round_without_reports_is_void() -> None:
+    with pytest.raises(RoundVoid, match="0 clients answered in phase report, 1 are needed"):
+        server().aggregate()
+
+
+def test_a_client_answers_only_the_opening_of_its_round() -> None:
+    half = protection().client_round(ClientContext(1, 7, MODEL, 5, Seeded(0)))
+    with pytest.raises(ClientWithheld, match="not the opening"):
+        half.respond({"round": 8}, MODEL)
+    with pytest.raises(ClientWithheld, match="not the opening"):
+        half.respond({"round": 7}, None)
+
+
+def test_it_promises_nothing() -> None:
+    (spending,) = protection().spending({})
+    assert spending.loss.epsilon == math.inf
+    assert spending.loss.per == "update"
+
+
+def test_upload_is_the_vector_and_a_few_bytes() -> None:
+    big = np.zeros(61_706, np.float32)
+    context = ClientContext(1, 7, big, 60, Seeded(0))
+    half = protection().client_round(context)
+    assert 4 * big.size < len(encode(half.respond({"round": 7}, big))) <= 4 * big.size + 48
+
+
+def test_every_switch_position_is_found_by_name() -> None:
+    context = JobContext("equal", dimension=3, clients_per_round=4, rounds=1)
+    assert isinstance(build("not_encrypt", None, context), NotEncrypt)
+    assert is_built("not_encrypt")
+    for name in POSITIONS:
+        if not is_built(name):
+            with pytest.raises(NotBuiltYet, match=rf"{name} is not built yet; .*not_encrypt"):
+                build(name, None, context)
+
+
+def test_the_server_half_is_of_the_declared_type() -> None:
+    assert isinstance(server(), NotEncryptServerRound)
