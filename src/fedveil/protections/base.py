@@ -36,9 +36,14 @@ Weighting: TypeAlias = Literal["by_size", "equal"]
 
 
 class Settings(BaseModel):
-    """The base of every block of a job: unknown keys are errors, nothing changes afterwards."""
+    """The base of every block of a job: unknown keys are errors, nothing changes afterwards.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    Nothing is converted either: text is not a number, true is not 1, NaN and infinity are refused.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False
+    )
 
 
 @dataclass(frozen=True)

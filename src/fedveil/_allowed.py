@@ -1,0 +1,237 @@
+"""What a settings field allows, in words; and what is wrong with a value, in one sentence.
+
+The same words serve the messages and the reference page, so that the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+_LONGEST_SHOWN = 60
+
+#: A key's place in a job: ("protection", "signds", "sign_k").
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TextRule:
+    """What a text must be beyond being text; used as `Annotated[str, AfterValidator(rule)]`."""
+
+    words: tuple[str, ...]
+    form: str
+    accepts: Callable[[str], bool]
+
+    def __call__(self, value: str) -> str:
+        """The value itself; raises ValueError where it is neither a word nor of the form."""
+        if value not in self.words and not self.accepts(value):
+            raise ValueError(f"is not {self.form}")
+        return value
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The values of one field: any of the alternatives that are filled in."""
+
+    words: tuple[str, ...] = ()
+    text: str = ""
+    number: Literal["", "number", "whole number"] = ""
+    interval: str = ""
+    flag: bool = False
+    null: bool = False
+    each: Allowed | None = None  #: values of a mapping whose keys are `words`
+
+    def __str__(self) -> str:
+        if self.each is not None:
+            return f"a mapping of {', '.join(self.words)} to {self.each}"
+        number = f"a {self.number}" if self.number else ""
+        if self.interval:
+            number += f" in {self.interval}"
+        words = self.words[0] if len(self.words) == 1 else f"one of {', '.join(self.words)}"
+        parts = [
+            words if self.words else "",
+            self.text,
+            number,
+            "true or false" if self.flag else "",
+            "null" if self.null else "",
+        ]
+        return " or ".join(part for part in parts if part)
+
+    def complaint(self, value: object) -> str:
+        """Why `value`, which was refused, is refused."""
+        if self.interval and self._is_number(value):
+            besides = f" and not {' or '.join(self.words)}" if self.words else ""
+            return f"is outside {self.interval}{besides}"
+        complaint = f"is not {self}"
+        if isinstance(value, str):
+            return complaint + did_you_mean(difflib.get_close_matches(value, self.words, 1))
+        if self.text and value is not None and not isinstance(value, list | Mapping):
+            return f"{complaint}; text that looks like something else is written in quotes"
+        return complaint
+
+    def _is_number(self, value: object) -> bool:
+        kinds: tuple[type, ...] = (int,) if self.number == "whole number" else (int, float)
+        return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def allowed(field: FieldInfo) -> Allowed:
+    """What `field` allows."""
+    return _allowed(field.annotation, field.metadata)
+
+
+def block_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The settings class of a field that is a block of keys; None where it holds a value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
+    """The place of every value under `model`, in order."""
+    for name, field in model.model_fields.items():
+        block = block_of(field)
+        if block is None:
+            yield (*prefix, name)
+        else:
+            yield from keys(block, (*prefix, name))
+
+
+def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]:
+    """One sentence for each key of `model` that is wrong, by its place."""
+    found: dict[Path, str] = {}
+    for item in error.errors(include_url=False):
+        path, sentence = _sentence(model, item["loc"], item["input"])
+        if item["type"] == "invalid_key":
+            sentence = f"{dotted(path)} is a key that is not text"
+        found[path] = sentence  # a union fails once for each of its members, alike
+    return found
+
+
+def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[BaseModel]) -> str:
+    """The sentence about a key that `block`, a part of `root`, does not have."""
+    place, name = path[:-1], path[-1]
+    near: Iterable[str] = difflib.get_close_matches(name, block.model_fields, 1)
+    close = [".".join((*place, match)) for match in near]
+    close = close or [".".join(key) for key in keys(root) if key[-1] == name]
+    where = f"the keys of {dotted(place)}" if place else "the keys"
+    return (
+        f"{dotted(path)} = {shown(value)} is not a known key{did_you_mean(close)}; "
+        f"{where} are {', '.join(block.model_fields)}"
+    )
+
+
+def dotted(path: Path) -> str:
+    """A place as it is written: protection.signds.sign_k."""
+    return ".".join(map(plain, path))
+
+
+def plain(text: str) -> str:
+    """Text from a user's file as it is, or escaped where it would break a line."""
+    return text if text.isprintable() else repr(text)
+
+
+def did_you_mean(candidates: Sequence[str]) -> str:
+    """A suggestion to append to a sentence; nothing where there is no candidate."""
+    return f" (did you mean {' or '.join(candidates)}?)" if candidates else ""
+
+
+def shown(value: object) -> str:
+    """A value as a job file writes it, cut short where it is long."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+
+
+def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) -> tuple[Path, str]:
+    block, path = root, Path()
+    for i, key in enumerate(map(str, loc)):
+        path = (*path, key)
+        field = block.model_fields.get(key)
+        if field is None:
+            return path, unknown_key(path, value, block, root)
+        inner = block_of(field)
+        if inner is not None:
+            block = inner
+            continue
+        return _value_sentence(path, allowed(field), list(map(str, loc[i + 1 :])), value)
+    return path, f"{dotted(path)} = {shown(value)} is not a block of keys"
+
+
+def _value_sentence(path: Path, field: Allowed, rest: list[str], value: object) -> tuple[Path, str]:
+    """`rest` is what pydantic appends: a member of a union, or a key of a mapping."""
+    if field.each is not None and rest:
+        path = (*path, rest[0])
+        if rest[-1] == "[key]":
+            hint = did_you_mean(difflib.get_close_matches(rest[0], field.words, 1))
+            known = ", ".join(field.words)
+            return path, f"{dotted(path)} is not a known key{hint}; the keys are {known}"
+        field = field.each
+    return path, f"{dotted(path)} = {shown(value)} {field.complaint(value)}"
+
+
+def _allowed(annotation: Any, metadata: Sequence[Any]) -> Allowed:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _allowed(arguments[0], [*metadata, *_unpacked(arguments[1:])])
+    if origin is Union or origin is types.UnionType:
+        return _either([_allowed(member, metadata) for member in arguments])
+    if origin is Literal:
+        return Allowed(words=arguments)
+    if origin is dict:
+        key, value = arguments
+        return Allowed(words=_allowed(key, ()).words, each=_allowed(value, ()))
+    if annotation is str:
+        rules = [item.func for item in metadata if isinstance(item, AfterValidator)]
+        rule = next((rule for rule in rules if isinstance(rule, TextRule)), None)
+        return Allowed(words=rule.words, text=rule.form) if rule else Allowed(text="text")
+    if annotation is int or annotation is float:
+        kind: Literal["whole number", "number"] = "whole number" if annotation is int else "number"
+        return Allowed(number=kind, interval=_interval(metadata))
+    if annotation is bool:
+        return Allowed(flag=True)
+    if annotation is type(None):
+        return Allowed(null=True)
+    raise TypeError(f"no words for {annotation!r}")
+
+
+def _unpacked(metadata: Iterable[Any]) -> Iterator[Any]:
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            yield from item.metadata
+        else:
+            yield item
+
+
+def _either(members: Sequence[Allowed]) -> Allowed:
+    return Allowed(
+        words=tuple(word for member in members for word in member.words),
+        text="".join(member.text for member in members),
+        number=next((member.number for member in members if member.number), ""),
+        interval="".join(member.interval for member in members),
+        flag=any(member.flag for member in members),
+        null=any(member.null for member in members),
+        each=next((member.each for member in members if member.each), None),
+    )
+
+
+def _interval(metadata: Iterable[Any]) -> str:
+    """The bounds among `metadata` in the usual notation; nothing where there are none."""
+    low: Any = -math.inf
+    high: Any = math.inf
+    left, right = "(", ")"
+    for bound in metadata:
+        if isinstance(bound, Ge | Gt):
+            low, left = (bound.ge, "[") if isinstance(bound, Ge) else (bound.gt, "(")
+        elif isinstance(bound, Le | Lt):
+            high, right = (bound.le, "]") if isinstance(bound, Le) else (bound.lt, ")")
+    if math.isinf(low) and math.isinf(high):
+        return ""
+    return f"{left}{low:g}, {high:g}{right}"
