@@ -1,0 +1,151 @@
+"""The data sets that a job can name: reading them, bringing them here, and saying what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.data import digits, femnist, location, mnist, own, purchase
+from fedveil.data.download import Progress, fetch_files, target
+from fedveil.data.examples import Dataset, Examples
+from fedveil.data.idx import IdxSet, read_idx
+from fedveil.data.places import cache_folder, find
+from fedveil.errors import DataInvalid, DataUnavailable
+
+__all__ = ["NAMES", "Available", "Dataset", "Examples", "Progress", "available", "fetch", "load"]
+
+
+@dataclass(frozen=True)
+class Available:
+    """A line of `fedveil data list`. `here`: its files are on this machine, not yet verified."""
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    origin: str
+    here: bool
+    how: str
+
+
+@dataclass(frozen=True)
+class _Entry:
+    shape: tuple[int, ...]
+    classes: int
+    origin: str
+    how: str
+    read: Callable[[], Dataset]
+    here: Callable[[], bool]
+    download: IdxSet | None = None
+
+
+def _idx(source: IdxSet, origin: str) -> _Entry:
+    return _Entry(
+        mnist.SHAPE,
+        mnist.CLASSES,
+        origin,
+        mnist.how(source),
+        lambda: mnist.read(source),
+        lambda: not source.missing(),
+        source,
+    )
+
+
+_CATALOGUE = {
+    "digits": _Entry(
+        digits.SHAPE,
+        digits.CLASSES,
+        "scans of handwritten digits, UCI",
+        "lies inside scikit-learn, which the extra torch installs",
+        digits.read,
+        lambda: True,
+    ),
+    "mnist": _idx(mnist.MNIST, "handwritten digits, LeCun et al."),
+    "fashion_mnist": _idx(mnist.FASHION_MNIST, "articles of clothing, Zalando Research"),
+    "femnist": _Entry(
+        femnist.SHAPE,
+        femnist.CLASSES,
+        "handwritten digits and letters by writer, LEAF",
+        femnist.HOW,
+        femnist.read,
+        lambda: all(find(femnist.FOLDER, part) for part in ("train", "test")),
+    ),
+    "purchase100": _Entry(
+        (purchase.FEATURES,),
+        purchase.CLASSES,
+        "shopping histories, from Kaggle's Acquire Valued Shoppers",
+        purchase.HOW,
+        purchase.read,
+        lambda: find(purchase.FOLDER, purchase.ARCHIVE, purchase.TEXT_FILE) is not None,
+    ),
+    purchase.SYNTHETIC: _Entry(
+        (purchase.FEATURES,),
+        purchase.CLASSES,
+        "made up, of Purchase-100's shape",
+        "is generated when it is loaded",
+        purchase.synthesize,
+        lambda: True,
+    ),
+    "location30": _Entry(
+        (location.FEATURES,),
+        location.CLASSES,
+        "check-ins of Foursquare users in Bangkok",
+        location.HOW,
+        location.read,
+        lambda: find(location.FOLDER, location.FILE) is not None,
+    ),
+}
+NAMES = tuple(_CATALOGUE)
+
+
+def load(name: str, *, download: bool = False, progress: Progress | None = None) -> Dataset:
+    """The data set called `name`, or what the user's `package.module:function` returns.
+
+    Touches the network only where `download` allows it, the set can be downloaded and a file is
+    missing. Raises `DataUnavailable` or `DataInvalid`.
+    """
+    if ":" in name:
+        return own.read(name)
+    entry = _entry(name)
+    if download and entry.download is not None and entry.download.missing():
+        fetch(name, progress)
+    return entry.read()
+
+
+def fetch(name: str, progress: Progress | None = None) -> Path:
+    """Bring the files of `name` to the per-user cache, verified, and return their folder.
+
+    Files that are here already are verified and left alone; only the cache's own downloads are
+    replaced where they are damaged.
+    """
+    entry = _entry(name)
+    if entry.download is None:
+        raise DataUnavailable(f"data {name} has no download: {entry.how}")
+    source = entry.download
+    folder = cache_folder() / source.name
+    wanted = []
+    for file in source.files:
+        path = source.path(file)
+        if path is None or path == target(folder, file):
+            wanted.append(file)
+        else:
+            read_idx(path, file)
+    fetch_files(source, wanted, folder, progress)
+    return folder
+
+
+def available() -> list[Available]:
+    """What a job can name; looks for files and reads none."""
+    return [
+        Available(name, entry.shape, entry.classes, entry.origin, entry.here(), entry.how)
+        for name, entry in _CATALOGUE.items()
+    ]
+
+
+def _entry(name: str) -> _Entry:
+    if name not in _CATALOGUE:
+        raise DataInvalid(
+            f"data.name = {name!r} is not one of {', '.join(NAMES)} and not of the form "
+            f"package.module:function"
+        )
+    return _CATALOGUE[name]

@@ -1,0 +1,216 @@
+"""Bringing published files to the per-user cache: several mirrors, resumed when cut, verified.
+
+A file grows as NAME.part, is verified there, and only then takes its name, at once. Whatever
+happens in between, a file that has its name is whole and genuine. Only https is spoken, also
+where a mirror redirects.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fedveil.data.idx import IdxFile, IdxSet, read_idx
+from fedveil.errors import DataInvalid, DataUnavailable
+
+#: Called with the bytes that are there and the bytes that there will be, of all files together.
+Progress: TypeAlias = Callable[[int, int], None]
+
+TIMEOUT_S = 30
+#: How often one mirror is asked for one file; it is left earlier when it brings nothing.
+ATTEMPTS = 10
+_CHUNK_BYTES = 1 << 16
+#: What gzip may add to a file that it cannot shorten.
+_PACKING_BYTES = 1 << 12
+
+
+class _MirrorFailed(Exception):
+    """A mirror is given up; says why."""
+
+
+class _NoSuchRange(Exception):
+    """What is there already is longer than the mirror's file."""
+
+
+def fetch_files(
+    source: IdxSet, files: Sequence[IdxFile], folder: Path, progress: Progress | None = None
+) -> None:
+    """Bring those `files` of `source` to `folder` that are missing or damaged there.
+
+    Raises `DataUnavailable` where no mirror has a file, or `folder` cannot be written; what came
+    so far is kept and continued the next time. Processes that fetch at the same time take turns.
+    """
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wanted = [file for file in files if not _genuine(target(folder, file), file)]
+        for file, report in zip(wanted, _reporters(wanted, progress), strict=True):
+            _fetch(source, file, folder, report)
+
+
+def target(folder: Path, file: IdxFile) -> Path:
+    """Where a download of `file` goes."""
+    return folder / f"{file.name}.gz"
+
+
+def _genuine(path: Path, file: IdxFile) -> bool:
+    try:
+        read_idx(path, file)
+    except (DataInvalid, DataUnavailable):
+        return False
+    return True
+
+
+def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
+    """For each file a function that takes its own bytes and passes on those of all."""
+    done = [0] * len(files)
+    sizes = [file.download_bytes for file in files]
+
+    def reporter(index: int) -> Progress:
+        def report(bytes_done: int, size: int) -> None:
+            done[index], sizes[index] = bytes_done, size
+            if progress is not None:
+                progress(sum(done), sum(sizes))
+
+        return report
+
+    return [reporter(index) for index in range(len(files))]
+
+
+def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> None:
+    part = folder / f"{file.name}.gz.part"
+    failures = []
+    for mirror in source.mirrors:
+        try:
+            _from_mirror(f"{mirror}{file.name}.gz", part, file, report)
+        except _MirrorFailed as failure:
+            failures.append(f"{urllib.parse.urlsplit(mirror).hostname} {failure}")
+            continue
+        with _writing(folder):
+            _sync(part)
+            part.replace(target(folder, file))
+            _sync(folder)
+        return
+    kept = _size(part)
+    rest = f"; {kept:,} bytes are kept and the next fetch continues after them" if kept else ""
+    raise DataUnavailable(
+        f"data {source.name}: {file.name}.gz cannot be downloaded: {'; '.join(failures)}{rest}; "
+        f"the four files can be placed by hand in $FEDVEIL_DATA/{source.name} or in {folder}"
+    )
+
+
+def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
+    """Complete and verify `part`, or raise `_MirrorFailed`."""
+    for _ in range(ATTEMPTS):
+        before = _size(part)
+        if before and _genuine(part, file):  # the last fetch was killed before it renamed it
+            return
+        try:
+            complete = _receive(url, part, file, report)
+        except _NoSuchRange:
+            part.unlink()
+            continue
+        if complete:
+            if _genuine(part, file):
+                return
+            part.unlink()
+            if not before:
+                raise _MirrorFailed("sent another file than the published one")
+            # What was there before may be to blame: once more from the beginning.
+        elif _size(part) <= before:
+            raise _MirrorFailed("cut the connection")
+    raise _MirrorFailed(f"did not send the whole file in {ATTEMPTS} attempts")
+
+
+def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
+    """Append what the mirror sends after the end of `part`; whether it sent all of it."""
+    have = _size(part)
+    request = urllib.request.Request(url, headers={"User-Agent": "fedveil"})  # noqa: S310
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    with _open(request) as response:
+        if response.status != http.client.PARTIAL_CONTENT:
+            have = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            raise _MirrorFailed("sent another range than was asked for")
+        announced = response.headers.get("Content-Length", "")
+        size = have + int(announced) if announced.isdigit() else None
+        with _writing(part), part.open("ab" if have else "wb") as stream:
+            while chunk := _read(response):
+                have += len(chunk)
+                if have > file.content_bytes + _PACKING_BYTES:
+                    stream.truncate(0)
+                    raise _MirrorFailed("sent more than the file can hold")
+                stream.write(chunk)
+                report(have, size or max(have, file.download_bytes))
+    return chunk is not None and (size is None or have == size)
+
+
+def _read(response: http.client.HTTPResponse) -> bytes | None:
+    """The next bytes; none at the end, None where the connection was cut."""
+    try:
+        return response.read1(_CHUNK_BYTES)  # keeps what came before a cut
+    except (http.client.HTTPException, OSError):
+        return None
+
+
+class _OnlyHttps(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        _require_https(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _require_https(url: str) -> None:
+    """Refuse what can be read or changed on the way; there is no way to this machine itself."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" and (parts.scheme, parts.hostname) != ("http", "127.0.0.1"):
+        raise _MirrorFailed(f"leads to {parts.scheme}://{parts.hostname}, which is not https")
+
+
+def _open(request: urllib.request.Request) -> http.client.HTTPResponse:
+    _require_https(request.full_url)
+    opener = urllib.request.build_opener(_OnlyHttps())
+    try:
+        response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise _NoSuchRange from None
+        raise _MirrorFailed(f"answered {error.code} {error.reason}") from None
+    except urllib.error.URLError as error:
+        raise _MirrorFailed(f"cannot be reached ({error.reason})") from None
+    except (http.client.HTTPException, OSError) as error:
+        raise _MirrorFailed(f"cannot be reached ({error or type(error).__name__})") from None
+    return response
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataUnavailable(f"{path} cannot be written: {error.strerror or error}") from None

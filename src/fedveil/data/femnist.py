@@ -1,0 +1,91 @@
+"""FEMNIST in LEAF's layout: handwritten digits and letters, 62 classes, owned by their writers.
+
+    {"users": [writer, ...], "num_samples": [n, ...],
+     "user_data": {writer: {"x": [[784 numbers], ...], "y": [class, ...]}, ...}}
+
+in any number of .json files under train/ and test/. Classes 0-9 are digits, 10-35 capitals,
+36-61 small letters. Pixels are in [0, 1] and 1 is the paper, as LEAF writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.data.examples import Array, Dataset, make_dataset
+from fedveil.data.places import find, reading
+from fedveil.errors import DataInvalid, DataUnavailable
+
+CLASSES = 62
+SHAPE = (1, 28, 28)
+FOLDER = "femnist"
+HOW = f"make it with LEAF and place its folders train/ and test/ in $FEDVEIL_DATA/{FOLDER}"
+_PIXELS = 28 * 28
+
+
+def read() -> Dataset:
+    """The set; training examples are ordered by writer, and a writer is an owner."""
+    train_folder = find(FOLDER, "train")
+    if train_folder is None:
+        raise DataUnavailable(f"data femnist: train/ is not on this machine: {HOW}")
+    train = _read_part(train_folder)
+    test = _read_part(train_folder.parent / "test")
+    owners = [writer for writer in sorted(train) for _ in train[writer][1]]
+    return make_dataset("femnist", _joined(train), _joined(test), classes=CLASSES, owners=owners)
+
+
+def _joined(part: dict[str, tuple[Array, Array]]) -> tuple[Array, Array]:
+    writers = sorted(part)
+    x = np.concatenate([part[writer][0] for writer in writers])
+    return x.reshape(-1, *SHAPE), np.concatenate([part[writer][1] for writer in writers])
+
+
+def _read_part(folder: Path) -> dict[str, tuple[Array, Array]]:
+    """Each writer's pixels and classes, from all files of a folder."""
+    paths = sorted(folder.glob("*.json"))
+    part: dict[str, tuple[Array, Array]] = {}
+    for path in paths:
+        for writer, examples in _read_file(path).items():
+            if writer in part:
+                raise DataInvalid(f"{path} holds the writer {writer}, whom an earlier file held")
+            part[writer] = examples
+    if not part:
+        raise DataInvalid(f"{folder} holds no writer's examples, LEAF's .json files are needed")
+    return part
+
+
+def _read_file(path: Path) -> dict[str, tuple[Array, Array]]:
+    try:
+        with reading(path), path.open(encoding="utf-8") as stream:
+            document = json.load(stream)
+        users, counts = document["users"], document["num_samples"]
+        data = document["user_data"]
+        if sorted(users) != sorted(data) or len(counts) != len(users):
+            raise DataInvalid(f"{path} names other writers in users than in user_data")
+        return {
+            user: _read_writer(f"{path}, writer {user}", data[user], count)
+            for user, count in zip(users, counts, strict=True)
+            if count or data[user]["x"]
+        }
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataInvalid(f"{path} is not JSON: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataInvalid(f"{path} is not in LEAF's layout: {error!r}") from None
+
+
+def _read_writer(origin: str, data: dict[str, Any], count: int) -> tuple[Array, Array]:
+    try:
+        x, y = np.array(data["x"], np.float32), np.array(data["y"])
+    except ValueError as error:
+        raise DataInvalid(f"{origin}: x is not rows of {_PIXELS} numbers: {error}") from None
+    if x.shape != (count, _PIXELS) or y.shape != (count,):
+        raise DataInvalid(
+            f"{origin}: x has shape {x.shape} and y {y.shape}, ({count}, {_PIXELS}) and "
+            f"({count},) is needed"
+        )
+    if not ((x >= 0) & (x <= 1)).all():
+        raise DataInvalid(f"{origin}: x holds pixels outside [0, 1]")
+    return x, y

@@ -1,0 +1,100 @@
+"""The IDX format of MNIST and its kin: reading, and telling the genuine content by its MD5.
+
+content := 0 0 8 dimensions  size*  byte*        sizes are 4 bytes each, big endian
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.data.places import find, reading
+from fedveil.errors import DataInvalid
+
+_GZIP = b"\x1f\x8b"
+_UNSIGNED_BYTE = 8
+
+
+@dataclass(frozen=True)
+class IdxFile:
+    """One published file: what its content is, and how long its usual download is."""
+
+    name: str
+    shape: tuple[int, ...]
+    md5: str
+    download_bytes: int
+
+    @property
+    def content_bytes(self) -> int:
+        """The length of the decompressed content."""
+        return 4 + 4 * len(self.shape) + math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class IdxSet:
+    """The four files of a data set, images before labels, training before test."""
+
+    name: str
+    files: tuple[IdxFile, IdxFile, IdxFile, IdxFile]
+    mirrors: tuple[str, ...]
+
+    def path(self, file: IdxFile) -> Path | None:
+        """Where `file` lies on this machine, decompressed or not."""
+        return find(self.name, file.name, f"{file.name}.gz")
+
+    def missing(self) -> list[IdxFile]:
+        """The files that are not on this machine."""
+        return [file for file in self.files if self.path(file) is None]
+
+
+def read_idx(path: Path, file: IdxFile) -> npt.NDArray[np.uint8]:
+    """The array in `path`; raises `DataInvalid` unless the content is exactly the published."""
+    content = _content(path, file.content_bytes)
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != file.md5:
+        raise DataInvalid(
+            f"{path} is not the published {file.name}: the MD5 of its content is {found}, "
+            f"{file.md5} is needed"
+        )
+    return parse_idx(content, str(path))
+
+
+def _content(path: Path, longest: int) -> bytes:
+    """The decompressed bytes, one more than `longest` at most.
+
+    Its first bytes tell whether a file is compressed: a server may have unpacked what it is
+    called .gz for.
+    """
+    with reading(path), path.open("rb") as stream:
+        if stream.read(len(_GZIP)) != _GZIP:
+            stream.seek(0)
+            return stream.read(longest + 1)
+        stream.seek(0)
+        try:
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                return unpacked.read(longest + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataInvalid(f"{path} is a damaged gzip file: {error}") from None
+
+
+def parse_idx(content: bytes, origin: str) -> npt.NDArray[np.uint8]:
+    """The array of unsigned bytes that IDX `content` holds; `origin` names it in an error."""
+    if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
+        raise DataInvalid(f"{origin} is not an IDX file of unsigned bytes")
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise DataInvalid(f"{origin} ends inside its IDX header")
+    shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">u4"))
+    if len(content) - start != math.prod(shape):
+        raise DataInvalid(
+            f"{origin} holds {len(content) - start} bytes of data, its IDX header announces "
+            f"{' x '.join(map(str, shape))}"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -1,0 +1,94 @@
+"""MNIST and Fashion-MNIST: 60,000 + 10,000 images of 28 x 28, ten classes, without owners."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedveil.data.examples import Dataset, make_dataset
+from fedveil.data.idx import IdxFile, IdxSet, read_idx
+from fedveil.errors import DataUnavailable
+
+CLASSES = 10
+SHAPE = (1, 28, 28)
+
+#: The MD5 is of the decompressed content: compressed copies of the same files differ.
+MNIST = IdxSet(
+    "mnist",
+    (
+        IdxFile(
+            "train-images-idx3-ubyte",
+            (60_000, 28, 28),
+            "6bbc9ace898e44ae57da46a324031adb",
+            9_912_422,
+        ),
+        IdxFile("train-labels-idx1-ubyte", (60_000,), "a25bea736e30d166cdddb491f175f624", 28_881),
+        IdxFile(
+            "t10k-images-idx3-ubyte",
+            (10_000, 28, 28),
+            "2646ac647ad5339dbf082846283269ea",
+            1_648_877,
+        ),
+        IdxFile("t10k-labels-idx1-ubyte", (10_000,), "27ae3e4e09519cfbb04c329615203637", 4_542),
+    ),
+    (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+)
+FASHION_MNIST = IdxSet(
+    "fashion_mnist",
+    (
+        IdxFile(
+            "train-images-idx3-ubyte",
+            (60_000, 28, 28),
+            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            26_421_880,
+        ),
+        IdxFile("train-labels-idx1-ubyte", (60_000,), "9018921c3c673c538a1fc5bad174d6f9", 29_515),
+        IdxFile(
+            "t10k-images-idx3-ubyte",
+            (10_000, 28, 28),
+            "8181f5470baa50b63fa0f6fddb340f0a",
+            4_422_102,
+        ),
+        IdxFile("t10k-labels-idx1-ubyte", (10_000,), "15d484375f8d13e6eb1aabb0c3f46965", 5_148),
+    ),
+    (
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+    ),
+)
+
+
+def read(source: IdxSet) -> Dataset:
+    """The set from this machine's files, each verified."""
+    images_and_labels = []
+    for file in source.files:
+        path = source.path(file)
+        if path is None:
+            raise DataUnavailable(
+                f"data {source.name}: {file.name} is not on this machine: {how(source)}"
+            )
+        images_and_labels.append(read_idx(path, file))
+    train_images, train_labels, test_images, test_labels = images_and_labels
+    return make_dataset(
+        source.name,
+        (_scaled(train_images), train_labels),
+        (_scaled(test_images), test_labels),
+        classes=CLASSES,
+    )
+
+
+def how(source: IdxSet) -> str:
+    """How to get the set."""
+    return (
+        f"`fedveil data fetch {source.name}`, or place its four IDX files in "
+        f"$FEDVEIL_DATA/{source.name}"
+    )
+
+
+def _scaled(images: np.ndarray) -> np.ndarray:
+    x = images[:, None].astype(np.float32)
+    x /= 255
+    return x

@@ -1,0 +1,232 @@
+"""Which client holds which training example.
+
+Every split gives each example to exactly one client and every client at least one example, and
+depends on its arguments alone. The order of examples within a client carries no meaning: it is
+the order of the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import choice, integer, positive
+from fedveil.data.examples import owner_codes
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+SPLITS = ("iid", "shards", "dirichlet", "by_client")
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Client k holds the training examples `indices[offsets[k]:offsets[k + 1]]`. Read-only."""
+
+    indices: Integers
+    offsets: Integers
+
+    def of(self, client: int) -> Integers:
+        """The examples of one client, ascending."""
+        integer("client", client, 0, self.clients - 1)
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @property
+    def sizes(self) -> Integers:
+        """How many examples each client holds."""
+        return np.diff(self.offsets)
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.offsets) - 1
+
+    def labels_held(self, labels: npt.NDArray[Any]) -> Integers:
+        """How many different labels each client holds."""
+        owner = np.repeat(np.arange(self.clients), self.sizes)
+        held = np.unique(np.stack([owner, labels[self.indices]]), axis=1)[0]
+        return np.bincount(held, minlength=self.clients)
+
+    def summary(self, labels: npt.NDArray[Any] | None = None) -> str:
+        """The sizes in one line and, given the labels, how many of them a client holds."""
+        line = f"{self.clients} clients hold {_spread(self.sizes)} examples"
+        if labels is None:
+            return line
+        return f"{line} and {_spread(self.labels_held(labels))} labels"
+
+
+def _spread(counts: Integers) -> str:
+    low, middle, high = counts.min(), np.median(counts), counts.max()
+    return f"{low} to {high} (median {middle:g})" if low < high else f"{low}"
+
+
+def partition(
+    split: str,
+    labels: npt.NDArray[Any],
+    owners: npt.NDArray[Any] | None,
+    clients: int | None,
+    *,
+    shards_per_client: int = 2,
+    alpha: float = 0.5,
+    entropy: Entropy,
+) -> Partition:
+    """The split that a job names, of training examples with these labels and owners."""
+    choice("split", split, SPLITS)
+    if split == "by_client":
+        if owners is None:
+            raise InvalidValue("split = 'by_client' needs data with owners, this data has none")
+        return by_client(owners, clients)
+    if clients is None:
+        raise InvalidValue(f"clients = None, split = {split!r} needs their number")
+    if split == "iid":
+        return iid(len(labels), clients, entropy)
+    if split == "shards":
+        return shards(labels, clients, shards_per_client, entropy)
+    return dirichlet(labels, clients, alpha, entropy)
+
+
+def iid(n: int, clients: int, entropy: Entropy) -> Partition:
+    """A uniformly random split of n examples into sizes that differ by at most one."""
+    _check_clients(clients, n)
+    holder = np.empty(n, np.int64)
+    holder[entropy.permutation(n)] = np.repeat(np.arange(clients), _even_sizes(n, clients))
+    return _grouped(holder, clients)
+
+
+def shards(
+    labels: npt.NDArray[Any], clients: int, shards_per_client: int, entropy: Entropy
+) -> Partition:
+    """McMahan's pathological split: few labels a client.
+
+    The examples, sorted by label, are cut into clients * shards_per_client runs, and each client
+    gets shards_per_client of them, dealt uniformly at random. Runs, and clients, differ in size
+    by at most one.
+    Source: McMahan et al. 2017, section 3.
+    """
+    n = len(labels)
+    _check_clients(clients, n)
+    count = clients * integer("shards_per_client", shards_per_client, 1)
+    if count > n:
+        raise InvalidValue(
+            f"clients * shards_per_client = {count} shards cannot be cut from {n} examples"
+        )
+    dealt = entropy.permutation(count).reshape(shards_per_client, clients)
+    # The longer runs are chosen after the deal, so that they even out among the clients without
+    # tying a run's length to its label.
+    lengths = np.empty(count, np.int64)
+    lengths[dealt.reshape(-1)] = _even_sizes(n, count)
+    client_of_shard = np.empty(count, np.int64)
+    client_of_shard[dealt] = np.arange(clients)
+    holder = np.empty(n, np.int64)
+    holder[np.argsort(labels, kind="stable")] = np.repeat(client_of_shard, lengths)
+    return _grouped(holder, clients)
+
+
+def dirichlet(labels: npt.NDArray[Any], clients: int, alpha: float, entropy: Entropy) -> Partition:
+    """Clients of equal size with random class mixtures.
+
+    In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p), where p is the
+    share of each of the C classes in the data, and then its examples one by one and without
+    replacement: a class by q among those that are not used up, an example of it uniformly.
+    Sizes differ by at most one, so that no client is empty, whatever alpha is.
+
+    `alpha` is the mean concentration of a class, as in the usual implementations; the paper's
+    own alpha is C times as large.
+    Source: Hsu, Qi and Brown 2019, section 3.
+    """
+    n = len(labels)
+    _check_clients(clients, n)
+    # Beyond these ends the law changes by less than a float can show, but its steps overflow.
+    alpha = min(max(positive("alpha", alpha), 1e-200), 1e200)
+    classes, class_of, stock = np.unique(labels, return_inverse=True, return_counts=True)
+    concentration = alpha * len(classes) * stock / n
+    generator = entropy.stream("mixtures").generator()
+    sizes = _even_sizes(n, clients)
+    left = stock.astype(np.int64)
+    counts = np.zeros((clients, len(classes)), np.int64)
+    for client in entropy.stream("order").permutation(clients):
+        counts[client] = _draw(
+            _log_mixture(concentration, generator), left, sizes[client], generator
+        )
+        left -= counts[client]
+    holder = np.empty(n, np.int64)
+    shuffled = entropy.stream("examples").permutation(n)
+    by_class = shuffled[np.argsort(class_of[shuffled], kind="stable")]
+    holder[by_class] = np.repeat(np.tile(np.arange(clients), len(classes)), counts.T.reshape(-1))
+    return _grouped(holder, clients)
+
+
+def _log_mixture(
+    concentration: npt.NDArray[np.float64], generator: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """The logarithm of a Dirichlet draw, up to a constant.
+
+    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms a small concentration does not underflow to
+    a mixture of zeros.
+    """
+    gamma = generator.standard_gamma(concentration + 1)
+    return np.log(gamma) - generator.standard_exponential(len(concentration)) / concentration
+
+
+def _draw(
+    log_mixture: npt.NDArray[np.float64],
+    stock: Integers,
+    size: int,
+    generator: np.random.Generator,
+) -> Integers:
+    """The class counts of `size` draws without replacement, a used-up class being drawn again.
+
+    Draws that exceed a class's stock are replaced by further draws. That has the law of drawing
+    one by one among the classes not used up: both accept the same draws of one sequence.
+    """
+    drawn = np.zeros_like(stock)
+    while (missing := size - int(drawn.sum())) > 0:
+        open_classes = np.flatnonzero(stock > drawn)
+        weights = np.exp(log_mixture[open_classes] - log_mixture[open_classes].max())
+        more = generator.multinomial(missing, weights / weights.sum())
+        drawn[open_classes] = np.minimum(drawn[open_classes] + more, stock[open_classes])
+    return drawn
+
+
+def by_client(owners: Any, clients: int | None = None) -> Partition:
+    """Each owner, a whole number or a string, becomes a client: 0..k-1 in sorted order."""
+    try:
+        holder = owner_codes(owners)
+    except ValueError as error:
+        raise InvalidValue(f"owners {error}") from None
+    if len(holder) == 0:
+        raise InvalidValue("owners is empty, one for each example is needed")
+    count = int(holder.max()) + 1
+    if clients is not None and clients != count:
+        raise InvalidValue(
+            f"clients = {clients!r}, but the data has {count} owners: split 'by_client' needs "
+            f"clients = {count}"
+        )
+    return _grouped(holder, count)
+
+
+def _check_clients(clients: int, examples: int) -> None:
+    integer("clients", clients, 1)
+    if clients > examples:
+        raise InvalidValue(
+            f"clients = {clients} is more than the {examples} training examples: some would have "
+            f"none"
+        )
+
+
+def _even_sizes(n: int, parts: int) -> Integers:
+    """Sizes that add up to n and differ by at most one, the larger first."""
+    return np.full(parts, n // parts, np.int64) + (np.arange(parts) < n % parts)
+
+
+def _grouped(holder: Integers, clients: int) -> Partition:
+    """The partition in which client holder[i] holds example i."""
+    indices = np.argsort(holder, kind="stable").astype(np.int64)
+    offsets = np.zeros(clients + 1, np.int64)
+    np.cumsum(np.bincount(holder, minlength=clients), out=offsets[1:])
+    indices.flags.writeable = offsets.flags.writeable = False
+    return Partition(indices, offsets)
