@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from fedveil._version import __version__
 from fedveil.errors import FedveilError, JobError, RunStopped
+
+if TYPE_CHECKING:
+    from fedveil.job import Job
 
 app = typer.Typer(
     help="Federated learning in which the protection of what leaves a client is one switch.",
@@ -121,15 +124,25 @@ def _resumable(folder: Path) -> Iterator[None]:
         raise RunStopped(f"{error}; {how}") from error
 
 
-def _load(path: Path | None, overrides: list[str] | None):  # type: ignore[no-untyped-def]
-    """The job, with notes on what a MindSpore file said in vain."""
+def _load(path: Path | None, overrides: list[str] | None) -> Job:
+    """The job; what a MindSpore file says in vain, and what a job may not mean, on stderr."""
+    from fedveil import job_file, mindspore
     from fedveil.job import Job
 
     if path is not None:
         sys.path.insert(1, str(path.parent.resolve()))
-    job = Job.load(path, overrides=overrides or [])
+    notes: list[str] = []
+    if path is not None and mindspore.is_dialect(job_file.read(path)):
+        conversion = mindspore.convert(path, overrides or [])
+        job, notes = conversion.job, conversion.notes
+    else:
+        job = Job.load(path, overrides or [])
+    for note in notes:
+        _err.print("[yellow]note:[/]", end=" ")
+        _err.print(note, markup=False, highlight=False)
     for warning in job.warnings:
-        _err.print(f"[yellow]warning:[/] {warning}", highlight=False)
+        _err.print("[yellow]warning:[/]", end=" ")
+        _err.print(warning, markup=False, highlight=False)
     return job
 
 
@@ -156,12 +169,7 @@ def convert(
     theirs: Annotated[Path, typer.Argument(help="A YAML file of MindSpore Federated's server.")],
 ) -> None:
     """Print the native form of a MindSpore job file."""
-    from fedveil.mindspore import convert as read
-
-    conversion = read(theirs)
-    for note in conversion.notes:
-        _err.print(f"[yellow]note:[/] {note}", highlight=False)
-    typer.echo(conversion.job.to_yaml(), nl=False)
+    typer.echo(_load(theirs, []).to_yaml(), nl=False)
 
 
 @data_app.command("list")

@@ -13,6 +13,10 @@ class FedveilError(Exception):
     """The base of every error that a user can meet."""
 
 
+class FedveilWarning(UserWarning):
+    """Something that works, and is likely not what its user wants."""
+
+
 class InvalidValue(FedveilError, ValueError):
     """An argument is outside its domain."""
 

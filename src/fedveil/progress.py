@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedveil.privacy.ledger import format_epsilon
+from fedveil.privacy.loss import format_epsilon
 from fedveil.runtime.recorder import Record
 from fedveil.runtime.simulation import Run
 

@@ -113,8 +113,10 @@ def make_client_side(
 
 
 def worker_count(job: Job) -> int:
-    """How many worker processes serve the clients: none on a GPU, else one for each core."""
+    """How many worker processes serve the clients; auto: one for each core, none on a GPU."""
     wanted = job.simulation.workers
     if wanted == "auto":
-        wanted = len(os.sched_getaffinity(0)) if job.training.device == "cpu" else 0
+        # A function of the calling script or notebook exists in no other process.
+        here = job.training.device != "cpu" or job.model.startswith("__main__:")
+        wanted = 0 if here else len(os.sched_getaffinity(0))
     return min(int(wanted), job.clients_per_round)

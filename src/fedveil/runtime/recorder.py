@@ -25,12 +25,13 @@ class Recorder:
         self.records: list[Record] = []
         self._folder = folder
         with explained(folder.path):
-            self._metrics: IO[bytes] = (folder.path / METRICS).open("ab")
+            # Unbuffered: a line that found no room is not tried again when the file is closed.
+            self._metrics: IO[bytes] = (folder.path / METRICS).open("ab", buffering=0)
             if self._metrics.tell() < keep_bytes:
                 raise RunFolderError(f"{folder.path / METRICS} is shorter than its checkpoint says")
             self._metrics.truncate(keep_bytes)
             self._metrics.seek(keep_bytes)
-            self._events: IO[str] = (folder.path / EVENTS).open("a")
+            self._events: IO[bytes] = (folder.path / EVENTS).open("ab", buffering=0)
         if keep_bytes:
             self.records = read_metrics(folder.path)
         self._board = _board(folder.path, len(self.records)) if tensorboard else None
@@ -44,8 +45,7 @@ class Recorder:
         """Append a round's line, strict JSON."""
         line = json.dumps(_strict(record), allow_nan=False)
         with explained(self._folder.path):
-            self._metrics.write(line.encode() + b"\n")
-            self._metrics.flush()
+            _append(self._metrics, line + "\n")
             os.fsync(self._metrics.fileno())
         self.records.append(record)
         if self._board is not None:
@@ -57,8 +57,7 @@ class Recorder:
         """Append a line of text with the time."""
         stamp = datetime.now().isoformat(timespec="seconds")
         with explained(self._folder.path):
-            self._events.write(f"{stamp} {text}\n")
-            self._events.flush()
+            _append(self._events, f"{stamp} {text}\n")
 
     def close(self) -> None:
         """Finish the files."""
@@ -66,6 +65,12 @@ class Recorder:
         self._events.close()
         if self._board is not None:
             self._board.close()
+
+
+def _append(file: IO[bytes], text: str) -> None:
+    data = text.encode()
+    while data:  # the system may take a part, and say why it takes no more at the next try
+        data = data[file.write(data) :]
 
 
 def read_metrics(path: Path) -> list[Record]:
@@ -91,4 +96,4 @@ def _board(path: Path, rounds: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise MissingExtra("tensorboard", "report", "record.tensorboard") from None
-    return SummaryWriter(str(path / "tensorboard"), purge_step=rounds + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(path / "tensorboard"), purge_step=rounds + 1)

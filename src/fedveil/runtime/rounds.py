@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import islice
+from typing import Literal, TypeAlias, TypeVar, get_args
 
+from fedveil.entropy import Entropy
 from fedveil.errors import MessageInvalid, ReportRejected, RoundVoid, RunStopped
 from fedveil.message import Message, decode, encode
 from fedveil.protections.base import Aggregate, ClientId, RoundContext, ServerRound
@@ -16,6 +18,10 @@ from fedveil.runtime.pool import Executor
 
 T = TypeVar("T")
 
+#: The phases that a protection may talk in, in their order; a lone report counts as `masked`.
+Phase: TypeAlias = Literal["advertise", "share", "masked", "consistency", "unmask"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
 
 @dataclass
 class Outcome:
@@ -23,6 +29,7 @@ class Outcome:
 
     aggregate: Aggregate | None = None
     void: str | None = None
+    dropped: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
@@ -31,25 +38,33 @@ class Outcome:
     #: The clients that something left: they have spent privacy, whatever became of it.
     senders: set[ClientId] = field(default_factory=set)
     warnings: set[str] = field(default_factory=set)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-def play(server: ServerRound, executor: Executor, context: RoundContext) -> Outcome:
+def play(
+    server: ServerRound,
+    executor: Executor,
+    context: RoundContext,
+    silent: Mapping[ClientId, str] | None = None,
+) -> Outcome:
     """Drive one round to its end.
 
-    A report that is refused, a client that withholds one and a client whose training raises are
-    counted and left out. A round in which every client fails ends the run.
+    A report that is refused, a client that withholds one, a client whose training raises and one
+    that falls silent (`silent` says from which phase on) are counted and left out. A round in
+    which every client that was asked fails ends the run.
     """
-    outcome = Outcome()
+    silent = silent or {}
+    outcome = Outcome(dropped=len(silent))
     executor.open(context.round, context.model)
     opening = server.opening()
     messages: Mapping[ClientId, Message] | None = dict.fromkeys(context.cohort, opening)
     outcome.bytes_down = len(context.cohort) * context.model.nbytes
     while messages is not None:
         outcome.bytes_down += _encoded_bytes(messages)
-        for answer in executor.ask(messages):
+        heard = {c: m for c, m in messages.items() if not _is_silent(c, m, silent)}
+        for answer in executor.ask(heard):
             _take(answer, server, outcome)
-        if outcome.failed.total() == len(context.cohort):
+        if heard and outcome.failed.total() == len(heard):
             reason, _ = outcome.failed.most_common(1)[0]
             raise RunStopped(f"every client of round {context.round} failed: {reason}")
         messages = _timed(outcome, server.advance)
@@ -58,6 +73,25 @@ def play(server: ServerRound, executor: Executor, context: RoundContext) -> Outc
     except RoundVoid as void:
         outcome.void = str(void)
     return outcome
+
+
+def silent_clients(
+    cohort: Sequence[ClientId], shares: Mapping[Phase, float], entropy: Entropy
+) -> dict[ClientId, str]:
+    """Who falls silent at which phase: of the cohort, the share that a fault plan gives it."""
+    order = iter(entropy.permutation(len(cohort)))
+    plan: dict[ClientId, str] = {}
+    for phase in PHASES:
+        for place in islice(order, round(shares.get(phase, 0.0) * len(cohort))):
+            plan[cohort[place]] = phase
+    return plan
+
+
+def _is_silent(client: ClientId, message: Message, silent: Mapping[ClientId, str]) -> bool:
+    if client not in silent:
+        return False
+    phase = str(message.get("phase", "masked"))
+    return PHASES.index(silent[client]) <= PHASES.index(phase)
 
 
 def _take(answer: Answer, server: ServerRound, outcome: Outcome) -> None:

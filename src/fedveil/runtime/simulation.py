@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ from fedveil.job import Job
 from fedveil.learning.evaluate import evaluate
 from fedveil.learning.layout import Layout
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.loss import PrivacyLoss
-from fedveil.protections.base import ClientId, RoundContext, State
+from fedveil.privacy.loss import format_epsilon
+from fedveil.protections.base import ClientId, RoundContext, Spending, State
 from fedveil.runtime.assembly import (
     Task,
     make_client_side,
@@ -40,7 +40,7 @@ from fedveil.runtime.client_side import ClientsData
 from fedveil.runtime.model_file import model_bytes
 from fedveil.runtime.pool import Executor, InProcess, WorkerPool
 from fedveil.runtime.recorder import Record, Recorder
-from fedveil.runtime.rounds import Outcome, play
+from fedveil.runtime.rounds import Outcome, play, silent_clients
 from fedveil.runtime.run_folder import JOB, MODEL, RunFolder, default_path, uninterrupted
 from fedveil.runtime.server_optimizer import ServerOptimizer
 
@@ -97,13 +97,13 @@ class Simulation:
     cannot run leaves nothing behind.
     """
 
-    def __init__(
-        self, job: Job, open_folder: Callable[[], RunFolder], stack: ExitStack
-    ) -> None:
+    def __init__(self, job: Job, open_folder: Callable[[], RunFolder], stack: ExitStack) -> None:
         began = time.perf_counter()
         self.job = job
         self._dataset = load(job.data.name)
         self._partition = _partition(job, self._dataset)
+        if job.clients.number is None:
+            self.job = job = job.with_clients(self._partition.clients)
         task = Task(self._dataset.example_shape, self._dataset.classes)
         self._model = make_model(job, task)
         task = Task(task.example_shape, task.classes, model_fingerprint(self._model))
@@ -161,7 +161,7 @@ class Simulation:
             f"torch {torch.__version__}, {platform.machine()}; ready after {seconds:.1f} s"
         )
         event(f"randomness of reports: {report_entropy(self.job).description}")
-        event(f"{self._dataset.name}: {self._partition.summary()}")
+        event(f"{self._dataset.name}: {self._partition.summary(self._dataset.train.y)}")
         for line in (*self._layout.explain(), *self.job.warnings):
             event(line)
 
@@ -179,6 +179,8 @@ class Simulation:
         except (RunStopped, KeyboardInterrupt) as end:
             self._recorder.event(f"ended after round {self._done}: {str(end) or 'interrupted'}")
             raise
+        except RunFolderError as error:  # nothing more can be written down
+            raise RunStopped(str(error)) from error
         return self._finish(stopped)
 
     def _finish(self, stopped: str | None) -> Run:
@@ -198,10 +200,12 @@ class Simulation:
     def _round(self, number: int) -> Record:
         began = time.perf_counter()
         cohort = self._cohort(number)
-        spending = [(s.loss, s.count) for s in self._protection.spending(self._state)]
+        spending = self._protection.spending(self._state)
         self._check_limit(spending, cohort, number)
         context = RoundContext(cohort, number, self._weights, self._state)
-        outcome = play(self._protection.server_round(context), self._executor, context)
+        dropouts = Seeded(self.job.seed, "dropouts", number)
+        silent = silent_clients(cohort, self.job.simulation.dropouts, dropouts)
+        outcome = play(self._protection.server_round(context), self._executor, context, silent)
         if outcome.aggregate is not None:
             self._weights = self._optimizer.step(self._weights, outcome.aggregate.update)
             self._state = outcome.aggregate.state
@@ -227,18 +231,20 @@ class Simulation:
         return sorted(map(int, drawn[: self.job.clients_per_round]))
 
     def _check_limit(
-        self, spending: list[tuple[PrivacyLoss, int]], cohort: list[ClientId], number: int
+        self, spending: Sequence[Spending], cohort: list[ClientId], number: int
     ) -> None:
         limit = self.job.privacy.max_epsilon
         if limit is None:
             return
-        ahead = Ledger.from_state(self._ledger.to_state())
-        ahead.record_many(spending, round=number, clients=cohort)
-        epsilon = ahead.epsilon("run", self.job.privacy.delta)
-        if epsilon > limit:
+        figures = self._ledger.preview(
+            spending, round=number, clients=cohort, delta=self.job.privacy.delta
+        )
+        ahead = figures["run_most_drawn"]
+        if ahead.epsilon > limit:
             raise LimitReached(
-                f"round {number} would bring the most-drawn client to epsilon {epsilon:.6g} at "
-                f"delta {self.job.privacy.delta:g}, above privacy.max_epsilon = {limit:g}"
+                f"round {number} would bring the most-drawn client to epsilon "
+                f"{format_epsilon(ahead.epsilon)} at delta {ahead.delta:g}, above "
+                f"privacy.max_epsilon = {limit:g}"
             )
 
     def _evaluate(self, number: int) -> dict[str, float]:
@@ -250,9 +256,10 @@ class Simulation:
         return {"loss": quality.loss, "accuracy": quality.accuracy, "auc": quality.auc}
 
     def _privacy(self) -> dict[str, Any]:
-        figures = self._ledger.figures(self.job.privacy.delta)
-        randomness = report_entropy(self.job).description
-        return {**{f"epsilon_{k}": v for k, v in figures.items()}, "randomness": randomness}
+        record: dict[str, Any] = {"randomness": report_entropy(self.job).description}
+        for name, figure in self._ledger.figures(self.job.privacy.delta).items():
+            record[f"epsilon_{name}"], record[f"delta_{name}"] = figure
+        return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
         """Write the round down; the checkpoint comes last and vouches for the rest."""
@@ -298,6 +305,7 @@ def _counted(outcome: Outcome) -> dict[str, Any]:
         "rejected": dict(outcome.rejected),
         "withheld": dict(outcome.withheld),
         "failed": dict(outcome.failed),
+        "dropped": outcome.dropped,
         "void": outcome.void,
         "bytes_up": outcome.bytes_up,
         "bytes_up_per_client": outcome.bytes_up / senders if senders else 0,

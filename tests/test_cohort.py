@@ -1,0 +1,234 @@
+"""Both engines do what torch's own optimisers do, client by client."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ModelInvalid
+from fedveil.learning.cohort import ClientData, LoopTrainer, Trainer, TrainingPlan
+from fedveil.learning.fused_linear import MIN_ELEMENTS
+from fedveil.learning.layout import Layout
+from fedveil.learning.models import lenet
+from fedveil.learning.vmap import VmapTrainer
+
+
+def plan(**changes: object) -> TrainingPlan:
+    settings = {
+        "epochs": 2,
+        "batch_size": 4,
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        **changes,
+    }
+    return TrainingPlan(**settings)  # type: ignore[arg-type]
+
+
+PLANS = [
+    plan(),
+    plan(weight_decay=0.01),
+    plan(momentum=0.9),
+    plan(momentum=0.9, weight_decay=0.01),
+    plan(optimizer="adam", lr=0.01),
+    plan(epochs=1, batch_size=100),
+]
+
+
+def clients(shape: tuple[int, ...], classes: int, sizes: tuple[int, ...]) -> list[ClientData]:
+    made = []
+    for number, size in enumerate(sizes):
+        draw = Seeded(0, "client", number).generator()
+        x = torch.from_numpy(draw.random((size, *shape), dtype=np.float32))
+        y = torch.from_numpy(draw.integers(0, classes, size))
+        made.append(ClientData(x, y, Seeded(1, number)))
+    return made
+
+
+def dense(seed: int = 0, width: int = 8) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh()).append(
+        nn.Linear(width, 3)
+    )
+
+
+def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.ndarray:
+    """The plainest loop there is."""
+    model = copy.deepcopy(model).train()
+    before = Layout(model).vector()
+    if plan.optimizer == "adam":
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            model.parameters(), plan.lr, weight_decay=plan.weight_decay
+        )
+    else:
+        optimizer = torch.optim.SGD(
+            model.parameters(), plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+        )
+    order = client.entropy.stream("order").generator()
+    for _ in range(plan.epochs):
+        positions = order.permutation(len(client.y))
+        for start in range(0, len(positions), plan.batch_size):
+            batch = positions[start : start + plan.batch_size]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
+            optimizer.step()
+    return Layout(model).vector() - before
+
+
+def train(trainer: Trainer, model: nn.Module, cohort: list[ClientData]) -> np.ndarray:
+    weights = Layout(model).vector()
+    updates = np.full((len(cohort), len(weights)), np.nan, np.float32)
+    for start in range(0, len(cohort), trainer.chunk):
+        rows = slice(start, start + trainer.chunk)
+        assert not any(trainer.train(weights, cohort[rows], updates[rows]))
+    return updates
+
+
+@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer])
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_plan_is_torchs_own(engine: type[Trainer], plan: TrainingPlan) -> None:
+    model = dense()
+    cohort = clients((6,), 3, (10, 4, 1, 7))
+    updates = train(engine(copy.deepcopy(model), plan), model, cohort)  # type: ignore[call-arg]
+    for client, update in zip(cohort, updates, strict=True):
+        np.testing.assert_allclose(update, by_torch(model, plan, client), atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer])
+def test_lenet(engine: type[Trainer]) -> None:
+    torch.manual_seed(0)
+    model = lenet((1, 28, 28), 10)
+    cohort = clients((1, 28, 28), 10, (9, 6))
+    updates = train(engine(copy.deepcopy(model), plan()), model, cohort)  # type: ignore[call-arg]
+    for client, update in zip(cohort, updates, strict=True):
+        np.testing.assert_allclose(update, by_torch(model, plan(), client), atol=2e-6)
+
+
+class Tangled(nn.Module):
+    """A large weight that is used twice as a layer and once more by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 256)
+        self.twice = nn.Linear(256, 256)
+        self.last = nn.Linear(256, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        x = torch.tanh(self.twice(torch.tanh(self.twice(x))))
+        return self.last(x @ self.twice.weight)
+
+
+def test_fused_steps_are_right_however_a_weight_is_used() -> None:
+    torch.manual_seed(0)
+    model = Tangled()
+    assert model.twice.weight.numel() >= MIN_ELEMENTS
+    cohort = clients((6,), 3, (9, 5))
+    updates = train(LoopTrainer(copy.deepcopy(model), plan()), model, cohort)
+    for client, update in zip(cohort, updates, strict=True):
+        np.testing.assert_allclose(update, by_torch(model, plan(), client), atol=5e-6)
+
+
+def test_fused_layers_on_sequences() -> None:
+    class Sequence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(6, MIN_ELEMENTS // 6 + 1)
+            self.last = nn.Linear(MIN_ELEMENTS // 6 + 1, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.wide(x))).mean(1)
+
+    torch.manual_seed(0)
+    model = Sequence()
+    cohort = clients((5, 6), 3, (6,))
+    updates = train(LoopTrainer(copy.deepcopy(model), plan()), model, cohort)
+    np.testing.assert_allclose(updates[0], by_torch(model, plan(), cohort[0]), atol=5e-6)
+
+
+def test_large_layers_hold_no_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, MIN_ELEMENTS // 6 + 1), nn.Linear(MIN_ELEMENTS // 6 + 1, 3))
+    trainer = LoopTrainer(model, plan())
+    seen = []
+    original = torch.autograd.grad
+
+    def spy(*args: object, **kwargs: object) -> object:
+        gradients = original(*args, **kwargs)  # type: ignore[arg-type]
+        seen.append([g is None for g in gradients])
+        return gradients
+
+    torch.autograd.grad = spy  # type: ignore[assignment]
+    try:
+        train(trainer, model, clients((6,), 3, (4,)))
+    finally:
+        torch.autograd.grad = original
+    assert seen[0] == [True, False, False, False]  # the second weight is below the bound
+
+
+def test_clients_do_not_see_each_other() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    cohort = clients((6,), 3, (8, 8, 8))
+    trainer = LoopTrainer(copy.deepcopy(model), plan(momentum=0.9))
+    together = train(trainer, model, cohort)
+    alone = train(LoopTrainer(copy.deepcopy(model), plan(momentum=0.9)), model, cohort[2:])
+    np.testing.assert_array_equal(together[2], alone[0])
+    again = train(trainer, model, cohort)
+    np.testing.assert_array_equal(together, again)
+
+
+def test_a_client_whose_training_raises_is_reported_and_leaves_no_trace() -> None:
+    model = dense()
+    cohort = clients((6,), 3, (4, 4, 4))
+    bad = ClientData(cohort[1].x[:, :5], cohort[1].y, cohort[1].entropy)
+    trainer = LoopTrainer(copy.deepcopy(model), plan())
+    weights = Layout(model).vector()
+    updates = np.zeros((3, len(weights)), np.float32)
+    failures = trainer.train(weights, [cohort[0], bad, cohort[2]], updates)
+    assert [type(f) for f in failures] == [type(None), RuntimeError, type(None)]
+    np.testing.assert_array_equal(updates[2], train(trainer, model, [cohort[2]])[0])
+
+
+def test_frozen_and_unused_parameters_are_left_alone() -> None:
+    class Partial(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(6, 3)
+            self.unused = nn.Linear(6, 3)
+            self.frozen = nn.Linear(3, 3).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.frozen(self.used(x))
+
+    torch.manual_seed(0)
+    model = Partial()
+    cohort = clients((6,), 3, (8,))
+    for engine in (LoopTrainer, VmapTrainer):
+        (update,) = train(engine(copy.deepcopy(model), plan()), model, cohort)
+        used = model.used.weight.numel() + 3
+        np.testing.assert_allclose(
+            update[:used], by_torch(model, plan(), cohort[0])[:used], atol=2e-6
+        )
+        assert update[:used].any()
+        assert not update[used:].any()
+
+
+def test_vmap_refuses_batch_statistics() -> None:
+    with pytest.raises(ModelInvalid, match=r"cannot train the buffers 1\.running_mean"):
+        VmapTrainer(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)), plan())
+
+
+def test_batches_are_every_example_once_an_epoch_in_a_new_order() -> None:
+    (client,) = clients((6,), 3, (10,))
+    batches = list(client.batches(plan(epochs=2, batch_size=4)))
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
+    first, second = np.concatenate(batches[:3]), np.concatenate(batches[3:])
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first.tolist() != second.tolist()

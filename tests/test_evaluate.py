@@ -1,0 +1,37 @@
+"""The figures of quality against scikit-learn's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+from torch import nn
+
+from fedveil.entropy import Seeded
+from fedveil.learning.evaluate import evaluate, macro_auc
+
+
+def test_against_scikit_learn() -> None:
+    draw = Seeded(0).generator()
+    x = draw.random((2500, 6), dtype=np.float32)
+    y = draw.integers(0, 4, 2500)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
+    quality = evaluate(model, x, y)
+    probabilities = torch.softmax(model[0](torch.from_numpy(x)).double(), 1).detach().numpy()
+    assert quality.loss == pytest.approx(log_loss(y, probabilities))
+    assert quality.accuracy == accuracy_score(y, probabilities.argmax(1))
+    assert quality.auc == pytest.approx(roc_auc_score(y, probabilities, multi_class="ovr"))
+    assert model.training
+
+
+def test_ties_count_half_and_silent_classes_are_left_out() -> None:
+    scores = np.array([[0.5, 0.5, 0], [0.5, 0.5, 0], [0.2, 0.8, 0]])
+    y = np.array([0, 1, 1])
+    assert macro_auc(scores, y) == pytest.approx(((0.5 + 1) / 2 + (0.5 + 1) / 2) / 2)
+
+
+def test_nothing_to_say_is_nan() -> None:
+    assert np.isnan(macro_auc(np.zeros((3, 2)), np.zeros(3, np.int64)))
+    assert np.isnan(macro_auc(np.full((2, 2), np.nan), np.array([0, 1])))
