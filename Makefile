@@ -1,9 +1,11 @@
-# The two commands of the README. Each makes the environment first where it is not there yet.
+# The README's two commands. Each makes the environment first where it is not there yet.
 PYTHON ?= python3.11
 VENV ?= .venv
-BIN := $(VENV)/bin
 # The exact release first: a range would bring the newest build with gigabytes of GPU libraries.
 TORCH ?= torch==2.13.0
+NUMPY ?= numpy
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: run test lint docs wheel clean
 
@@ -18,14 +20,18 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/installed
+	$(BIN)/mkdocs build --strict --quiet
+
 wheel: $(VENV)/installed
+	rm -rf dist
 	$(BIN)/python -m build
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
+	$(PIP) $(TORCH) '$(NUMPY)'
+	$(PIP) '$(NUMPY)' --editable '.[all,dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache

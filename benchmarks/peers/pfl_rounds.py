@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     from pfl.model.pytorch import PyTorchModel
     from torch import nn
 
+    # pfl still uses the old name of a torch constant.
+    warnings.filterwarnings("ignore", message=".*torch.distributed.reduce_op.*")
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     # Every rank must start from the same model and follow the same central random numbers.
@@ -155,9 +158,8 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
     )
     # Built once: a pfl data set keeps its batches after their first use.
-    users = [
-        PyTorchTensorDataset((x, y)) for x, y in zip(*map(torch.from_numpy, synthetic(options)))
-    ]
+    features, labels = map(torch.from_numpy, synthetic(options))
+    users = [PyTorchTensorDataset(tensors) for tensors in zip(features, labels, strict=True)]
     sampler = CohortSampler(options.clients, options.per_round, options.seed)
     data = FederatedDataset(users.__getitem__, sampler)
     clock = Clock()

@@ -18,6 +18,7 @@ def _find_njit() -> Any:
 
 
 _njit = _find_njit()
+HAVE_NUMBA = _njit is not None
 
 
 def compiled(fallback: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -28,8 +28,11 @@ from fedveil._validate import integer, within
 from fedveil.errors import InvalidValue
 
 _KEY_BYTES = 32
-_BLOCK_BYTES = 1 << 18
-_ZEROS = bytes(_BLOCK_BYTES)
+# A stream begins with a small block, since most are read for a few bytes, and ends at a size that
+# keeps the cipher busy and stays in the cache.
+_FIRST_BLOCK_BYTES = 1 << 9
+_LAST_BLOCK_BYTES = 1 << 18
+_ZEROS = memoryview(bytes(_LAST_BLOCK_BYTES))
 _WORD = 64
 _forks = 0
 
@@ -50,7 +53,6 @@ class Entropy(ABC):
     description: str
 
     def __init__(self) -> None:
-        self._buffer = memoryview(bytearray(_BLOCK_BYTES + 15))
         self._start(self._fresh_key())
 
     @abstractmethod
@@ -64,7 +66,15 @@ class Entropy(ABC):
     def _start(self, key: bytes) -> None:
         self._forks = _forks
         self._cipher: CipherContext = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        self._position = _BLOCK_BYTES
+        self._block = self._position = 0
+        self._buffer = memoryview(b"")
+
+    def _refill(self) -> None:
+        if self._block < _LAST_BLOCK_BYTES:
+            self._block = min(max(8 * self._block, _FIRST_BLOCK_BYTES), _LAST_BLOCK_BYTES)
+            self._buffer = memoryview(bytearray(self._block + 15))
+        self._cipher.update_into(_ZEROS[: self._block], self._buffer)
+        self._position = 0
 
     def _after_fork(self) -> None:
         self._start(self._fresh_key())
@@ -78,10 +88,9 @@ class Entropy(ABC):
         target = (out.data if isinstance(out, np.ndarray) else memoryview(out)).cast("B")
         done, size = 0, len(target)
         while done < size:
-            if self._position == _BLOCK_BYTES:
-                self._cipher.update_into(_ZEROS, self._buffer)
-                self._position = 0
-            take = min(size - done, _BLOCK_BYTES - self._position)
+            if self._position == self._block:
+                self._refill()
+            take = min(size - done, self._block - self._position)
             target[done : done + take] = self._buffer[self._position : self._position + take]
             self._position += take
             done += take

@@ -19,6 +19,7 @@ from torch import nn
 from fedveil.entropy import Entropy
 from fedveil.learning.fused_linear import FusedSteps
 from fedveil.learning.layout import Layout
+from fedveil.learning.pooling import fuse_pools
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class LoopTrainer:
         self._model = model.to(self._device)
         if self._images:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self._device.type == "cpu":
+                fuse_pools(model)
         self._layout = Layout(self._model)
         self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
         self._loss = nn.CrossEntropyLoss()
@@ -119,7 +122,7 @@ class LoopTrainer:
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
         self._layout.write(start)
         self._model.train()
-        torch.manual_seed(client.entropy.stream("torch").integer(1 << 63))
+        seed_torch(client.entropy, self._device)
         if self._plan.plain_sgd:
             for x, y in self._batches(client):
                 self._plain_step(x, y)
@@ -152,6 +155,14 @@ class LoopTrainer:
                 torch._foreach_add_(parameters, steps, alpha=-self._plan.lr)
             if self._fused is not None:
                 self._fused.apply(self._plan.lr)
+
+
+def seed_torch(entropy: Entropy, device: torch.device) -> None:
+    """Seed what dropout draws from; `torch.manual_seed` would also note every other device."""
+    seed = entropy.stream("torch").integer(1 << 63)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:

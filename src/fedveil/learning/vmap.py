@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedveil.errors import ModelInvalid
-from fedveil.learning.cohort import ClientData, TrainingPlan, make_optimizer
+from fedveil.learning.cohort import ClientData, TrainingPlan, make_optimizer, seed_torch
 from fedveil.learning.layout import Layout
 
 #: How many clients share one pass; their activations lie in memory together.
@@ -79,7 +79,7 @@ class VmapTrainer:
             entry.name: view.expand(len(clients), *view.shape).clone().requires_grad_()
             for entry, view in zip(self._layout.entries, self._layout.views(start), strict=True)
         }
-        torch.manual_seed(clients[0].entropy.stream("torch").integer(1 << 63))
+        seed_torch(clients[0].entropy, self._device)
         optimizer = make_optimizer(list(rows.values()), self._plan)
         schedules = [list(client.batches(self._plan)) for client in clients]
         data = [(client.x.to(self._device), client.y.to(self._device)) for client in clients]

@@ -89,6 +89,8 @@ def make_protection(job: Job, dimension: int) -> Protection:
         dimension=dimension,
         clients_per_round=job.clients_per_round,
         rounds=job.rounds,
+        job=hashlib.sha256(job.to_yaml().encode()).digest(),
+        seed=job.seed,
     )
     return build_protection(job.protection.name, job.protection.settings, context)
 

@@ -33,6 +33,13 @@ from fedveil.runtime.shared import Place, SharedBlock
 
 #: Room for reports in one slot; a report that does not fit travels through the pipe.
 _SLOT_BYTES = 4 << 20
+#: One thread each; and memory that a training step has freed is kept for the next step instead of
+#: being given back and faulted in again page by page.
+_WORKER_ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
 #: A worker trains into one slot while the other is being folded.
 _SLOTS = 2
 #: A worker gets at most this share of what is left, so that all finish together.
@@ -100,11 +107,10 @@ class _Worker:
     def __init__(self, number: int, descriptors: Sequence[int]) -> None:
         self.number = number
         self.connection, theirs = Pipe()
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fedveil.runtime.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno(), *descriptors],
-            env={**os.environ, **threads},
+            env={**os.environ, **_WORKER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()

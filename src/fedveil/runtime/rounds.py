@@ -59,16 +59,17 @@ def play(
     opening = server.opening()
     messages: Mapping[ClientId, Message] | None = dict.fromkeys(context.cohort, opening)
     outcome.bytes_down = len(context.cohort) * context.model.nbytes
-    while messages is not None:
-        outcome.bytes_down += _encoded_bytes(messages)
-        heard = {c: m for c, m in messages.items() if not _is_silent(c, m, silent)}
-        for answer in executor.ask(heard):
-            _take(answer, server, outcome)
-        if heard and outcome.failed.total() == len(heard):
-            reason, _ = outcome.failed.most_common(1)[0]
-            raise RunStopped(f"every client of round {context.round} failed: {reason}")
-        messages = _timed(outcome, server.advance)
     try:
+        while messages is not None:
+            outcome.bytes_down += _encoded_bytes(messages)
+            heard = {c: m for c, m in messages.items() if not _is_silent(c, m, silent)}
+            failed_before = outcome.failed.total()
+            for answer in executor.ask(heard):
+                _take(answer, server, outcome)
+            if heard and outcome.failed.total() - failed_before == len(heard):
+                reason, _ = outcome.failed.most_common(1)[0]
+                raise RunStopped(f"every client of round {context.round} failed: {reason}")
+            messages = _timed(outcome, server.advance)
         outcome.aggregate = _timed(outcome, server.aggregate)
     except RoundVoid as void:
         outcome.void = str(void)

@@ -112,7 +112,7 @@ class Simulation:
         self._protection = make_protection(job, self._layout.dimension)
         self._state: State = self._protection.initial_state()
         self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
-        self._ledger = Ledger()
+        self._ledger = Ledger(adaptive=self._protection.adaptive)
         self._fingerprint = _fingerprint(self._dataset, self._partition, task.fingerprint)
         self._folder = open_folder()
         stack.callback(self._folder.close)

@@ -1,0 +1,40 @@
+"""The workload of benchmarks/simulator.py, for a fedveil job: `federation:data`, `federation:dense`.
+
+The same shapes, sizes and kind of numbers as in benchmarks/peers.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+SHAPES = {"lenet": ((1, 28, 28), 10), "dense": ((600,), 100)}
+
+
+def data() -> dict[str, Any]:
+    """Synthetic examples with owners; sizes come from the environment, as the job has no keys."""
+    shape, classes = SHAPES[os.environ["BENCHMARK_MODEL"]]
+    clients, examples = int(os.environ["BENCHMARK_CLIENTS"]), int(os.environ["BENCHMARK_EXAMPLES"])
+    generator = np.random.default_rng(int(os.environ["BENCHMARK_SEED"]))
+    x = generator.standard_normal((clients * examples, *shape), dtype=np.float32)
+    y = generator.integers(0, classes, clients * examples)
+    y[:classes] = np.arange(classes)
+    return {
+        "x_train": x,
+        "y_train": y,
+        "x_test": x[:examples],
+        "y_test": y[:examples],
+        "client_ids": np.repeat(np.arange(clients), examples),
+        "classes": classes,
+    }
+
+
+def dense() -> nn.Module:
+    """600-1024-512-256-100 with ReLU between: 1,297,252 parameters."""
+    return nn.Sequential(
+        *(nn.Linear(600, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU()),
+        *(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 100)),
+    )

@@ -1,0 +1,125 @@
+"""2x2 max-pooling of channels-last images with few channels, in compiled loops.
+
+torch's own loop runs over the channels; where they do not fill a vector it spends more on one
+pooling than a small model spends on a convolution. The values and gradients here are exactly
+torch's: of equal maxima the first in row order is taken, and NaN wins.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil._kernels import HAVE_NUMBA, compiled
+
+Floats = npt.NDArray[np.float32]
+Places = npt.NDArray[np.uint8]
+
+
+def fuse_pools(model: nn.Module) -> None:
+    """Let the model's 2x2 poolings use the compiled loops while it trains on a CPU."""
+    if not HAVE_NUMBA:
+        return
+    for module in model.modules():
+        if _is_plain_pool(module):
+            module.forward = types.MethodType(_pool, module)
+
+
+def _is_plain_pool(module: nn.Module) -> bool:
+    if type(module) is not nn.MaxPool2d:
+        return False
+    shape = (module.kernel_size, module.stride, module.padding, module.dilation)
+    return shape == (2, 2, 0, 1) and not module.ceil_mode and not module.return_indices
+
+
+def _pool(module: nn.MaxPool2d, x: torch.Tensor) -> torch.Tensor:
+    fits = x.ndim == 4 and x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
+    # torch's loop is as good where the channels fill its vectors.
+    narrow = fits and x.shape[1] % 8 != 0 and min(x.shape[2:]) > 1
+    if narrow and x.is_contiguous(memory_format=torch.channels_last):
+        y: torch.Tensor = _Pool.apply(x)  # type: ignore[no-untyped-call]
+        return y
+    return nn.functional.max_pool2d(x, 2)
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        n, c, h, w = x.shape
+        y = torch.empty((n, h // 2, w // 2, c))
+        places = np.empty(y.shape, np.uint8)
+        _largest(x.detach().permute(0, 2, 3, 1).numpy(), y.numpy(), places)
+        ctx.places, ctx.shape = places, x.shape
+        return y.permute(0, 3, 1, 2)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        n, c, h, w = ctx.shape
+        covered = h % 2 == w % 2 == 0
+        out = (torch.empty if covered else torch.zeros)((n, h, w, c))
+        source = gradient.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+        _spread(source.numpy(), ctx.places, out.numpy())
+        return out.permute(0, 3, 1, 2)
+
+
+def _largest_numpy(x: Floats, y: Floats, places: Places) -> None:
+    n, h, w, c = y.shape
+    windows = x[:, : 2 * h, : 2 * w].reshape(n, h, 2, w, 2, c).transpose(0, 1, 3, 5, 2, 4)
+    flat = windows.reshape(n, h, w, c, 4)
+    places[...] = np.where(np.isnan(flat), np.inf, flat).argmax(-1)
+    y[...] = np.take_along_axis(flat, places[..., None].astype(np.int64), -1)[..., 0]
+
+
+@compiled(_largest_numpy)
+def _largest(x: Floats, y: Floats, places: Places) -> None:
+    n, h, w, c = y.shape
+    for i in range(n):
+        for row in range(h):
+            for column in range(w):
+                for k in range(c):
+                    a = x[i, 2 * row, 2 * column, k]
+                    b = x[i, 2 * row, 2 * column + 1, k]
+                    d = x[i, 2 * row + 1, 2 * column, k]
+                    e = x[i, 2 * row + 1, 2 * column + 1, k]
+                    # Without branches: a later one takes over where it is larger, or NaN.
+                    place = np.uint8(0)
+                    take = (b > a) | (b != b)
+                    a = b if take else a
+                    place = np.uint8(1) if take else place
+                    take = (d > a) | (d != d)
+                    a = d if take else a
+                    place = np.uint8(2) if take else place
+                    take = (e > a) | (e != e)
+                    a = e if take else a
+                    place = np.uint8(3) if take else place
+                    y[i, row, column, k] = a
+                    places[i, row, column, k] = place
+
+
+def _spread_numpy(gradient: Floats, places: Places, out: Floats) -> None:
+    h, w = gradient.shape[1:3]
+    for place in range(4):
+        corner = out[:, place // 2 : 2 * h : 2, place % 2 : 2 * w : 2]
+        corner[...] = np.where(places == place, gradient, np.float32(0))
+
+
+@compiled(_spread_numpy)
+def _spread(gradient: Floats, places: Places, out: Floats) -> None:
+    n, h, w, c = gradient.shape
+    zero = np.float32(0)
+    for i in range(n):
+        for row in range(h):
+            for column in range(w):
+                for k in range(c):
+                    g = gradient[i, row, column, k]
+                    place = places[i, row, column, k]
+                    out[i, 2 * row, 2 * column, k] = g if place == 0 else zero
+                    out[i, 2 * row, 2 * column + 1, k] = g if place == 1 else zero
+                    out[i, 2 * row + 1, 2 * column, k] = g if place == 2 else zero
+                    out[i, 2 * row + 1, 2 * column + 1, k] = g if place == 3 else zero
