@@ -1,0 +1,18 @@
+"""What is promised, and what it adds up to. `fedveil.privacy.audit` tries to refute it."""
+
+from fedveil.privacy.compose import compose
+from fedveil.privacy.distribution import LossDistribution
+from fedveil.privacy.ledger import Figure, Ledger, project
+from fedveil.privacy.loss import Described, Gaussian, PrivacyLoss, format_epsilon
+
+__all__ = [
+    "Described",
+    "Figure",
+    "Gaussian",
+    "Ledger",
+    "LossDistribution",
+    "PrivacyLoss",
+    "compose",
+    "format_epsilon",
+    "project",
+]

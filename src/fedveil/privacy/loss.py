@@ -3,14 +3,45 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Literal, Protocol, TypeAlias, get_args
 
-from fedveil._validate import within
+import numpy.typing as npt
+
+from fedveil._validate import integer, positive, within
 from fedveil.errors import InvalidValue
+from fedveil.privacy.distribution import LossDistribution
 
 Per = Literal["bit", "parameter", "row", "vector", "example", "update"]
 Neighbours = Literal["replace"]
+
+#: From the smallest part of a report to the whole of it.
+_SIZE = {"bit": 0, "parameter": 1, "row": 2, "vector": 2, "example": 2, "update": 3}
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Gaussian noise whose standard deviation is `ratio` times the sensitivity."""
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        positive("ratio", self.ratio)
+
+
+class Described(Protocol):
+    """A release with a loss distribution; hashable, and equal where the distributions are.
+
+    A mechanism's own description works its distribution out when it is composed, not before.
+    """
+
+    def distribution(self) -> LossDistribution:
+        """The privacy-loss distribution; dominates every pair of inputs."""
+        ...
+
+
+Release: TypeAlias = Gaussian | LossDistribution | Described
 
 
 @dataclass(frozen=True)
@@ -20,12 +51,18 @@ class PrivacyLoss:
     For any two inputs that differ in one whole `per` (in all of it: replace-one), and any set of
     outputs S, Pr[S | input] <= e^epsilon Pr[S | other input] + delta. `epsilon` is infinite
     where nothing is promised.
+
+    `release` says what was released, where composing the bare statement many times would
+    overstate the cost. `part` is the statement for one smaller part of the input, where it is
+    better than the one for the whole: one bit of a parameter's code.
     """
 
     epsilon: float
     delta: float = 0.0
     per: Per = "update"
     neighbours: Neighbours = "replace"
+    release: Release | None = None
+    part: PrivacyLoss | None = None
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
@@ -35,8 +72,72 @@ class PrivacyLoss:
             raise InvalidValue(f"per = {self.per!r} is not one of {', '.join(get_args(Per))}")
         if self.neighbours not in get_args(Neighbours):
             raise InvalidValue(f"neighbours = {self.neighbours!r} is not 'replace'")
+        if isinstance(self.release, Gaussian) and self.pure:
+            raise InvalidValue("delta = 0 contradicts the Gaussian release, which is never pure")
+        if isinstance(self.release, LossDistribution) and self.pure:
+            above = self.release.largest > self.epsilon * (1 + 1e-9)
+            if above or self.release.infinite > 0:
+                raise InvalidValue(
+                    f"epsilon = {self.epsilon!r} is below the release's own largest loss, "
+                    f"{math.inf if self.release.infinite else self.release.largest!r}"
+                )
+
+        if self.part is not None and self.part.size >= self.size:
+            raise InvalidValue(f"part is per {self.part.per}, not smaller than per {self.per}")
+
+    @property
+    def size(self) -> int:
+        """The rank of `per`: bit 0, parameter 1, row, vector and example 2, update 3."""
+        return _SIZE[self.per]
 
     @property
     def pure(self) -> bool:
         """Whether the statement holds with delta = 0."""
         return self.delta == 0.0
+
+    def resolved(self) -> PrivacyLoss:
+        """The same loss with its release worked out, ready to be stored."""
+        part = None if self.part is None else self.part.resolved()
+        release = self.release
+        if release is not None and not isinstance(release, Gaussian):
+            release = release.distribution()
+        return replace(self, release=release, part=part)
+
+    def bare(self) -> PrivacyLoss:
+        """The statement alone, without its release."""
+        part = None if self.part is None else self.part.bare()
+        return replace(self, release=None, part=part)
+
+    @classmethod
+    def from_laws(
+        cls,
+        laws: npt.ArrayLike,
+        *,
+        epsilon: float | None = None,
+        per: Per = "parameter",
+        part: PrivacyLoss | None = None,
+    ) -> PrivacyLoss:
+        """The loss of a mechanism with finitely many inputs and outputs: row i is input i's law.
+
+        Composes by the law's own privacy-loss distribution. `epsilon` is the mechanism's known
+        pure bound; without it, the largest loss in the table, and as delta the mass of what one
+        input can output and another cannot. See `LossDistribution.from_laws`.
+        """
+        release = LossDistribution.from_laws(laws, epsilon)
+        stated = release.largest if epsilon is None else float(epsilon)
+        return cls(stated, release.infinite, per, release=release, part=part)
+
+
+def format_epsilon(epsilon: float, digits: int = 6) -> str:
+    """`epsilon` with at most so many significant digits, rounded up, never down."""
+    integer("digits", digits, 1)
+    if math.isinf(epsilon):
+        return "inf"
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(epsilon))
+    text = f"{rounded:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def exact(value: float) -> Decimal:
+    """The shortest decimal that names a float: what a person who wrote 0.1 meant."""
+    return Decimal(repr(value))

@@ -1,0 +1,330 @@
+"""What many releases cost together.
+
+At delta = 0 pure losses add. For delta > 0 the whole privacy curve is composed: a bare
+(epsilon, delta) statement as the worst mechanism that it allows (randomised response that fails
+completely with probability delta; Kairouz, Oh and Viswanath, 2015), Gaussian noise as Gaussian
+noise, a mechanism with a loss distribution by that distribution. Every figure is an upper
+bound: grids round up, and what floating point may have lost is added to delta.
+
+This holds for losses that were fixed before the first release. Losses that were chosen in view
+of earlier outputs add up in epsilon and in delta (`adaptive`), which is a valid privacy filter
+(Rogers, Roth, Ullman and Vadhan, 2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import cache, lru_cache
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from fedveil._validate import within
+from fedveil.privacy.distribution import SUM_ERROR, LossDistribution
+from fedveil.privacy.loss import Gaussian, PrivacyLoss, exact
+from fedveil.privacy.tilted import TAIL, Part, Tilted, TooSteep, add, join, repeat
+
+Charge: TypeAlias = tuple[PrivacyLoss, int]
+
+#: More releases of one kind than this are composed by Rényi divergences alone.
+_MAX_COUNT = 10**12
+#: Share of delta that may stand for errors before a second tilt is tried.
+_DOUBT = 1e-5
+
+
+def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = False) -> float:
+    """The smallest epsilon known to hold at `delta` for `count` releases of each loss together.
+
+    Infinite where nothing holds: at delta = 0 with a loss that is not pure, or with a loss that
+    promises nothing. Never above the plain sum.
+    """
+    delta = within("delta", delta, 0, 1, open_high=True)
+    total: Counter[PrivacyLoss] = Counter()
+    for loss, count in charges:
+        total[loss] += count
+    return _compose(frozenset(total.items()), delta, adaptive)
+
+
+def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
+    """What an account prints: a single pure release costs what it states, others are composed."""
+    if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
+        return charges[0][0].epsilon
+    return compose(charges, delta, adaptive=adaptive)
+
+
+@lru_cache(maxsize=1 << 14)
+def _compose(charges: frozenset[Charge], delta: float, adaptive: bool) -> float:
+    plain = plain_sum((loss.epsilon, count) for loss, count in charges)
+    failing = plain_sum((loss.delta, count) for loss, count in charges)
+    added = plain if failing <= delta else math.inf
+    unbounded = any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in charges)
+    if delta == 0.0 or adaptive or unbounded:
+        return added
+    groups, survival = _groups(charges)
+    certain = -math.expm1(survival) * (1 + 1e-12)
+    if certain >= delta:
+        return added
+    return min(added, _solve(groups, (delta - certain) / (1 - certain)))
+
+
+def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
+    """The exact sum of value * count, each value read as the decimal it is written as.
+
+    Rounded up to a float where it has more digits than one holds.
+    """
+    with localcontext() as context:
+        context.prec = 800
+        result = sum((exact(value) * count for value, count in terms), Decimal(0))
+        nearest = float(result)
+        return nearest if exact(nearest) >= result else math.nextafter(nearest, math.inf)
+
+
+class _Group(Protocol):
+    """Releases of one kind, all their finite losses together."""
+
+    @property
+    def count(self) -> int:
+        """How many releases; 1 where they are summed up as one."""
+        ...
+
+    def log_moment(self, order: float) -> float:
+        """log E[e^(order * loss)], the loss drawn under the input that is to be recognised."""
+        ...
+
+    def tilted(self, tilt: float) -> list[Part]:
+        """The tilted law of the loss, as a sum of parts."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Pure:
+    """`count` times the worst epsilon-private mechanism: randomised response, exactly binomial."""
+
+    epsilon: float
+    count: int
+
+    def log_moment(self, order: float) -> float:
+        right = -math.log1p(math.exp(-self.epsilon))
+        shift = order * self.epsilon
+        return self.count * float(np.logaddexp(right + shift, right - self.epsilon - shift))
+
+    def tilted(self, tilt: float) -> list[Part]:
+        n, odds = self.count, self.epsilon * (1 + 2 * tilt)
+        log_right, log_wrong = -math.log1p(math.exp(-odds)), -odds - math.log1p(math.exp(-odds))
+        # Bernstein's inequality for the number of wrong answers, each side at most TAIL.
+        mean, x = n * math.exp(log_wrong), -math.log(TAIL)
+        reach = x / 3 + math.sqrt(x * x / 9 + 2 * mean * x)
+        wrong = np.arange(
+            min(n, math.ceil(mean + reach)), max(0, math.floor(mean - reach)) - 1, -1.0
+        )
+        gammaln = _special().gammaln
+        ways = gammaln(n + 1.0) - gammaln(wrong + 1) - gammaln(n - wrong + 1)
+        weights = np.exp(ways + wrong * log_wrong + (n - wrong) * log_right)
+        origin = (n - 2 * float(wrong[0])) * self.epsilon
+        return [(Tilted(origin, 2 * self.epsilon, weights, 2 * TAIL), 1)]
+
+
+@dataclass(frozen=True)
+class _Normal:
+    """Gaussian releases: together one Gaussian, of squared distance `square`."""
+
+    square: float
+    count: int = 1
+
+    def log_moment(self, order: float) -> float:
+        return 0.5 * self.square * order * (order + 1)
+
+    def tilted(self, tilt: float) -> list[Part]:
+        distance = math.sqrt(self.square)
+        mean = self.square * (0.5 + tilt)
+        edges, step = np.linspace(-8.0, 8.0, (1 << 18) + 1, retstep=True)
+        # A cell's mass counts as the loss at its upper end.
+        weights = np.diff(_special().ndtr(edges)) * math.exp(tilt * distance * step)
+        origin = mean + distance * float(edges[1])
+        return [(Tilted(origin, distance * float(step), weights, 1e-10), 1)]
+
+    def epsilon(self, delta: float) -> float:
+        """The exact curve of the Gaussian mechanism (Balle and Wang, 2018, theorem 8)."""
+        log_ndtr, distance = _special().log_ndtr, math.sqrt(self.square)
+
+        def log_delta(epsilon: float) -> float:
+            ahead = log_ndtr(distance / 2 - epsilon / distance)
+            back = epsilon + log_ndtr(-distance / 2 - epsilon / distance)
+            return float(ahead + math.log(max(1e-300, -math.expm1(min(0.0, back - ahead)))))
+
+        return _least(log_delta, math.log(delta) - 1e-10, _renyi([self], delta)[0])
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """`count` releases with the same loss distribution, given that none is infinite."""
+
+    release: LossDistribution
+    count: int
+
+    def log_moment(self, order: float) -> float:
+        return self.count * _log_moment(self.release, order)
+
+    def tilted(self, tilt: float) -> list[Part]:
+        return repeat(lambda level: _block(self.release, tilt, level), self.count)
+
+
+@lru_cache(maxsize=128)
+def _block(release: LossDistribution, tilt: float, level: int) -> Tilted:
+    """The tilted law of 16^level finite losses; kept, as a run asks for it every round."""
+    if level:
+        return join(_block(release, tilt, level - 1), tilt)
+    with np.errstate(divide="ignore"):
+        finite = np.log(release.masses) - math.log1p(-release.infinite)
+    weights = np.exp(finite + tilt * release.losses - _log_moment(release, tilt))
+    return Tilted(release.step * release.low, release.step, weights)
+
+
+def _log_moment(release: LossDistribution, order: float) -> float:
+    some = release.masses > 0
+    exponents = np.log(release.masses[some]) + order * release.losses[some]
+    largest = float(exponents.max())
+    total = math.log(float(np.exp(exponents - largest).sum()))
+    return largest + total - math.log1p(-release.infinite)
+
+
+def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
+    """The finite losses by kind, and the logarithm of the chance that no loss is infinite.
+
+    In an order of their own, so that figures repeat to the last digit in every process.
+    """
+    survivals, squares = [], []
+    pure: Counter[float] = Counter()
+    repeated: Counter[LossDistribution] = Counter()
+    for loss, count in charges:
+        if isinstance(loss.release, Gaussian):
+            squares.append(count / loss.release.ratio**2)
+        elif loss.release is not None:
+            release = loss.release.distribution()
+            survivals.append(count * _log_survival(release.infinite))
+            repeated[release] += count
+        else:
+            survivals.append(count * _log_survival(loss.delta))
+            pure[loss.epsilon] += count
+    finite = [release for release in repeated if release.infinite < 1]
+    finite.sort(key=lambda r: (r.step, r.low, r.infinite, r.masses.tobytes()))
+    groups: list[_Group] = [_Repeated(release, repeated[release]) for release in finite]
+    groups += [_Pure(epsilon, pure[epsilon]) for epsilon in sorted(pure) if epsilon > 0]
+    return groups + ([_Normal(math.fsum(squares))] if squares else []), math.fsum(survivals)
+
+
+def _log_survival(infinite: float) -> float:
+    return math.log1p(-infinite) if infinite < 1 else -math.inf
+
+
+def _solve(groups: Sequence[_Group], delta: float) -> float:
+    """The smallest epsilon at which the groups' composed curve is at most `delta`."""
+    if not groups:
+        return 0.0
+    if len(groups) == 1 and isinstance(groups[0], _Normal):
+        return groups[0].epsilon(delta)
+    epsilon, tilts = _renyi(groups, delta)
+    if max(group.count for group in groups) > _MAX_COUNT:
+        return epsilon
+    for tilt in tilts:
+        found, doubt = _untilt(groups, delta, *_total(groups, tilt), epsilon)
+        epsilon = min(epsilon, found)
+        if doubt < _DOUBT:
+            break
+    return epsilon
+
+
+def _untilt(
+    groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
+) -> tuple[float, float]:
+    """The least epsilon up to `bound`, and the share of delta there that stands for errors."""
+    log_mass = math.fsum(group.log_moment(tilt) for group in groups)
+    losses, weights = total.losses, total.weights
+    # The exponents are differences of numbers as large as these; log n! is below 30 n.
+    most = max(group.count for group in groups)
+    rounding = 1e-9 + SUM_ERROR * most + 1e-15 * max(abs(log_mass), tilt * bound, 30 * most)
+
+    def log_delta(epsilon: float) -> float:
+        """delta = e^(log_mass - tilt * epsilon) * the tail under the tilted weights."""
+        start = int(np.searchsorted(losses, epsilon, side="right"))
+        above = losses[start:] - epsilon
+        tail = float((weights[start:] * np.exp(-tilt * above) * -np.expm1(-above)).sum())
+        return log_mass - tilt * epsilon + math.log(tail + total.slack + 1e-300)
+
+    epsilon = _least(log_delta, math.log(delta) - rounding, bound)
+    doubt = math.log(total.slack + 1e-300) + log_mass - tilt * epsilon - math.log(delta)
+    return epsilon, math.exp(min(0.0, doubt))
+
+
+def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
+    """The tilted law of the sum of all losses, with a smaller tilt where no grid is fine enough."""
+    while True:
+        try:
+            parts = [part for group in groups for part in group.tilted(tilt)]
+            alone = len(parts) == 1 and parts[0][1] == 1
+            return parts[0][0] if alone else add(parts, tilt), tilt
+        except TooSteep:
+            tilt /= 2
+
+
+def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
+    """The least epsilon in [0, bound] at which a decreasing curve is at most `wanted`.
+
+    Regula falsi, as the curve is nearly straight; the end that is returned satisfies it. That
+    is `bound`, which holds anyhow, where the curve, an upper estimate, is too high everywhere.
+    """
+    low, high = 0.0, bound
+    above, below = log_delta(low) - wanted, log_delta(high) - wanted
+    if above <= 0:
+        return 0.0
+    side = 0
+    while below < 0 and high - low > 1e-10 * high:
+        middle = low + (high - low) * min(max(above / (above - below), 1e-3), 1 - 1e-3)
+        value = log_delta(middle) - wanted
+        if value > 0:
+            low, above, below = middle, value, below / 2 if side > 0 else below
+            side = 1
+        else:
+            high, below, above = middle, value, above / 2 if side < 0 else above
+            side = -1
+        if not low < (low + high) / 2 < high:
+            break
+    return high
+
+
+def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
+    """The best bound that Rényi divergences give, and the tilts to try.
+
+    log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)) for every t > 0
+    (Canonne, Kamath and Steinke, 2020). The best t tilts the loss so that epsilon lies in its
+    middle, and errors weigh least. A smaller one, worse by a factor e^8, mostly does as well,
+    and keeps the law narrow where a few large losses would widen it; a larger one than needed
+    would run off to infinity where the loss has a largest value. Quarter powers of two are fine
+    enough, and a run that grows by a round keeps its tilt and the blocks made with it.
+    """
+
+    @cache
+    def epsilon(quarter: int) -> float:
+        t = 2.0 ** (quarter / 4)
+        moments = math.fsum(group.log_moment(t) for group in groups)
+        room = t * math.log(t) - (1 + t) * math.log1p(t) - math.log(delta)
+        return float((moments + room + 1e-14 * (abs(moments) + abs(room))) / t)
+
+    coarse = range(-120, 121, 8)
+    middle = min(coarse, key=epsilon)
+    best = min(range(middle - 8, middle + 9), key=epsilon)
+    worse = {q: 2.0 ** (q / 4) * (epsilon(q) - epsilon(best)) for q in range(best - 40, best + 1)}
+    tilts = [2.0 ** (min(q for q in worse if worse[q] <= factor) / 4) for factor in (8.0, 1.0)]
+    return max(0.0, epsilon(best)), tilts
+
+
+@cache
+def _special() -> Any:
+    """SciPy's special functions take a third of a second to import: only where they are used."""
+    from scipy import special
+
+    return special

@@ -1,0 +1,352 @@
+"""Who spent what, and what it adds up to.
+
+A ledger states four figures for a run, each an upper bound that is never rounded down (the last
+in two forms: for the client that was drawn most often, and for one drawn in every round):
+
+    per bit         what a round's reports tell about one bit of a mechanism's input
+    per parameter   what they tell about one parameter, the rest of the update held fixed
+    per round       what they tell about one client's whole data, in the costliest round
+    whole run       the same for all rounds together
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import integer, within
+from fedveil.errors import InvalidValue
+from fedveil.message import Message
+from fedveil.privacy.compose import Charge, cost
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.privacy.state import (
+    kinds_from_state,
+    kinds_to_state,
+    rounds_from_state,
+    rounds_to_state,
+)
+from fedveil.privacy.tally import Clients, Counts, Kind, Sums, Tally
+
+Unit: TypeAlias = Literal["bit", "parameter", "round", "run"]
+
+_BIT, _PARAMETER, _UPDATE = 0, 1, 3
+_MAX_CLIENT = (1 << 64) - 1
+_MAX_RELEASES = 1 << 53
+
+
+class Spent(Protocol):
+    """A loss and how many times one report spends it, such as a protection's `Spending`."""
+
+    @property
+    def loss(self) -> PrivacyLoss:
+        """What is spent."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many times."""
+        ...
+
+
+Spendings: TypeAlias = Sequence[Spent | Charge]
+
+
+class Figure(NamedTuple):
+    """One line of the account: (epsilon, delta)-differential privacy."""
+
+    epsilon: float
+    delta: float
+
+
+class Ledger:
+    """What every client of a run has spent.
+
+    With `adaptive`, losses may have been chosen in view of earlier rounds: rounds then add up
+    plainly, which stays valid, whatever delta is asked for, and only the (epsilon, delta)
+    statements are kept.
+    """
+
+    def __init__(self, *, adaptive: bool = False) -> None:
+        self.adaptive = adaptive
+        self._kinds: list[Kind] = []
+        self._index: dict[frozenset[Charge], int] = {}
+        self._tally: Tally = Sums() if adaptive else Counts()
+        self._open: dict[int, dict[int, Clients]] = {}
+        self._closed: Counter[tuple[int, ...]] = Counter()
+        self._first_open = 0
+        self._counted: Tally | None = None
+
+    def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
+        """`client` released `count` things of that loss in `round`; rounds come in any order."""
+        self._record([(loss, count)], round, [client])
+
+    def record_many(
+        self, spendings: Spendings, *, round: int, clients: Iterable[int] | npt.NDArray[Any]
+    ) -> None:
+        """Each of `clients` reported once in `round`, spending all of `spendings`.
+
+        Closes the rounds before: nothing can be recorded for them any more, and only counts are
+        kept of them. For an engine, whose rounds come in order.
+        """
+        self._record(spendings, round, clients)
+        for earlier in sorted(number for number in self._open if number < round):
+            groups = self._open.pop(earlier)
+            for kind, members in groups.items():
+                self._tally.add(self._kinds, kind, members)
+            self._closed[tuple(sorted(groups))] += 1
+        self._first_open = max(self._first_open, round)
+
+    def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
+        """The figure of that name at `delta`; at delta = 0 the exact sum of pure losses.
+
+        "run" is the client that spent most, which is the most-drawn one where all rounds cost
+        the same. "round" is the costliest round of any client. "parameter" and "bit" are the
+        costliest one of either in one round. Infinite where nothing is promised at that delta.
+        """
+        delta = within("delta", delta, 0, 1, open_high=True)
+        match per:
+            case "bit" | "parameter" | "round":
+                return max((_costliest(kind, per, delta) for kind in self._live()), default=0.0)
+            case "run":
+                return self._everything().worst(self._kinds, delta)
+        raise InvalidValue(f"per = {per!r} is not one of {', '.join(get_args(Unit))}")
+
+    def epsilon_every_round(self, delta: float = 0.0) -> float:
+        """The whole run's figure for a client that took part in every round so far.
+
+        Where the clients of a round spent differently, it spent what the costliest did.
+        """
+        delta = within("delta", delta, 0, 1, open_high=True)
+        paid: Counter[int] = Counter()
+        for kinds, times in self._rounds():
+            paid[max(kinds, key=lambda k: _costliest(self._kinds[k], "round", delta))] += times
+        charges = [
+            (loss, count * times)
+            for kind, times in sorted(paid.items())
+            for loss, count in self._kinds[kind]
+        ]
+        return cost(charges, delta, adaptive=self.adaptive)
+
+    def figures(self, delta: float) -> dict[str, Figure]:
+        """The account: per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
+
+        Each epsilon stands beside the delta that it holds at: `delta`, or 0 where it is no
+        better at `delta`.
+        """
+
+        def at(d: float) -> dict[str, float]:
+            return {
+                "per_bit": self.epsilon("bit", d),
+                "per_parameter": self.epsilon("parameter", d),
+                "per_round": self.epsilon("round", d),
+                "run_every_round": self.epsilon_every_round(d),
+                "run_most_drawn": self.epsilon("run", d),
+            }
+
+        return _best(at(0.0), at(delta), delta)
+
+    def preview(
+        self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
+    ) -> dict[str, Figure]:
+        """The figures as they would be after `record_many`; records nothing."""
+        trial = self.copy()
+        trial.record_many(spendings, round=round, clients=clients)
+        return trial.figures(delta)
+
+    def copy(self) -> Ledger:
+        """An independent ledger with the same records."""
+        other = Ledger(adaptive=self.adaptive)
+        other._kinds, other._index = list(self._kinds), dict(self._index)
+        other._tally = self._tally.copy()
+        other._open = {number: dict(groups) for number, groups in self._open.items()}
+        other._closed, other._first_open = Counter(self._closed), self._first_open
+        return other
+
+    def _record(
+        self, spendings: Spendings, round: int, clients: Iterable[int] | npt.NDArray[Any]
+    ) -> None:
+        round = integer("round", round, 0, (1 << 62) - 1)
+        if round < self._first_open:
+            raise InvalidValue(f"round = {round} is closed: round {self._first_open} has begun")
+        charges = _charges(spendings, bare=self.adaptive)
+        members = _sorted_clients(clients)
+        if not charges or not len(members):
+            return
+        self._counted = None
+        self._join(self._open.setdefault(round, {}), charges, members)
+
+    def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
+        """Charge `members`; one who spent something in the round already now spent both."""
+        for kind, others in list(groups.items()):
+            both = np.intersect1d(others, members, assume_unique=True)
+            if not len(both):
+                continue
+            members = np.setdiff1d(members, both, assume_unique=True)
+            rest = np.setdiff1d(others, both, assume_unique=True)
+            if len(rest):
+                groups[kind] = rest
+            else:
+                del groups[kind]
+            self._put(groups, _merged([*self._kinds[kind], *charges]), both)
+        if len(members):
+            self._put(groups, charges, members)
+
+    def _put(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
+        key = frozenset(charges)
+        if key not in self._index:
+            self._index[key] = len(self._kinds)
+            self._kinds.append(charges)
+        kind = self._index[key]
+        groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
+
+    def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
+        """What was spent in the rounds: the kinds of one round, and how many such rounds."""
+        rounds = Counter(self._closed)
+        rounds.update(tuple(sorted(groups)) for groups in self._open.values())
+        return sorted(rounds.items())
+
+    def _live(self) -> list[Kind]:
+        """Every different thing that some client spent in some round."""
+        return [self._kinds[k] for k in sorted({k for kinds, _ in self._rounds() for k in kinds})]
+
+    def _everything(self) -> Tally:
+        """The tally, with the open rounds counted in; made once between two records."""
+        if self._counted is None:
+            self._counted = self._tally.copy()
+            for _, groups in sorted(self._open.items()):
+                for kind, members in groups.items():
+                    self._counted.add(self._kinds, kind, members)
+        return self._counted
+
+    def to_state(self) -> Message:
+        """The ledger as a flat mapping that `fedveil.message` encodes."""
+        return {
+            **kinds_to_state(self._kinds),
+            **rounds_to_state(self._closed, self._open),
+            **{f"tally.{name}": array for name, array in self._tally.to_state().items()},
+            "adaptive": self.adaptive,
+            "first_open": self._first_open,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Ledger:
+        """The ledger that `to_state` gave: same figures, and it goes on as the other would."""
+        try:
+            ledger = cls(adaptive=state["adaptive"])
+            ledger._kinds = kinds_from_state(state)
+            ledger._index = {frozenset(kind): i for i, kind in enumerate(ledger._kinds)}
+            ledger._closed, ledger._open = rounds_from_state(state)
+            ledger._tally.restore(
+                {name[6:]: value for name, value in state.items() if name.startswith("tally.")}
+            )
+            ledger._first_open = state["first_open"]
+        except (KeyError, IndexError, AttributeError) as error:
+            raise InvalidValue(f"state is not one of a ledger: {error!r}") from None
+        return ledger
+
+
+def project(
+    spendings: Spendings, rounds: int, delta: float, *, adaptive: bool = False
+) -> dict[str, Figure | None]:
+    """The account of a run before it starts, if every round's report spends `spendings`.
+
+    `run_every_round` is for a client that is drawn in every one of `rounds` rounds, and so a
+    bound for every client. `run_most_drawn` is None: who will be drawn most often, and how
+    often, is not known before. In an adaptive run later losses are not known either: these are
+    the figures if none is larger than the first.
+    """
+    rounds = integer("rounds", rounds, 1)
+    within("delta", delta, 0, 1, open_high=True)
+    kind = _charges(spendings, bare=adaptive)
+    run = [(loss, count * rounds) for loss, count in kind]
+
+    def at(d: float) -> dict[str, float]:
+        return {
+            "per_bit": _costliest(kind, "bit", d),
+            "per_parameter": _costliest(kind, "parameter", d),
+            "per_round": _costliest(kind, "round", d),
+            "run_every_round": cost(run, d, adaptive=adaptive),
+        }
+
+    return {**_best(at(0.0), at(delta), delta), "run_most_drawn": None}
+
+
+def _best(pure: dict[str, float], tight: dict[str, float], delta: float) -> dict[str, Figure]:
+    return {
+        name: Figure(pure[name], 0.0)
+        if pure[name] <= tight[name] and pure[name] < math.inf
+        else Figure(tight[name], delta)
+        for name in tight
+    }
+
+
+def _charges(spendings: Spendings, *, bare: bool) -> Kind:
+    """The spendings as (loss, count) pairs, those of a same loss as one."""
+    pairs = []
+    for spent in spendings:
+        loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
+        if not isinstance(loss, PrivacyLoss):
+            raise InvalidValue(f"loss = {loss!r} is not a PrivacyLoss")
+        count = integer("count", count, 1, _MAX_RELEASES)
+        pairs.append((loss.bare() if bare else loss.resolved(), count))
+    return _merged(pairs)
+
+
+def _merged(charges: Iterable[Charge]) -> Kind:
+    total: dict[PrivacyLoss, int] = {}
+    for loss, count in charges:
+        total[loss] = total.get(loss, 0) + count
+    return tuple(total.items())
+
+
+def _sorted_clients(clients: Iterable[int] | npt.NDArray[Any]) -> Clients:
+    """The clients in order; one that is named twice, or is not a whole number, is an error."""
+    clients = clients if isinstance(clients, np.ndarray) else list(clients)
+    array = np.asarray(clients)
+    if array.dtype.kind not in "iu" or (array.size and int(array.min()) < 0):
+        array = np.array([integer("client", c, 0, _MAX_CLIENT) for c in clients], np.uint64)
+    if array.ndim != 1:
+        raise InvalidValue(f"clients has shape {array.shape}, one dimension is needed")
+    members = np.sort(array.astype(np.uint64))
+    repeated = members[1:][members[1:] == members[:-1]]
+    if len(repeated):
+        raise InvalidValue(f"clients holds {int(repeated[0])} twice")
+    return members
+
+
+def _costliest(kind: Kind, per: Unit, delta: float) -> float:
+    """The figure of one client's report in one round."""
+    return max(cost(charges, delta) for charges in _exposures(kind, per))
+
+
+def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
+    """What is charged to one bit, parameter or client: each list is one case.
+
+    A loss that is stated per something holds for every part of it too, and `part` is the better
+    statement where there is one. A change of one parameter shows in everything that is stated
+    per update, in all bits (they may all be its own), and in one of the parameters, rows,
+    vectors or examples that a report holds `count` of. A change of one bit shows in that bit
+    alone, or, where the bits are not told apart, in what a parameter shows in.
+    """
+    if per == "round":
+        return [list(kind)]
+    if per == "parameter":
+        return [[_narrowed(loss, count, _PARAMETER) for loss, count in kind]]
+    narrowed = [_narrowed(loss, count, _BIT) for loss, count in kind]
+    alone = [[(loss, 1)] for (loss, _), (whole, _) in zip(narrowed, kind, strict=True)
+             if whole.size < _UPDATE]  # fmt: skip
+    together = [c for c, (whole, _) in zip(narrowed, kind, strict=True) if whole.size == _UPDATE]
+    return [*alone, together] if together else alone
+
+
+def _narrowed(loss: PrivacyLoss, count: int, size: int) -> Charge:
+    """What `count` releases of `loss` cost a part of the given size."""
+    among_many = _BIT < loss.size < _UPDATE
+    while loss.part is not None and loss.part.size >= size:
+        loss = loss.part
+    return loss, 1 if among_many else count

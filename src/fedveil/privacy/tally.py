@@ -1,0 +1,185 @@
+"""How often each client paid what: the memory of a ledger, a few bytes for each client.
+
+Charges that rounds share are one `kind`. Kinds that were fixed in advance are counted for each
+client, so that they can be composed later; those of an adaptive run only ever add up, and are
+kept as sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.privacy.compose import Charge, cost, plain_sum
+
+Clients: TypeAlias = npt.NDArray[np.uint64]
+Kind: TypeAlias = tuple[Charge, ...]
+
+#: So many different histories are composed one by one; of more, only a bound on all of them.
+_MAX_HISTORIES = 16
+
+
+class Tally(Protocol):
+    """What every client has paid."""
+
+    def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
+        """Each of the sorted, different `clients` paid `kinds[kind]` once more."""
+        ...
+
+    def worst(self, kinds: Sequence[Kind], delta: float) -> float:
+        """The epsilon, at `delta`, of the client that paid most."""
+        ...
+
+    def copy(self) -> Tally:
+        """An independent copy."""
+        ...
+
+    def to_state(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays that `restore` needs."""
+        ...
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `to_state` gave."""
+        ...
+
+
+class Counts:
+    """How many times each client paid each kind: 4 bytes for each client and kind."""
+
+    def __init__(self) -> None:
+        self._clients: Clients = np.empty(0, np.uint64)
+        self._counts: npt.NDArray[np.uint32] = np.empty((0, 0), np.uint32)
+
+    def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
+        """Count `kinds[kind]` once more for each of `clients`."""
+        self._clients, self._counts, at = _with_clients(self._clients, self._counts, clients)
+        missing = len(kinds) - len(self._counts)
+        if missing > 0:
+            rows = np.zeros((missing, len(self._clients)), np.uint32)
+            self._counts = np.concatenate([self._counts, rows])
+        self._counts[kind, at] += 1
+
+    def worst(self, kinds: Sequence[Kind], delta: float) -> float:
+        """The largest composed epsilon over the clients' different histories.
+
+        A client that paid every kind at most as often as another cannot be the worst. Where
+        many different histories remain, a client that paid each kind as often as any of them
+        bounds them all.
+        """
+        histories = _unsurpassed(self._counts)
+        if len(histories) > _MAX_HISTORIES:
+            histories = histories.max(axis=0, keepdims=True)
+        return max((cost(_charges(kinds, row), delta) for row in histories), default=0.0)
+
+    def copy(self) -> Counts:
+        """An independent copy."""
+        other = Counts()
+        other._clients, other._counts = self._clients, self._counts.copy()
+        return other
+
+    def to_state(self) -> dict[str, npt.NDArray[Any]]:
+        """The clients and their counts."""
+        return {"clients": self._clients, "counts": self._counts.copy()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `to_state` gave."""
+        self._clients, self._counts = state["clients"].copy(), state["counts"].copy()
+
+
+class Sums:
+    """Each client's sums of epsilon and of delta, rounded up: 16 bytes for each client."""
+
+    def __init__(self) -> None:
+        self._clients: Clients = np.empty(0, np.uint64)
+        self._sums: npt.NDArray[np.float64] = np.empty((2, 0))
+
+    def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
+        """Add `kinds[kind]` for each of `clients`."""
+        self._clients, self._sums, at = _with_clients(self._clients, self._sums, clients)
+        epsilon = plain_sum((loss.epsilon, count) for loss, count in kinds[kind])
+        delta = plain_sum((loss.delta, count) for loss, count in kinds[kind])
+        for row, term in ((0, epsilon), (1, delta)):
+            before = self._sums[row, at]
+            after = before + term
+            # Rounded up where the addition rounded down (Knuth's error term).
+            with np.errstate(invalid="ignore"):  # an infinite sum has no error
+                shown = after - before
+                lost = (before - (after - shown)) + (term - shown)
+            self._sums[row, at] = np.where(lost > 0, np.nextafter(after, math.inf), after)
+
+    def worst(self, kinds: Sequence[Kind], delta: float) -> float:
+        """The largest sum of epsilons; infinite where some sum of deltas is above `delta`."""
+        if (self._sums[1] > delta).any():
+            return math.inf
+        return float(self._sums[0].max(initial=0.0))
+
+    def copy(self) -> Sums:
+        """An independent copy."""
+        other = Sums()
+        other._clients, other._sums = self._clients, self._sums.copy()
+        return other
+
+    def to_state(self) -> dict[str, npt.NDArray[Any]]:
+        """The clients and their sums."""
+        return {"clients": self._clients, "sums": self._sums.copy()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `to_state` gave."""
+        self._clients, self._sums = state["clients"].copy(), state["sums"].copy()
+
+
+def _with_clients(
+    known: Clients, columns: Any, clients: Clients
+) -> tuple[Clients, Any, npt.NDArray[np.intp]]:
+    """`known` and its columns, with zero columns for new clients, and where `clients` are."""
+    if not len(clients):
+        return known, columns, np.empty(0, np.intp)
+    if clients[-1] < len(known) and int(known[-1]) == len(known) - 1:
+        return known, columns, clients.astype(np.intp)  # known are 0, 1, 2, ... without a gap
+    at = np.searchsorted(known, clients)
+    if len(known) and np.array_equal(known[np.minimum(at, len(known) - 1)], clients):
+        return known, columns, at
+    union = np.union1d(known, clients)
+    wider = np.zeros((len(columns), len(union)), columns.dtype)
+    wider[:, np.searchsorted(union, known)] = columns
+    return union, wider, np.searchsorted(union, clients)
+
+
+def _charges(kinds: Sequence[Kind], history: npt.NDArray[Any]) -> list[Charge]:
+    return [
+        (loss, count * int(times))
+        for kind, times in zip(kinds, history, strict=False)
+        for loss, count in kind
+        if times
+    ]
+
+
+def _unsurpassed(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """The different columns of `counts`, as rows, that no other reaches in every entry."""
+    if not counts.size:
+        return np.empty((0, len(counts)), np.uint32)
+    rows = _different_columns(counts)
+    rows = rows[np.argsort(-rows.sum(axis=1, dtype=np.int64), kind="stable")]
+    kept = []
+    while len(rows):
+        kept.append(rows[0])
+        rows = rows[(rows > rows[0]).any(axis=1)]
+    return np.array(kept)
+
+
+def _different_columns(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """The different columns of `counts`, as rows; of a single row, the largest."""
+    if len(counts) == 1:
+        return np.full((1, 1), counts.max(), np.uint32)
+    radices = [int(most) + 1 for most in counts.max(axis=1)]
+    if math.prod(radices) < 1 << 63:  # a column read as the digits of one number sorts fast
+        keys = np.zeros(counts.shape[1], np.int64)
+        for row, radix in zip(counts, radices, strict=True):
+            keys = keys * radix + row
+        counts = counts[:, np.unique(keys, return_index=True)[1]]
+    rows: npt.NDArray[np.uint32] = np.unique(counts.T, axis=0)
+    return rows
