@@ -154,6 +154,8 @@ class TwoPhases:
     is the one that it made up in the first phase, which it can only if it is the same object.
     """
 
+    adaptive = False
+
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
 

@@ -7,14 +7,25 @@ prints the sentence and nothing else; a traceback means a defect in fedveil.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class FedveilError(Exception):
-    """The base of every error that a user can meet."""
+    """The base of every error that a user can meet; survives the way out of a worker process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args, self.__dict__)
 
 
 class FedveilWarning(UserWarning):
     """Something that works, and is likely not what its user wants."""
+
+
+def _again(kind: type[FedveilError], args: tuple[Any, ...], state: dict[str, Any]) -> FedveilError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidValue(FedveilError, ValueError):
@@ -74,13 +85,12 @@ class ClientWithheld(FedveilError):
 class RoundVoid(FedveilError):
     """A round ended without an aggregate; the global model stays as it was."""
 
-    def __init__(self, phase: str, got: int, needed: int) -> None:
+    def __init__(self, phase: str, got: int, needed: int, reason: str | None = None) -> None:
         self.phase = phase
         self.got = got
         self.needed = needed
-        super().__init__(
-            f"the round is void: {got} clients answered in phase {phase}, {needed} are needed"
-        )
+        what = reason or f"{got} clients answered in phase {phase}, {needed} are needed"
+        super().__init__(f"the round is void: {what}")
 
 
 class RunStopped(FedveilError):

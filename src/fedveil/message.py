@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from fedveil.errors import MessageInvalid
 
@@ -63,6 +64,32 @@ def decode(data: bytes | memoryview) -> dict[str, Value]:
         message[name] = reader.value()
         previous = name
     return message
+
+
+def take(message: Message, name: str, kind: type[Any]) -> Any:
+    """The field `name` of an untrusted message, of exactly that type."""
+    value = message.get(name)
+    if value is None or type(value) is not kind:
+        raise MessageInvalid(f"field {name} is missing or malformed")
+    return value
+
+
+def take_array(
+    message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """The array `name` of an untrusted message, of exactly that type and shape."""
+    value: npt.NDArray[Any] = take(message, name, np.ndarray)
+    if value.dtype != np.dtype(dtype):
+        raise MessageInvalid(f"field {name} has the wrong type")
+    if value.shape != shape:
+        raise MessageInvalid(f"field {name} has the wrong length")
+    return value
+
+
+def only_fields(message: Mapping[str, Value], *names: str) -> None:
+    """Refuse an untrusted message that holds anything but `names`."""
+    if set(message) != set(names):
+        raise MessageInvalid("fields are missing or unknown")
 
 
 def _encode_value(name: str, value: Value) -> list[bytes | memoryview]:

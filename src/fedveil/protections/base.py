@@ -24,8 +24,12 @@ from pydantic import BaseModel, ConfigDict
 
 from fedveil.entropy import Entropy
 from fedveil.errors import MessageInvalid, ReportRejected, RoundVoid
-from fedveil.message import Message, Value
+from fedveil.message import Message
+from fedveil.message import only_fields as only_fields
+from fedveil.message import take as take
+from fedveil.message import take_array as take_array
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.secagg.secret import Secret
 
 ClientId: TypeAlias = int
 #: A client's new weights minus the old, flat, in the order of the model's layout.
@@ -56,13 +60,22 @@ class Spending:
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a protection may know of the job that it is made for."""
+    """What a protection may know of the job that it is made for.
+
+    `job`: a digest of the whole job, the same for all that take part. In simulation (`simulated`)
+    keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
+    and `identity` is this client's own private one.
+    """
 
     weighting: Weighting
     dimension: int
     clients_per_round: int
     rounds: int
     simulated: bool = True
+    job: bytes = b""
+    seed: int = 0
+    roster: Mapping[ClientId, bytes] = field(default_factory=dict)
+    identity: Secret | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,10 @@ class ClientRound(Protocol):
 
 class Protection(Protocol):
     """A switch position, made once from the job."""
+
+    #: Whether what a round costs depends on the outcome of earlier ones: the ledger then adds
+    #: pure losses, which stays valid, instead of composing distributions fixed in advance.
+    adaptive: bool
 
     def initial_state(self) -> State:
         """The state before the first round."""
@@ -215,29 +232,3 @@ class OneReportRound(ABC):
     @abstractmethod
     def _aggregate(self) -> Aggregate:
         """The result; at least one report is folded."""
-
-
-def take(message: Message, name: str, kind: type[Any]) -> Any:
-    """The field `name` of an untrusted message, of exactly that type."""
-    value = message.get(name)
-    if value is None or type(value) is not kind:
-        raise MessageInvalid(f"field {name} is missing or malformed")
-    return value
-
-
-def take_array(
-    message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
-    """The array `name` of an untrusted message, of exactly that type and shape."""
-    value: npt.NDArray[Any] = take(message, name, np.ndarray)
-    if value.dtype != np.dtype(dtype):
-        raise MessageInvalid(f"field {name} has the wrong type")
-    if value.shape != shape:
-        raise MessageInvalid(f"field {name} has the wrong length")
-    return value
-
-
-def only_fields(message: Mapping[str, Value], *names: str) -> None:
-    """Refuse an untrusted message that holds anything but `names`."""
-    if set(message) != set(names):
-        raise MessageInvalid("fields are missing or unknown")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
+from fedveil.entropy import Entropy
+from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.mechanisms.unary_packing import pack, packed_size, unpack
 from fedveil.message import Message, Value
 from fedveil.protections.base import (
     Aggregate,
@@ -32,7 +33,7 @@ from fedveil.protections.base import (
 )
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 
-#: A report's values lie within clip + so many sigma. Of discrete noise, one in 10^23 would not.
+#: A report's values lie within clip + so many sigma of zero.
 _REACH_SIGMAS = 10
 
 
@@ -49,23 +50,203 @@ class DPEncryptSettings(Settings):
 
 
 class DPEncrypt:
-    """Every client sends its clipped update plus Gaussian noise; the aggregate is the mean.
+    """Every client sends its clipped update plus Gaussian noise; the aggregate is their mean.
 
-    A report holds the noised update. The source sends old weights + noised update; the server
-    knows the old weights, so that either says what the other says. Clients count equally: how
-    many examples one has is not sent, as it is not protected.
+    The source sends old weights + noised update; the server knows the old weights, so that this
+    says the same. Clients count equally: the number of a client's examples is not protected, and
+    so it is not sent.
 
     Privacy: (dp_eps, dp_delta) for a client's whole update in one report, replace-one, against
-    whoever reads it, as `GaussianMechanism` states.
+    whoever reads the report, as `GaussianMechanism` states; infinite for continuous noise.
     """
 
+    adaptive = False
+
     def __init__(self, settings: DPEncryptSettings, dimension: int) -> None:
-        self._mechanism = GaussianMechanism(
+        mechanism = GaussianMechanism(
             settings.dp_eps, settings.dp_delta, settings.dp_norm_clip, settings.noise
         )
-        mechanism = self._mechanism
-        self._form: _GridForm | _FloatForm
+        self._loss = mechanism.loss
+        self._form: _Form
         if settings.noise == "discrete":
-            self._form = _GridForm.of(mechanism, dimension)
+            self._form = _GridForm(mechanism, dimension)
         else:
-            self._form = _FloatForm(mechanism.clip + _REACH_SIGMAS * mechanism.sigma)
+            self._form = _FloatForm(mechanism, dimension)
+
+    def initial_state(self) -> State:
+        """Nothing is carried from round to round."""
+        return {}
+
+    def spending(self, state: State) -> Sequence[Spending]:
+        """One release of the whole update."""
+        return [Spending(self._loss)]
+
+    def server_round(self, context: RoundContext) -> DPEncryptServerRound:
+        """The server's half of a round."""
+        return DPEncryptServerRound(context, self._form)
+
+    def client_round(self, context: ClientContext) -> DPEncryptClientRound:
+        """The client's half of a round."""
+        return DPEncryptClientRound(context, self._form)
+
+
+class DPEncryptServerRound(OneReportRound):
+    """The running exact sum of the reports, in the units that they are written in."""
+
+    def __init__(self, context: RoundContext, form: _Form) -> None:
+        super().__init__(context)
+        self._form = form
+        self._sum = form.empty_sum()
+
+    def _fold(self, client: ClientId, message: Message) -> None:
+        only_fields(message, "round", *self._form.fields)
+        values = self._form.read(message)
+        try:
+            self._sum.add(values)
+        except ValueError as error:
+            raise MessageInvalid(f"the report cannot be added: {error}") from None
+
+    def _merge_sums(self, other: DPEncryptServerRound) -> None:
+        self._sum.merge(other._sum)
+
+    def _aggregate(self) -> Aggregate:
+        return Aggregate(self._sum.value() * self._form.step / self.reports, self.reports)
+
+
+class DPEncryptClientRound:
+    """Sends the noised update, and nothing where the update is not finite."""
+
+    def __init__(self, context: ClientContext, form: _Form) -> None:
+        self._context = context
+        self._form = form
+
+    def wants_update(self, message: Message) -> bool:
+        """The only message is the opening."""
+        return True
+
+    def respond(self, message: Message, update: Update | None) -> Message:
+        """The report."""
+        if update is None or take(message, "round", int) != self._context.round:
+            raise ClientWithheld("the message is not the opening of this round")
+        try:
+            report = self._form.write(update, self._context.entropy)
+        except InvalidValue as error:
+            raise ClientWithheld(str(error)) from None
+        return {"round": self._context.round, **report}
+
+
+class _Form(Protocol):
+    """How a report holds its values, and what a server adds them up in."""
+
+    fields: tuple[str, ...]
+    step: float
+
+    def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
+        """The fields of the report on `update`."""
+        ...
+
+    def read(self, message: Message) -> npt.NDArray[Any]:
+        """The values of an untrusted report, in steps, checked completely."""
+        ...
+
+    def empty_sum(self) -> _Sum:
+        """A sum of no reports."""
+        ...
+
+
+class _Sum(Protocol):
+    def add(self, vector: npt.NDArray[Any]) -> None: ...
+    def merge(self, other: Any) -> None: ...
+    def value(self) -> npt.NDArray[np.float64]: ...
+
+
+class _GridForm:
+    """Whole multiples of the grid's step, each in as few bits as hold -limit..limit.
+
+    `limit` is the clipping norm plus ten sigma. What is beyond is written as the limit: that is
+    post-processing, so that no guarantee changes, and happens to fewer than one value in 10^22.
+    All reports of a job have the same length.
+    """
+
+    fields: tuple[str, ...] = ("multiples", "step")
+
+    def __init__(self, mechanism: GaussianMechanism, dimension: int) -> None:
+        self._mechanism = mechanism
+        self._dimension = dimension
+        self.step = mechanism.grid(dimension).step
+        self._limit = math.ceil((mechanism.clip + _REACH_SIGMAS * mechanism.sigma) / self.step)
+        self._width = (2 * self._limit).bit_length()
+
+    def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
+        multiples = self._mechanism.multiples(update, entropy)
+        np.clip(multiples, -self._limit, self._limit, out=multiples)
+        return {"multiples": pack(multiples, -self._limit, self._width), "step": self.step}
+
+    def read(self, message: Message) -> npt.NDArray[np.int32]:
+        if take(message, "step", float) != self.step:
+            raise MessageInvalid("field step is not the step of this job's grid")
+        size = packed_size(self._dimension, self._width)
+        packed = take_array(message, "multiples", "uint8", (size,))
+        values = np.empty(self._dimension, np.int32)
+        if not unpack(packed, -self._limit, self._limit, self._width, values):
+            raise MessageInvalid("field multiples holds a value beyond its range")
+        return values
+
+    def empty_sum(self) -> _WholeSum:
+        return _WholeSum(self._dimension)
+
+
+class _FloatForm:
+    """The update itself, in float32."""
+
+    fields: tuple[str, ...] = ("update",)
+    step = 1.0
+
+    def __init__(self, mechanism: GaussianMechanism, dimension: int) -> None:
+        self._mechanism = mechanism
+        self._dimension = dimension
+        self._limit = mechanism.clip + _REACH_SIGMAS * mechanism.sigma
+        if self._limit > MAX_MAGNITUDE:
+            raise InvalidValue(
+                f"dp_norm_clip = {mechanism.clip!r} leads to values of up to {self._limit:g}; "
+                f"continuous noise allows 2^40"
+            )
+
+    def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
+        warnings.warn(
+            "noise = continuous is for comparison only: the low bits of floating-point noise tell "
+            "updates apart, so that no epsilon is promised",
+            FedveilWarning,
+            stacklevel=3,
+        )
+        return {"update": self._mechanism.privatize(update, entropy)}
+
+    def read(self, message: Message) -> npt.NDArray[np.float32]:
+        values = take_array(message, "update", "float32", (self._dimension,))
+        if not max(values.max(initial=0.0), -values.min(initial=0.0)) <= self._limit:
+            raise MessageInvalid("field update holds a value that is NaN or beyond its range")
+        return values
+
+    def empty_sum(self) -> ExactSum:
+        return ExactSum(self._dimension)
+
+
+class _WholeSum:
+    """A sum of int32 vectors: exact, and so the same in every order."""
+
+    def __init__(self, length: int) -> None:
+        self._total = np.zeros(length, np.int64)
+
+    def add(self, vector: npt.NDArray[np.int32]) -> None:
+        self._total += vector
+
+    def merge(self, other: _WholeSum) -> None:
+        self._total += other._total
+
+    def value(self) -> npt.NDArray[np.float64]:
+        return self._total.astype(np.float64)
+
+
+def build(settings: DPEncryptSettings, context: JobContext) -> DPEncrypt:
+    """The protection that a job asks for."""
+    return DPEncrypt(settings, context.dimension)

@@ -35,6 +35,8 @@ class NotEncrypt:
     Privacy: none. Whoever reads a report reads the update exactly (epsilon is infinite).
     """
 
+    adaptive = False
+
     def __init__(self, context: JobContext) -> None:
         self._weighting = context.weighting
 

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
-from fedveil.protections.base import Settings
+from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
+from fedveil.mechanisms.gap_code import decode_indices, encode_indices
+from fedveil.mechanisms.magnitude import MagnitudeEstimator
+from fedveil.mechanisms.response import BinaryRandomizedResponse
+from fedveil.mechanisms.selection import SignDS
+from fedveil.message import Message, Value
+from fedveil.protections.base import (
+    Aggregate,
+    ClientContext,
+    ClientId,
+    JobContext,
+    OneReportRound,
+    RoundContext,
+    Settings,
+    Spending,
+    State,
+    Update,
+    only_fields,
+    take,
+)
+
+#: The source asks that the top-k set has more dimensions than this.
+_FEW_DIMENSIONS = 50
 
 
 class SignDSSettings(Settings):
@@ -39,3 +64,170 @@ class SignDSSettings(Settings):
     regrow: bool = Field(
         False, description="let the estimate grow again after five rounds in a row below r"
     )
+
+
+class SignDSProtection:
+    """Every client reports the selected dimensions, their sign and one bit about its magnitude.
+
+    The aggregate of n reports is lr_global / n times, in each dimension, the number of +1 less the
+    number of -1. With `magnitude: estimated` lr_global is 2 * r_est * n, r_est being moved by this
+    round's bits before it is used; with fewer bits than 5% of the reports it is `sign_global_lr`
+    and r_est stays. With `magnitude: fixed` it is `sign_global_lr` and no bit is sent.
+    Clients count equally.
+
+    Privacy: sign_eps per update for dimensions and sign, and sign_mag_eps for the bit; both pure,
+    replace-one, and both counted.
+    Source: 000.
+    """
+
+    adaptive = False
+
+    def __init__(self, settings: SignDSSettings, context: JobContext) -> None:
+        self.settings = settings
+        self.dimension = context.dimension
+        self.mechanism = SignDS(
+            settings.sign_k, settings.sign_eps, settings.sign_thr_ratio, settings.sign_dim_out
+        )
+        self.response = BinaryRandomizedResponse(settings.sign_mag_eps or settings.sign_eps)
+        self.estimated = settings.magnitude == "estimated"
+
+    def initial_state(self) -> State:
+        """The source's first estimate, growing; nothing where the step is fixed."""
+        return _state_of(MagnitudeEstimator()) if self.estimated else {}
+
+    def spending(self, state: State) -> Sequence[Spending]:
+        """The selection's loss, and the bit's where one is sent."""
+        selection = Spending(self.mechanism.loss)
+        return [selection, Spending(self.response.loss)] if self.estimated else [selection]
+
+    def server_round(self, context: RoundContext) -> SignDSServerRound:
+        """The server's half of a round."""
+        return SignDSServerRound(context, self)
+
+    def client_round(self, context: ClientContext) -> SignDSClientRound:
+        """The client's half of a round."""
+        return SignDSClientRound(context, self)
+
+
+class SignDSServerRound(OneReportRound):
+    """Running whole-number sums: signs in each dimension, bits, and bits that are 1."""
+
+    def __init__(self, context: RoundContext, protection: SignDSProtection) -> None:
+        super().__init__(context)
+        self._protection = protection
+        self._dim_out = protection.mechanism.plan(protection.dimension).dim_out
+        self._signs = np.zeros(protection.dimension, np.int32)
+        self._bits = 0
+        self._ones = 0
+
+    def opening(self) -> Message:
+        """The round's number, and what a client compares its magnitude with."""
+        opening = super().opening()
+        if not self._protection.estimated:
+            return opening
+        state = self._context.state
+        return {**opening, "estimate": state["estimate"], "phase": state["phase"]}
+
+    def _fold(self, client: ClientId, message: Message) -> None:
+        with_bit = self._protection.estimated and "bit" in message
+        only_fields(message, "round", "sign", "indices", *(["bit"] if with_bit else []))
+        sign = take(message, "sign", int)
+        if sign not in (1, -1):
+            raise MessageInvalid("field sign is neither 1 nor -1")
+        bit = take(message, "bit", bool) if with_bit else False
+        code = take(message, "indices", bytes)
+        indices = decode_indices(code, self._protection.dimension, self._dim_out)
+        self._signs[indices] += sign
+        self._bits += with_bit
+        self._ones += bit
+
+    def _merge_sums(self, other: SignDSServerRound) -> None:
+        self._signs += other._signs
+        self._bits += other._bits
+        self._ones += other._ones
+
+    def _aggregate(self) -> Aggregate:
+        settings = self._protection.settings
+        step = settings.sign_global_lr
+        state: State = {}
+        if self._protection.estimated:
+            estimator = _estimator(self._context.state, settings.regrow)
+            if estimator.enough(self._bits, self.reports):
+                estimator.update_counts(self._ones, self._bits, self._protection.response.eps)
+            step = estimator.global_step(step, self._bits, self.reports)
+            state = _state_of(estimator)
+        return Aggregate(self._signs * step / self.reports, self.reports, state)
+
+
+class SignDSClientRound:
+    """Selects dimensions of the update and perturbs the bit about its magnitude."""
+
+    def __init__(self, context: ClientContext, protection: SignDSProtection) -> None:
+        self._context = context
+        self._protection = protection
+
+    def wants_update(self, message: Message) -> bool:
+        """The only message is the opening."""
+        return True
+
+    def respond(self, message: Message, update: Update | None) -> Message:
+        """The report."""
+        protection, entropy = self._protection, self._context.entropy
+        if update is None or message.get("round") != self._context.round:
+            raise ClientWithheld("the message is not the opening of this round")
+        if len(update) != protection.dimension:
+            raise ClientWithheld(
+                f"the update has {len(update)} dimensions, the job's model {protection.dimension}"
+            )
+        _warn_of_small_set(protection.settings.sign_k, protection.dimension)
+        try:
+            estimator = _told_estimator(message) if protection.estimated else None
+            selection = protection.mechanism.select(update, entropy)
+        except (InvalidValue, MessageInvalid) as error:
+            raise ClientWithheld(str(error)) from None
+        report: dict[str, Value] = {
+            "round": self._context.round,
+            "sign": selection.sign,
+            "indices": encode_indices(selection.indices, protection.dimension),
+        }
+        if estimator is not None:
+            bit = bool(estimator.bit(selection.magnitude))
+            report["bit"] = bool(protection.response.perturb(bit, entropy))
+        return report
+
+
+def _warn_of_small_set(sign_k: float, dimension: int) -> None:
+    if sign_k * dimension <= _FEW_DIMENSIONS:
+        warnings.warn(
+            f"protection.signds.sign_k = {sign_k:g} of {dimension} dimensions makes a top-k set "
+            f"of {sign_k * dimension:g}: SignDS needs more than {_FEW_DIMENSIONS} to learn from",
+            FedveilWarning,
+            stacklevel=3,
+        )
+
+
+def _told_estimator(opening: Message) -> MagnitudeEstimator:
+    """The server's estimator as far as a client needs it, from an untrusted opening."""
+    return MagnitudeEstimator(take(opening, "estimate", float), phase=take(opening, "phase", str))
+
+
+def _estimator(state: State, regrow: bool) -> MagnitudeEstimator:
+    return MagnitudeEstimator(
+        take(state, "estimate", float),
+        phase=take(state, "phase", str),
+        zeros=take(state, "zeros", int),
+        regrow=regrow,
+    )
+
+
+def _state_of(estimator: MagnitudeEstimator) -> State:
+    return {
+        "estimate": estimator.estimate,
+        "phase": estimator.phase,
+        "zeros": estimator.zeros,
+    }
+
+
+def build(settings: SignDSSettings, context: JobContext) -> SignDSProtection:
+    """The protection that a job asks for."""
+    return SignDSProtection(settings, context)

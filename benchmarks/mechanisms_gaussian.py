@@ -1,0 +1,106 @@
+"""The discrete Gaussian against its floors, and against OpenDP in the same run.
+
+    python benchmarks/mechanisms_gaussian.py --peers-python PYTHON
+    python benchmarks/mechanisms_gaussian.py cost
+
+PYTHON is that of an environment made from ``requirements-mechanisms.txt``. ``cost`` prints the
+table of docs/mechanisms/dp_encrypt.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.entropy import Secure, Seeded
+from fedveil.mechanisms import discrete_gaussian
+from fedveil.mechanisms.gaussian import GaussianMechanism, clip_to_grid
+from fedveil.message import encode
+from fedveil.protections.base import ClientContext
+from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
+from mechanisms_unary import Figure, best_s
+
+DIMENSION = 1_000_000
+PEER_SCRIPT = Path(__file__).parent / "peers" / "opendp_gaussian.py"
+
+
+def figures(peers_python: str | None) -> Iterator[Figure]:
+    """Every figure, ours first; without a Python for the peer the ratio is left out."""
+    entropy = Secure()
+    update = Seeded(0).generator().standard_normal(DIMENSION).astype(np.float32)
+
+    def make_table() -> Any:
+        discrete_gaussian._cell_table.cache_clear()
+        discrete_gaussian._cumulative.cache_clear()
+        return discrete_gaussian._cell_table((1 << 24) - 1)
+
+    yield Figure("discrete Gaussian: largest table", best_s(make_table), "s", at_most=0.5)
+    slowest = 0.0
+    for eps, delta in ((50.0, 0.01), (1.0, 1e-5)):
+        mechanism = GaussianMechanism(eps, delta, 1.0)
+        seconds = best_s(lambda m=mechanism: m.privatize(update, entropy), repeats=9)
+        ns = seconds / DIMENSION * 1e9
+        yield Figure(f"discrete Gaussian privatize, eps {eps:g}", ns, "ns", at_most=25)
+        slowest = max(slowest, ns)
+    if peers_python is not None:
+        theirs = peer_result(peers_python)
+        name = f"OpenDP {theirs['version']}, noise of 1000 steps"
+        yield Figure(name, theirs["ns_per_value"], "ns")
+        ratio = theirs["ns_per_value"] / slowest
+        yield Figure("  over ours, the slower", ratio, "times", at_least=200)
+
+
+def peer_result(python: str) -> dict[str, Any]:
+    """What the peer's own script measures, in its own environment."""
+    done = subprocess.run([python, str(PEER_SCRIPT)], check=True, capture_output=True, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def print_cost() -> None:
+    """A table in Markdown: sigma, what rounding takes, what clients average out, bits sent."""
+    print("| ε | δ | parameters | σ | kept by rounding | clients for noise = update | bits |")
+    print("|---|---|---|---|---|---|---|")
+    for size in (66_521, 1_000_000):
+        update = Seeded(0).generator().standard_normal(size).astype(np.float32)
+        for eps, delta in ((1.0, 1e-5), (10.0, 1e-3), (50.0, 0.01), (50.0, 0.001), (200.0, 0.001)):
+            mechanism = GaussianMechanism(eps, delta, 1.0)
+            step = mechanism.grid(size).step
+            kept = step * math.sqrt(float(np.sum(clip_to_grid(update, 1.0, step) ** 2)))
+            half = DPEncrypt(DPEncryptSettings(dp_eps=eps, dp_delta=delta), size).client_round(
+                ClientContext(0, 1, update, 1, Seeded(0))
+            )
+            bits = 8 * len(encode(half.respond({"round": 1}, update))) / size
+            clients = size * mechanism.sigma**2
+            print(
+                f"| {eps:g} | {delta:g} | {size:,} | {mechanism.sigma:.4g} | {100 * kept:.1f}% "
+                f"| {clients:,.0f} | {bits:.1f} |"
+            )
+
+
+def main() -> int:
+    """Print the figures; the exit status is 1 where a floor is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=("speed", "cost"), default="speed")
+    parser.add_argument("--peers-python", help="the interpreter that has the peer")
+    arguments = parser.parse_args()
+    if arguments.what == "cost":
+        print_cost()
+        return 0
+    missed = False
+    for figure in figures(arguments.peers_python):
+        print(figure, flush=True)
+        missed |= not figure.holds
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""RR and OUE against their floors, and against pure-ldp and multi-freq-ldpy in the same run.
+
+    python benchmarks/mechanisms_unary.py --peers-python PYTHON
+    python benchmarks/mechanisms_unary.py accuracy
+
+PYTHON is that of an environment made from ``requirements-unary.txt``. ``accuracy`` prints the
+tables of docs/mechanisms/rr_oue.md, from the variance formula alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.entropy import Secure
+from fedveil.mechanisms.unary import UnaryEncoding
+from fedveil.mechanisms.unary_sum import SumTables
+
+DIMENSION = 1_000_000
+CELLS = 50
+EPS = 0.5
+SERVER_REPORTS = 500
+PEER_SCRIPT = Path(__file__).parent / "peers" / "unary_reports.py"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure and the floor that it must keep: `at_most`, or `at_least` for ratios."""
+
+    work: str
+    value: float
+    unit: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the floor, if there is one, is kept."""
+        return (self.at_most is None or self.value <= self.at_most) and (
+            self.at_least is None or self.value >= self.at_least
+        )
+
+    def __str__(self) -> str:
+        floor = ""
+        if self.at_most is not None:
+            floor = f"at most {self.at_most:g}"
+        elif self.at_least is not None:
+            floor = f"at least {self.at_least:g}"
+        verdict = f"{floor}: {'kept' if self.holds else 'MISSED'}" if floor else ""
+        return f"{self.work:<58} {self.value:>12,.3f} {self.unit:<8} {verdict}"
+
+
+def best_s(work: Callable[[], Any], repeats: int = 5) -> float:
+    """Seconds of the fastest run; one more before it compiles and warms the caches."""
+    work()
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def figures(peers_python: str | None) -> Iterator[Figure]:
+    """Every figure, ours first; without a Python for the peers the ratios are left out."""
+    per_parameter = 1e9 / DIMENSION
+    encoding = UnaryEncoding("rr", EPS, CELLS)
+    entropy = Secure()
+    values = np.random.default_rng(0).uniform(-1, 1, DIMENSION).astype(np.float32)
+    states = encoding.encode(values)
+
+    def make_tables() -> SumTables:
+        return SumTables(encoding.exact_p, encoding.exact_q, CELLS)
+
+    yield Figure("tables for 101 states", best_s(make_tables), "s", at_most=0.3)
+    yield Figure("encode, nearest", best_s(lambda: encoding.encode(values)) * per_parameter, "ns")
+    ours = best_s(lambda: encoding.perturb(states, entropy)) * per_parameter
+    yield Figure("rr sum report", ours, "ns", at_most=10)
+    whole = best_s(lambda: encoding.pack(encoding.perturb(values, entropy))) * per_parameter
+    yield Figure("  from values to packed bytes", whole, "ns")
+    oue = UnaryEncoding("oue", EPS, CELLS)
+    yield Figure(
+        "oue sum report", best_s(lambda: oue.perturb(states, entropy)) * per_parameter, "ns"
+    )
+    bits = UnaryEncoding("rr", EPS, CELLS, report="bits")
+    packed_bits = best_s(lambda: bits.perturb(states, entropy)) * per_parameter
+    yield Figure("rr bits report, packed", packed_bits, "ns", at_most=60)
+    yield from server_figures(encoding, values, entropy)
+    if peers_python is not None:
+        yield from peer_figures(peers_python, ours)
+
+
+def server_figures(encoding: UnaryEncoding, values: Any, entropy: Secure) -> Iterator[Figure]:
+    """500 packed reports to means, and how much memory the folding takes."""
+    reports = [encoding.pack(encoding.perturb(values, entropy)) for _ in range(4)]
+
+    def fold(count: int) -> Any:
+        running = None
+        for i in range(count):
+            report = encoding.unpack(reports[i % len(reports)], DIMENSION)
+            running = encoding.add(running, report)
+        assert running is not None
+        return encoding.estimate(running, count)
+
+    name = f"server: {SERVER_REPORTS} packed sum reports to means"
+    yield Figure(name, best_s(lambda: fold(SERVER_REPORTS), repeats=2), "s", at_most=1.5)
+    peaks = []
+    for count in (5, 50):
+        tracemalloc.start()
+        fold(count)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    yield Figure("server: peak memory, 5 reports", peaks[0] / 1e6, "MB")
+    yield Figure(
+        "server: peak memory of 50 over that of 5", peaks[1] / peaks[0], "times", at_most=1.01
+    )
+
+
+def peer_figures(python: str, ours: float) -> Iterator[Figure]:
+    """The peers' own script, run in their own environment, and their times over ours."""
+    done = subprocess.run(
+        [python, str(PEER_SCRIPT), "--states", str(2 * CELLS + 1), "--eps", str(EPS)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    results = json.loads(done.stdout.splitlines()[-1])
+    for name, floor in (("multi-freq-ldpy", 200), ("pure-ldp", 500)):
+        label, theirs = f"{name} {results[name]['version']}", results[name]["ns_per_parameter"]
+        yield Figure(f"rr report, {label}", theirs, "ns")
+        yield Figure("  over our sum report", theirs / ours, "times", at_least=floor)
+
+
+def error(kind: Any, rounding: Any, eps: float, cells: int, n: int) -> float:
+    """Root mean square error of the mean of n clients that share a value, uniform on [-1, 1].
+
+    Nearest rounding leaves every client the same error, uniform within half a cell; stochastic
+    rounding one of its own, of variance f (1 - f) cells^-2 for a fraction f, on average 1/6.
+    """
+    noise = UnaryEncoding(kind, eps, cells).variance(n, math.sqrt(1 / 3))
+    rounded = 1 / (12 * cells**2) if rounding == "nearest" else 1 / (6 * cells**2 * n)
+    return math.sqrt(noise + rounded)
+
+
+def print_accuracy() -> None:
+    """Tables in Markdown: error by cells under both roundings, and the best of 1 to 200 cells."""
+    cells, n = (1, 2, 3, 5, 10, 20, 50, 100), 1000
+    for eps in (1.0, 4.8):
+        print(f"\neps {eps:g}, {n} clients\n")
+        print("| cells | " + " | ".join(map(str, cells)) + " | best |")
+        print("|---|" + "---|" * (len(cells) + 1))
+        for kind, own, label in (("rr", eps, "eps"), ("rr", eps / 2, "eps/2"), ("oue", eps, "eps")):
+            for rounding in ("nearest", "stochastic"):
+                errors = {c: error(kind, rounding, own, c, n) for c in range(1, 201)}
+                row = " | ".join(f"{errors[c]:.3f}" for c in cells)
+                best = min(errors, key=errors.__getitem__)
+                print(f"| {kind} at {label}, {rounding} | {row} | {best} |")
+
+
+def main() -> int:
+    """Print the figures; the exit status is 1 where a floor is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=("speed", "accuracy"), default="speed")
+    parser.add_argument("--peers-python", help="the interpreter that has the peers")
+    arguments = parser.parse_args()
+    if arguments.what == "accuracy":
+        print_accuracy()
+        return 0
+    missed = False
+    for figure in figures(arguments.peers_python):
+        print(figure, flush=True)
+        missed |= not figure.holds
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

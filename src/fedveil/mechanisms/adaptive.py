@@ -1,0 +1,66 @@
+"""The adaptive budget: epsilon of the next round from how much the model has turned."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import finite_vector, positive
+from fedveil.errors import InvalidValue
+
+_Vector = npt.NDArray[np.float64]
+
+#: An angular similarity below it cannot be told from 0 in double precision.
+_ZERO_SIMILARITY = 1e-12
+
+
+class AdaptiveBudget:
+    """epsilon of round t + 1 is eps / A_s, A_s = 1 - arccos(S_c) / π in (0, 1].
+
+    S_c is the cosine similarity of the flattened global models of rounds t and t + 1. eps is
+    always the job's own: the quotients are never compounded.
+
+    Source: 002, algorithm 2. What it costs: eps / A_s is never below eps, so that a run's whole
+    loss grows, where the source calls it unchanged. And because epsilon follows from earlier
+    outputs, only the plain sum of pure losses bounds it.
+    """
+
+    def __init__(self, eps: float) -> None:
+        self.eps = positive("eps", eps)
+
+    def next(self, previous_model: npt.ArrayLike, new_model: npt.ArrayLike) -> float:
+        """epsilon of the next round; raises `InvalidValue` where A_s is 0 or has no value."""
+        previous = finite_vector("previous_model", previous_model).astype(np.float64)
+        new = finite_vector("new_model", new_model).astype(np.float64)
+        if len(previous) != len(new):
+            raise InvalidValue(
+                f"new_model has {len(new)} parameters, previous_model has {len(previous)}"
+            )
+        similarity = (
+            1 - _angle(_unit("previous_model", previous), _unit("new_model", new)) / math.pi
+        )
+        if similarity < _ZERO_SIMILARITY:
+            raise InvalidValue(
+                "the adaptive epsilon has no value: new_model points exactly away from "
+                "previous_model, their angular similarity A_s is 0"
+            )
+        return self.eps / similarity
+
+
+def _unit(name: str, vector: _Vector) -> _Vector:
+    largest = np.abs(vector).max(initial=0.0)
+    if largest == 0:
+        raise InvalidValue(f"the adaptive epsilon has no value: {name} is zero everywhere")
+    scaled = vector / largest  # its squares cannot overflow, nor all of them underflow
+    return np.asarray(scaled / np.linalg.norm(scaled), np.float64)
+
+
+def _angle(a: _Vector, b: _Vector) -> float:
+    """arccos of a · b for unit vectors, in [0, π].
+
+    arccos of the rounded cosine, clipped to [-1, 1], would be off by up to 1e-8 where the models
+    are nearly alike; this form is good everywhere and exact for equal ones.
+    """
+    return 2 * math.atan2(float(np.linalg.norm(a - b)), float(np.linalg.norm(a + b)))

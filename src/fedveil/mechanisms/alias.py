@@ -1,0 +1,216 @@
+"""Exact draws from finite laws: alias tables of 64-bit whole weights, and an exact remainder.
+
+A law is cut in two. What 64-bit arithmetic can hold is a table of whole weights, each at most
+2^64 times its symbol's true probability; what they miss, a share of about 2^-38, is one symbol
+more, the remainder, whose own law is worked out in whole numbers when it is drawn. So the law is
+the stated one with no additive error, though the tables are made in floating point.
+
+Walker's alias method spreads the weights over 2^b columns of equal weight, each shared by two
+symbols. One draw reads 32 bits: b of them name a column, the others are compared with the upper
+digits of its threshold, and where they are equal 32 further bits are read and compared.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._kernels import compiled
+from fedveil.entropy import Entropy
+
+#: How far above the truth the given probabilities may be, relatively.
+ACCURACY = 2.0**-39
+_SHORTFALL = 2.0**-38
+#: One block of keystream: 256 KiB.
+_BLOCK = 1 << 16
+#: A column's number and its threshold's upper digits share 32 bits.
+MAX_SYMBOLS = (1 << 16) - 1
+
+_Words = npt.NDArray[np.uint32]
+_Weights = npt.NDArray[np.uint64]
+
+
+class AliasTables:
+    """Several laws over the same symbols, one a row.
+
+    `probabilities[row, symbol]` is the law in floating point, nowhere above (1 + ACCURACY) times
+    the true one. `exact(row)` is the true law as whole numbers in its proportions. Rows and
+    symbols are called by their names: consecutive numbers from `first_row` and `first_symbol` on.
+    """
+
+    def __init__(
+        self,
+        probabilities: npt.NDArray[np.float64],
+        exact: Callable[[int], Sequence[int]],
+        first_row: int = 0,
+        first_symbol: int = 0,
+    ) -> None:
+        rows, symbols = probabilities.shape
+        self._exact = exact
+        self._first_row = first_row
+        self._first_symbol = first_symbol
+        self._symbols = symbols
+        self._bits = symbols.bit_length()  # columns for the symbols and for the remainder
+        self._entries = np.empty((rows, 1 << self._bits), np.uint32)
+        self._lower = np.empty_like(self._entries)
+        for row in range(rows):
+            thresholds, partners = _share_out(self._weights(probabilities[row]))
+            self._lower[row] = thresholds & np.uint64(0xFFFFFFFF)
+            self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
+
+    def _weights(self, law: npt.NDArray[np.float64]) -> _Weights:
+        """Whole weights that sum to 2^64, the remainder's at `symbols`; empty columns follow."""
+        weights = np.zeros(1 << self._bits, np.uint64)
+        weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
+        remainder = (1 << 64) - int(weights.sum(dtype=np.uint64))
+        # Below one upper digit: a draw that may be the remainder is always an undecided one.
+        if not 0 < remainder < 1 << 32:
+            raise ArithmeticError("the probabilities of a table do not sum to one")
+        weights[self._symbols] = remainder
+        return weights
+
+    def draw(
+        self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: npt.NDArray[Any]
+    ) -> None:
+        """Overwrite `out[i]` with an independent symbol from the law `rows[i]`."""
+        for begin in range(0, len(rows), _BLOCK):
+            part = slice(begin, begin + _BLOCK)
+            self._draw_block(rows[part], entropy, out[part])
+
+    def draw_from(self, row: int, entropy: Entropy, out: npt.NDArray[Any]) -> None:
+        """Overwrite all of `out` with independent symbols from the one law `row`."""
+        rows = np.full(min(len(out), _BLOCK), row, np.int16)
+        for begin in range(0, len(out), _BLOCK):
+            part = out[begin : begin + _BLOCK]
+            self._draw_block(rows[: len(part)], entropy, part)
+
+    def _draw_block(
+        self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: npt.NDArray[Any]
+    ) -> None:
+        words = np.empty(len(rows), np.uint32)
+        undecided = np.empty(len(rows), np.int32)
+        entropy.fill(words)
+        count = _pick(
+            self._entries, self._bits, self._first_row, self._first_symbol,
+            rows, words, out, undecided,
+        )  # fmt: skip
+        for i in undecided[:count]:
+            row = int(rows[i]) - self._first_row
+            out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
+
+    def _decide(self, row: int, word: int, entropy: Entropy) -> int:
+        """The symbol of a draw whose first 32 bits are `word` and do not decide it."""
+        column = word >> (32 - self._bits)
+        entry = int(self._entries[row, column])
+        digits = (word << 32 | entropy.integer(1 << 32)) & ((1 << (64 - self._bits)) - 1)
+        threshold = entry >> self._bits << 32 | int(self._lower[row, column])
+        symbol: int = column if digits < threshold else entry & ((1 << self._bits) - 1)
+        if symbol < self._symbols:
+            return symbol
+        remainders = self.remainders(row)
+        return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
+
+    def weights(self, row: int) -> list[int]:
+        """The whole weights that the table of a row holds, of 2^64; the remainder's is last."""
+        capacity = 1 << (64 - self._bits)
+        weights = [0] * (1 << self._bits)
+        for column in range(1 << self._bits):
+            entry = int(self._entries[row, column])
+            threshold = entry >> self._bits << 32 | int(self._lower[row, column])
+            weights[column] += threshold
+            weights[entry & ((1 << self._bits) - 1)] += capacity - threshold
+        return weights[: self._symbols + 1]
+
+    def remainders(self, row: int) -> list[int]:
+        """What the weights of a row's symbols miss of the true law, in whole proportions."""
+        exact = self._exact(row)
+        total = sum(exact)
+        pairs = zip(exact, self.weights(row), strict=False)
+        missing = [(e << 64) - w * total for e, w in pairs]
+        if min(missing) < 0:
+            raise ArithmeticError("a table gives a symbol more than its true probability")
+        return missing
+
+
+def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
+    """Each column's threshold and partner: below the threshold its own symbol, else the partner.
+
+    Columns are filled in order: a symbol that is too light for its column is topped up by the
+    heavy symbol whose turn it is, and a heavy one that has given so much that it fits its own
+    column is topped up by the next heavy one. The running sums of what the light ones lack and
+    of what the heavy ones have to spare tell who meets whom; they stay below 2^64.
+    """
+    capacity = np.uint64(2**64 // len(weights))
+    heavy = np.flatnonzero(weights >= capacity)
+    light = np.flatnonzero(weights < capacity)
+    spare = np.cumsum(weights[heavy] - capacity, dtype=np.uint64)
+    lacking = np.zeros(len(light) + 1, np.uint64)
+    np.cumsum(capacity - weights[light], dtype=np.uint64, out=lacking[1:])
+
+    thresholds = weights.copy()
+    partners = np.arange(len(weights), dtype=np.uint64)
+    partners[light] = heavy[np.searchsorted(spare, lacking[:-1], side="right")]
+    given = lacking[np.searchsorted(lacking, spare, side="left")]
+    thresholds[heavy] = capacity + spare - given
+    partners[heavy[:-1]] = heavy[1:]
+    full = np.flatnonzero(thresholds == capacity)
+    thresholds[full] = 0  # a threshold has no room for its capacity: the partner is the symbol
+    partners[full] = full
+    return thresholds, partners
+
+
+def _pick_numpy(
+    entries: _Words,
+    bits: int,
+    first_row: int,
+    first_symbol: int,
+    rows: npt.NDArray[np.signedinteger[Any]],
+    words: _Words,
+    out: npt.NDArray[Any],
+    undecided: npt.NDArray[np.int32],
+) -> int:
+    columns = words >> np.uint32(32 - bits)
+    digits = words & np.uint32((1 << (32 - bits)) - 1)
+    picked = entries[rows.astype(np.int64) - first_row, columns]
+    upper = picked >> np.uint32(bits)
+    partners = picked & np.uint32((1 << bits) - 1)
+    out[:] = np.where(digits < upper, columns, partners).astype(np.int64) + first_symbol
+    ties = np.flatnonzero(digits == upper)
+    undecided[: len(ties)] = ties
+    return len(ties)
+
+
+@compiled(_pick_numpy)
+def _pick(
+    entries: _Words,
+    bits: int,
+    first_row: int,
+    first_symbol: int,
+    rows: npt.NDArray[np.signedinteger[Any]],
+    words: _Words,
+    out: npt.NDArray[Any],
+    undecided: npt.NDArray[np.int32],
+) -> int:
+    """Decide every draw that its first 32 bits decide; list the others and return their number."""
+    column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
+    digit_mask = np.uint32((1 << (32 - bits)) - 1)
+    partner_mask = np.uint32((1 << bits) - 1)
+    count = 0
+    for i in range(len(rows)):
+        word = words[i]
+        column = word >> column_shift
+        row = np.uint64(rows[i] - first_row)  # unsigned: no index from the end to test for
+        entry = entries[row, column]
+        digits = word & digit_mask
+        upper = entry >> upper_shift
+        symbol = np.int32(column) if digits < upper else np.int32(entry & partner_mask)
+        out[i] = symbol + first_symbol
+        if digits == upper:
+            undecided[count] = i
+            count += 1
+    return count

@@ -1,0 +1,296 @@
+"""The discrete Gaussian, drawn exactly and fast: tables of whole numbers, never floating tails."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._kernels import compiled
+from fedveil._validate import integer
+from fedveil.entropy import Entropy
+
+#: Cell tables are made for variances below this, so that one stays in a core's own cache.
+_MAX_CELL_VARIANCE = 1 << 24
+_MAX_PLACE_BITS = 16
+_CHUNK = 1 << 14
+
+_PREFIX_BITS = 63  # of the uniform real that chooses a cell: a word less the sign
+_GUIDE_BITS = 14
+_GUIDE_SHIFT = _PREFIX_BITS - _GUIDE_BITS
+_END = (1 << 64) - 1  # above every prefix
+_UNDECIDED = -1
+
+_PLACE_WORD_BITS = 32
+_KEPT, _AGAIN, _UNSURE = 0, 1, 2
+_ABOVE, _BELOW = 1 + 2.0**-40, 1 - 2.0**-40  # wider than the few roundings they cover
+
+_GUARD_BITS = 96
+_NEGLIGIBLE_BITS = 32
+
+
+class DiscreteGaussian:
+    """Whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²).
+
+    s² = cell_variance · 4^place_bits, a whole number. The law has no additive error: what the
+    first bits of a draw do not decide is decided by further bits and by interval arithmetic
+    over whole numbers, as wide as it takes.
+
+    A magnitude is `cell · 2^place_bits + place`:
+
+    1. One word gives a sign and the first 63 bits of a uniform real U. The cell is the least y
+       with U < Pr[Y <= y], where Pr[Y = y] ∝ exp(-y² / 2 cell_variance), y = 0, 1, ...
+    2. A second, shorter word gives a uniform place, and decides whether the draw is kept, with
+       probability exp(-place · (2^(place_bits + 1) · cell + place) / 2s²).
+    3. A zero with a minus sign is not kept, as zero has two names. What is not kept is drawn
+       again from the start: less than one draw in a thousand for large s.
+
+    The weights of 1 and 2 multiply to exp(-x² / 2s²). With no place bits there is no second word.
+    """
+
+    def __init__(self, cell_variance: int, place_bits: int = 0) -> None:
+        self.cell_variance = integer("cell_variance", cell_variance, 1, _MAX_CELL_VARIANCE - 1)
+        self.place_bits = integer("place_bits", place_bits, 0, _MAX_PLACE_BITS)
+
+    @classmethod
+    def at_least(cls, variance: Fraction) -> DiscreteGaussian:
+        """The one whose s² is the least that the tables offer at or above `variance` > 0."""
+        place_bits = 0
+        while -(-variance // 4**place_bits) >= _MAX_CELL_VARIANCE:
+            place_bits += 1
+        return cls(-(-variance // 4**place_bits), place_bits)
+
+    @property
+    def variance(self) -> int:
+        """The parameter s²; the variance is less by under 1e-6 of it from s = 1 upwards."""
+        return self.cell_variance << (2 * self.place_bits)
+
+    def draw(self, count: int, entropy: Entropy) -> npt.NDArray[np.int64]:
+        """`count` independent draws."""
+        values = np.zeros(count, np.int64)
+        self.add_to(values, entropy)
+        return values
+
+    def add_to(self, values: npt.NDArray[np.int64], entropy: Entropy) -> None:
+        """Add an independent draw to every one of `values`."""
+        size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
+        words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
+        again = [np.empty(0, np.int64)]
+        for start in range(0, len(values), _CHUNK):
+            part = values[start : start + _CHUNK]
+            out = drawn[: len(part)]
+            not_kept = self._draw_once(words[: len(part)], out, entropy)
+            out[not_kept] = 0
+            part += out
+            again.append(start + not_kept)
+        redo = np.concatenate(again)
+        if len(redo):
+            values[redo] += self.draw(len(redo), entropy)
+
+    def _draw_once(
+        self, words: npt.NDArray[np.uint64], out: npt.NDArray[np.int64], entropy: Entropy
+    ) -> npt.NDArray[np.int64]:
+        """Fill `words` and make draws of them in `out`; the indices of those not kept."""
+        entropy.fill(words)
+        if _cells(words, *_cell_table(self.cell_variance), out):
+            for i in np.flatnonzero(out == _UNDECIDED):
+                out[i] = self._decide_cell(int(words[i]) >> 1, entropy)
+        places = np.empty(len(out) if self.place_bits else 0, np.uint32)
+        entropy.fill(places)
+        verdicts = np.empty(len(out), np.uint8)
+        _places(words, places, self.cell_variance, self.place_bits, out, verdicts)
+        for i in np.flatnonzero(verdicts == _UNSURE):
+            kept = self._decide_kept(abs(int(out[i])), int(places[i]), entropy)
+            verdicts[i] = _KEPT if kept else _AGAIN
+        return np.flatnonzero(verdicts == _AGAIN)
+
+    def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
+        """The cell of the uniform real whose first 63 bits are `prefix`, by as many as it takes."""
+        bits = _PREFIX_BITS
+        while True:
+            prefix, bits = _extend(prefix, bits, entropy)
+            low, high = _cumulative(self.cell_variance, bits)
+            cell = bisect.bisect_left(high, prefix)
+            if cell < len(low) and prefix < low[cell]:
+                return cell
+
+    def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
+        """Whether the uniform real that begins in `place_word` is at least 1 - e^-loss."""
+        place = magnitude & ((1 << self.place_bits) - 1)
+        loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
+        bits = _PLACE_WORD_BITS - self.place_bits
+        prefix = place_word & ((1 << bits) - 1)
+        while True:
+            low, high = _exp_minus(loss, 2 * self.variance, bits)
+            if prefix >= (1 << bits) - low:
+                return True
+            if prefix + 1 <= (1 << bits) - high:
+                return False
+            prefix, bits = _extend(prefix, bits, entropy)
+
+
+def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
+    return prefix << 64 | int.from_bytes(entropy.token(8), "little"), bits + 64
+
+
+@functools.lru_cache(maxsize=16)
+def _cell_table(variance: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
+    """Thresholds ⌊2^63 · Pr[Y <= y]⌋ and an end mark; for each first 14 bits, where to look."""
+    low, high = _cumulative(variance, _PREFIX_BITS)
+    extra = 0
+    while low != high:  # a threshold so near a whole number that its bounds lie on either side
+        extra += 64
+        wide_low, wide_high = _cumulative(variance, _PREFIX_BITS + extra)
+        low, high = [x >> extra for x in wide_low], [x >> extra for x in wide_high]
+    last = bisect.bisect_left(low, (1 << _PREFIX_BITS) - 1)
+    thresholds = np.array([*low[: last + 1], _END], np.uint64)
+    firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << np.uint64(_GUIDE_SHIFT)
+    return thresholds, np.searchsorted(thresholds, firsts, side="right").astype(np.uint16)
+
+
+@functools.lru_cache(maxsize=4)
+def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
+    """Bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], up to a y where the floor is 2^bits - 1.
+
+    With q = exp(-1 / 2 variance), the weights are q^(y²), each from the one before by q^(2y + 1).
+    Factors are at most 1 and products are rounded down, so that the error of a product, in units
+    of the last place, is at most the sum of its factors' errors, plus 1. What lies beyond the
+    last weight is at most that weight / (1 - q) <= weight · (2 variance + 1).
+    """
+    places = bits + _GUARD_BITS
+    ratio, most = _exp_minus(1, 2 * variance, places)
+    ratio_error = most - ratio
+    square, square_error = ratio * ratio >> places, 2 * ratio_error + 1
+    weight, weight_error = 1 << places, 0
+    total = total_error = 0
+    sums: list[tuple[int, int]] = []
+    while weight >> _NEGLIGIBLE_BITS:
+        total += weight
+        total_error += weight_error
+        sums.append((total, total + total_error))
+        weight, weight_error = weight * ratio >> places, weight_error + ratio_error + 1
+        ratio, ratio_error = ratio * square >> places, ratio_error + square_error + 1
+    beyond = (weight + weight_error) * (2 * variance + 1)
+    least, most = total, total + total_error + beyond
+    low = [(below << bits) // most for below, _ in sums]
+    high = [min((above << bits) // least, (1 << bits) - 1) for _, above in sums]
+    return low, high
+
+
+def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
+    """Bounds low <= 2^bits · exp(-numerator / denominator) <= high: the series of e^x, inverted."""
+    places = bits + 64
+    below = above = 1 << places
+    low_sum, high_sum = below, above
+    k = 0
+    while above > 1 or k * denominator < 2 * numerator:
+        k += 1
+        below = below * numerator // (denominator * k)
+        above = -(-above * numerator // (denominator * k))
+        low_sum += below
+        high_sum += above
+    high_sum += 1  # what follows: terms below 1, each at most half the one before
+    one = 1 << (bits + places)
+    return one // high_sum, -(-one // low_sum)
+
+
+def _cells_numpy(
+    words: npt.NDArray[np.uint64],
+    thresholds: npt.NDArray[np.uint64],
+    guide: npt.NDArray[np.uint16],
+    out: npt.NDArray[np.int64],
+) -> int:
+    prefix = words >> np.uint64(1)
+    out[:] = np.searchsorted(thresholds, prefix, side="right")
+    undecided = (thresholds[out - 1] == prefix) & (out > 0)
+    out[undecided] = _UNDECIDED
+    return int(np.count_nonzero(undecided))
+
+
+@compiled(_cells_numpy)
+def _cells(
+    words: npt.NDArray[np.uint64],
+    thresholds: npt.NDArray[np.uint64],
+    guide: npt.NDArray[np.uint16],
+    out: npt.NDArray[np.int64],
+) -> int:
+    """Every word's cell, or the mark of an undecided one; how many are undecided.
+
+    A prefix is undecided where it equals a threshold: the real threshold lies inside its range.
+    """
+    undecided = 0
+    for i in range(len(words)):
+        prefix = words[i] >> np.uint64(1)
+        cell = int(guide[prefix >> np.uint64(_GUIDE_SHIFT)])
+        cell += int(thresholds[cell] <= prefix)  # without a branch: a coin's toss to predict
+        while thresholds[cell] <= prefix:
+            cell += 1
+        if cell > 0 and thresholds[cell - 1] == prefix:
+            cell = _UNDECIDED
+            undecided += 1
+        out[i] = cell
+    return undecided
+
+
+def _places_numpy(
+    words: npt.NDArray[np.uint64],
+    places: npt.NDArray[np.uint32],
+    cell_variance: int,
+    place_bits: int,
+    out: npt.NDArray[np.int64],
+    verdicts: npt.NDArray[np.uint8],
+) -> None:
+    negative = (words & np.uint64(1)).astype(np.bool_)
+    verdicts[:] = _KEPT
+    if place_bits:
+        bits = _PLACE_WORD_BITS - place_bits
+        place = (places >> np.uint32(bits)).astype(np.int64)
+        fraction = place * 2.0**-place_bits
+        loss = fraction * (out + 0.5 * fraction) / cell_variance
+        start = (places & np.uint32((1 << bits) - 1)) * 2.0**-bits
+        verdicts[~(start >= loss * _ABOVE)] = _UNSURE
+        refused = start + 2.0**-bits <= (loss - 0.5 * loss * loss) * _BELOW
+        verdicts[refused & (loss <= 1.0)] = _AGAIN
+        out[:] = (out << place_bits) + place
+    verdicts[negative & (out == 0)] = _AGAIN
+    np.negative(out, out=out, where=negative)
+
+
+@compiled(_places_numpy)
+def _places(
+    words: npt.NDArray[np.uint64],
+    places: npt.NDArray[np.uint32],
+    cell_variance: int,
+    place_bits: int,
+    out: npt.NDArray[np.int64],
+    verdicts: npt.NDArray[np.uint8],
+) -> None:
+    """Turn cells into signed draws, with a verdict on each.
+
+    A draw is refused where its uniform real is below 1 - e^-loss, which lies between
+    loss - loss²/2 and loss: few draws need more than that.
+    """
+    bits = _PLACE_WORD_BITS - place_bits
+    unit, width = 2.0**-bits, 2.0**-place_bits
+    mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
+    for i in range(len(words)):
+        magnitude = out[i]
+        verdict = _KEPT
+        if place_bits > 0:
+            place = int(places[i] >> np.uint32(bits))
+            fraction = place * width
+            loss = fraction * (magnitude + 0.5 * fraction) / cell_variance
+            start = (places[i] & mask) * unit
+            if not start >= loss * _ABOVE:
+                verdict = _UNSURE
+                if start + unit <= (loss - 0.5 * loss * loss) * _BELOW and loss <= 1.0:
+                    verdict = _AGAIN
+            magnitude = (magnitude << place_bits) + place
+        negative = (words[i] & np.uint64(1)) != np.uint64(0)
+        if negative and magnitude == 0:
+            verdict = _AGAIN
+        out[i] = -magnitude if negative else magnitude
+        verdicts[i] = verdict

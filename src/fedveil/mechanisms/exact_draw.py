@@ -1,0 +1,97 @@
+"""Draws from laws whose probabilities are real numbers, with no additive error.
+
+A uniform real is read from the keystream 64 bits at a time and compared with the law's cumulative
+probabilities, rounded down to as many bits. Where the bits read so far do not decide, both sides
+get 64 more. A probability such as e^eps / (1 + e^eps) is no floating-point number and no
+fraction, so that the comparison ends with probability one, and the law is the stated one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.entropy import Entropy
+
+#: The largest x for which laws with e^x are worked out.
+MAX_EXPONENT = 10_000
+_WORD = 64
+_BITS_PER_DIGIT = 3.3219280948873623
+
+#: bits -> floor(2^bits * F_i) for the cumulative probabilities 0 < F_0 < F_1 < ... < 1.
+Floors = Callable[[int], Sequence[int]]
+
+
+class ExactDraw:
+    """Draws i with probability exactly F_i - F_{i-1}, where F_{-1} = 0 and the last F is 1.
+
+    `floors` gives every F but the last, rounded down to any number of bits.
+    """
+
+    def __init__(self, floors: Floors) -> None:
+        self._floors = floors
+        self._table = np.array(floors(_WORD), np.uint64)
+
+    def draw(self, count: int, entropy: Entropy) -> npt.NDArray[np.int64]:
+        """`count` independent draws."""
+        words = entropy.words(count)
+        out = np.searchsorted(self._table, words, side="right").astype(np.int64)
+        if len(self._table):
+            undecided = self._table[np.maximum(out - 1, 0)] == words
+            for index in np.flatnonzero(undecided):
+                out[index] = self._refine(int(words[index]), entropy)
+        return out
+
+    def _refine(self, prefix: int, entropy: Entropy) -> int:
+        """Read on, from a first word that equals an entry of the table."""
+        bits = _WORD
+        while True:
+            bits += _WORD
+            prefix = prefix << _WORD | int.from_bytes(entropy.token(_WORD // 8), "little")
+            table = self._floors(bits)
+            index = bisect_right(table, prefix)
+            if index == 0 or table[index - 1] != prefix:
+                return index
+
+
+@lru_cache(maxsize=64)
+def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
+    """Two fractions around e^x, x != 0, that differ by less than 2 * 10^(1 - digits) of it."""
+    # Decimal's exp is correctly rounded, so that its error is at most half a unit of the last digit
+    context = Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)
+    middle = Fraction(Decimal(x).exp(context))
+    unit = Fraction(1, 10 ** (digits - 1))
+    return middle * (1 - unit), middle * (1 + unit)
+
+
+def floors_of_exp(
+    x: float, floors_at: Callable[[Fraction, int], list[int]], bits: int
+) -> list[int]:
+    """`floors_at(e^x, bits)`, where each entry is a monotone function of its first argument.
+
+    Both ends of an interval around e^x are tried, at rising precision until they agree. They do,
+    because e^x is transcendental for a float x != 0, so that a fraction (a + b e^x)/(c + d e^x)
+    times 2^bits is a whole number only if it does not depend on x.
+    """
+    digits = int(bits / _BITS_PER_DIGIT) + 10
+    while True:
+        low, high = (floors_at(end, bits) for end in exp_bounds(x, digits))
+        if low == high:
+            return low
+        digits *= 2
+
+
+def at_least_zero(a: int, b: int, x: float) -> bool:
+    """Whether a + b e^x >= 0, exactly, by the same argument."""
+    digits = 30
+    while True:
+        low, high = (a + b * end >= 0 for end in exp_bounds(x, digits))
+        if low == high:
+            return low
+        digits *= 2

@@ -1,0 +1,185 @@
+"""A code for sets of whole numbers that comes within a few percent of their entropy.
+
+A set of h of the numbers 0..d-1 has an entropy of log2 C(d, h) bits. Each number is split into
+its lowest bits, sent as they are, and the rest, the number of its bucket; there are 8 to 16
+buckets for each member (for dense sets a bucket for each number). A row of marks then tells the
+gaps between the members' buckets, and is written by an arithmetic coder with the exact
+probability of the next mark, members left / marks left, so that it takes log2 C(marks, h) bits
+whatever the set.
+
+    code := lowest bits of all members, in order, zero bits up to a whole byte
+            arithmetic code of the marks, without zero bytes at its end
+
+Every set has one code, and decoding refuses any other bytes. d and h are not in the code: both
+sides know them. Its length is at most 1.1 log2 C(d, h) / 8 + 4 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._kernels import compiled
+from fedveil._validate import integer
+from fedveil.errors import InvalidValue, MessageInvalid
+
+_BUCKETS_PER_MEMBER = 8
+_MAX_MARKS = (1 << 31) - 1
+# The arithmetic coder's interval [low, low + range) in units that shrink by bytes.
+_WINDOW = 0xFFFFFFFF
+_RENORMALISE = 1 << 24
+
+Integers = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
+    """The code of a set of numbers in 0..dim-1, given in ascending order."""
+    members = np.asarray(indices)
+    dim = integer("dim", dim, 1)
+    if members.ndim != 1 or members.dtype.kind not in "iu":
+        raise InvalidValue("indices is not a vector of whole numbers")
+    members = members.astype(np.int64)
+    if not _is_set(members, dim):
+        raise InvalidValue(f"indices is not an ascending set of numbers in [0, {dim - 1}]")
+    low_bits, marks = _layout(dim, len(members))
+    places = members >> low_bits
+    if low_bits:
+        places += np.arange(len(members))
+    row = np.empty(marks // 4 + 64, np.uint8)  # more than the coder can fill
+    size = _write_marks(places, marks, row)
+    return _pack_low(members, low_bits) + row[:size].tobytes().rstrip(b"\0")
+
+
+def decode_indices(code: bytes, dim: int, count: int) -> Integers:
+    """The set of `count` numbers in 0..dim-1 that `code`, untrusted, is the code of.
+
+    Time and memory depend on `dim` and `count` alone.
+    """
+    dim = integer("dim", dim, 1)
+    count = integer("count", count, 0, dim)
+    low_bits, marks = _layout(dim, count)
+    split = -(-low_bits * count // 8)
+    if not split <= len(code) <= split + marks // 4 + 64:
+        raise MessageInvalid("a set's code has an impossible length")
+    places = np.empty(count, np.int64)
+    _read_marks(np.frombuffer(code, np.uint8, offset=split), marks, places)
+    if low_bits:
+        places -= np.arange(count)
+    members = (places << low_bits) | _unpack_low(code[:split], low_bits, count)
+    if not _is_set(members, dim) or encode_indices(members, dim) != code:
+        raise MessageInvalid("bytes are not the code of a set")
+    return members
+
+
+def _is_set(members: Integers, dim: int) -> bool:
+    inside = not len(members) or (members[0] >= 0 and members[-1] < dim)
+    return bool(inside and (np.diff(members) > 0).all())
+
+
+def _layout(dim: int, count: int) -> tuple[int, int]:
+    """How many low bits are sent as they are, and how many marks the rest of the set makes.
+
+    With low bits several members may share a bucket: a mark stands for a member or for the end of
+    a bucket. Without, it stands for a number that is or is not a member.
+    """
+    low_bits = max(0, (dim // max(1, _BUCKETS_PER_MEMBER * count)).bit_length() - 1)
+    marks = dim if low_bits == 0 else ((dim - 1) >> low_bits) + count
+    if marks > _MAX_MARKS:
+        raise InvalidValue(f"a set of {count} of {dim} numbers is too large for this code")
+    return low_bits, marks
+
+
+def _pack_low(members: Integers, low_bits: int) -> bytes:
+    bits = (members[:, None] >> np.arange(low_bits)) & 1
+    return np.packbits(bits.astype(np.bool_)).tobytes()
+
+
+def _unpack_low(data: bytes, low_bits: int, count: int) -> Integers:
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=low_bits * count)
+    return bits.reshape(count, low_bits).astype(np.int64) @ (1 << np.arange(low_bits))
+
+
+def _carry_into(out: Bytes, size: int) -> None:
+    """Add one to the number that the first `size` bytes are."""
+    at = size - 1
+    while out[at] == 0xFF:
+        out[at] = 0
+        at -= 1
+    out[at] += 1
+
+
+_carry = compiled(_carry_into)(_carry_into)
+
+
+def _write(places: Any, marks: int, out: Bytes) -> int:
+    """Write a row of `marks` with members at `places`; how many bytes it took.
+
+    The interval's width is at least 2^24 before each mark and is split in proportion to the
+    probabilities, so that rounding costs next to nothing. Marks that are certain cost nothing.
+    """
+    low, width, size = 0, _WINDOW, 0
+    left, place = len(places), 0
+    for mark in range(marks):
+        if left == 0 or left == marks - mark:
+            break
+        split = max(1, width * left // (marks - mark))
+        if places[place] == mark:
+            width = split
+            place += 1
+            left -= 1
+        else:
+            width -= split
+            low += split
+            if low > _WINDOW:
+                low &= _WINDOW
+                _carry(out, size)
+        while width < _RENORMALISE:
+            out[size] = low >> 24
+            size += 1
+            low = (low << 8) & _WINDOW
+            width <<= 8
+    last = (low + _RENORMALISE - 1) >> 24  # the least inside that one byte tells
+    if last > 0xFF:
+        _carry(out, size)
+    out[size] = last & 0xFF
+    return size + 1
+
+
+def _read(code: Any, marks: int, places: Integers) -> None:
+    """Fill `places` with the members of the row that `code`, with zeros behind, tells."""
+    value, width, at = 0, _WINDOW, 4
+    for i in range(4):
+        value = value << 8 | (code[i] if i < len(code) else 0)
+    left, place = len(places), 0
+    for mark in range(marks):
+        if left == 0:
+            break
+        certain = left == marks - mark
+        split = width if certain else max(1, width * left // (marks - mark))
+        if certain or value < split:
+            width = split
+            places[place] = mark
+            place += 1
+            left -= 1
+        else:
+            width -= split
+            value -= split
+        while width < _RENORMALISE:
+            value = (value << 8 | (code[at] if at < len(code) else 0)) & _WINDOW
+            at += 1
+            width <<= 8
+
+
+def _write_numpy(places: Any, marks: int, out: Bytes) -> int:
+    return _write(places.tolist(), marks, out)
+
+
+def _read_numpy(code: Any, marks: int, places: Integers) -> None:
+    _read(code.tolist(), marks, places)
+
+
+_write_marks = compiled(_write_numpy)(_write)
+_read_marks = compiled(_read_numpy)(_read)

@@ -1,0 +1,137 @@
+"""Values as states: scaled to -cells..cells, clipped and rounded, to nearest or without bias."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._kernels import compiled
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+
+States: TypeAlias = npt.NDArray[np.int16]
+
+_Values = npt.NDArray[np.floating[Any]]
+#: Words of keystream drawn at once: 256 KiB.
+_BLOCK = 1 << 15
+
+
+def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
+    """The state nearest to cells * value / value_range, half to even; NaN is refused."""
+    array = _floating(values)
+    states = np.empty(array.shape, np.int16)
+    if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
+        raise InvalidValue("values holds NaN")
+    return states
+
+
+def stochastic_states(
+    values: npt.ArrayLike, cells: int, value_range: float, entropy: Entropy
+) -> States:
+    """One of the two states next to cells * value / value_range, whose mean is exactly that.
+
+    Away from zero or not is drawn for the magnitude, whose fraction is exact in floating point.
+    """
+    array = _floating(values)
+    states = np.empty(array.shape, np.int16)
+    flat, out = array.reshape(-1), states.reshape(-1)
+    words = np.empty(min(len(flat), _BLOCK), np.uint64)
+    undecided = np.empty(len(words), np.int32)
+    for begin in range(0, len(flat), _BLOCK):
+        part, part_out = flat[begin : begin + _BLOCK], out[begin : begin + _BLOCK]
+        entropy.fill(words[: len(part)])
+        count = _stochastic(part, cells, value_range, words[: len(part)], part_out, undecided)
+        if count < 0:
+            raise InvalidValue("values holds NaN")
+        for i in undecided[:count]:
+            scaled = _scaled(part[i : i + 1], cells, value_range)[0]
+            digits = math.ldexp(abs(scaled) % 1.0, 64)
+            if entropy.bernoulli(digits % 1.0, 1)[0]:
+                part_out[i] += math.copysign(1, scaled)
+    return states
+
+
+def _floating(values: npt.ArrayLike) -> _Values:
+    array = np.asarray(values)
+    if array.dtype.kind in "iu":
+        return array.astype(np.float64)
+    if array.dtype.kind != "f":
+        raise InvalidValue(f"values has dtype {array.dtype}, a real floating type is needed")
+    return array if array.dtype == np.float32 else array.astype(np.float64, copy=False)
+
+
+def _scaled(values: _Values, cells: int, value_range: float) -> npt.NDArray[np.float64]:
+    """cells * value / value_range in [-cells, cells]; one rounding where `values` is float32."""
+    clipped = np.clip(values.astype(np.float64), -value_range, value_range)
+    return np.clip(clipped * cells / value_range, -cells, cells)
+
+
+def _nearest_numpy(values: _Values, cells: int, value_range: float, states: States) -> bool:
+    scaled = np.rint(_scaled(values, cells, value_range))
+    fine = not np.isnan(scaled).any()
+    states[:] = scaled if fine else 0
+    return fine
+
+
+@compiled(_nearest_numpy)
+def _nearest(values: _Values, cells: int, value_range: float, states: States) -> bool:
+    """Overwrite `states` with the nearest states; returns whether no value is NaN."""
+    fine = True
+    for i in range(len(values)):
+        scaled = np.float64(values[i]) * cells / value_range
+        fine &= scaled == scaled
+        states[i] = np.int16(min(max(np.rint(scaled), -cells), cells))
+    return fine
+
+
+def _stochastic_numpy(
+    values: _Values,
+    cells: int,
+    value_range: float,
+    words: npt.NDArray[np.uint64],
+    states: States,
+    undecided: npt.NDArray[np.int32],
+) -> int:
+    scaled = _scaled(values, cells, value_range)
+    if np.isnan(scaled).any():
+        return -1
+    fraction, whole = np.modf(np.abs(scaled))
+    digits = np.ldexp(fraction, 64)
+    first = digits.astype(np.uint64)
+    states[:] = np.copysign(whole + (words < first), scaled)
+    ties = np.flatnonzero((words == first) & (first.astype(np.float64) != digits))
+    undecided[: len(ties)] = ties
+    return len(ties)
+
+
+@compiled(_stochastic_numpy)
+def _stochastic(
+    values: _Values,
+    cells: int,
+    value_range: float,
+    words: npt.NDArray[np.uint64],
+    states: States,
+    undecided: npt.NDArray[np.int32],
+) -> int:
+    """Compare 64 binary digits of every fraction with a word; list those that need more.
+
+    A listed one has the state next to zero so far. Returns their number, or -1 for a NaN.
+    """
+    count = 0
+    for i in range(len(values)):
+        scaled = np.float64(values[i]) * cells / value_range
+        if scaled != scaled:
+            return -1
+        magnitude = min(abs(scaled), float(cells))
+        whole = np.floor(magnitude)
+        digits = (magnitude - whole) * 18446744073709551616.0
+        first = np.uint64(digits)
+        state = np.int16(whole) + np.int16(words[i] < first)
+        states[i] = -state if scaled < 0 else state
+        if words[i] == first and np.float64(first) != digits:
+            undecided[count] = i
+            count += 1
+    return count

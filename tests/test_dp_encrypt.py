@@ -1,0 +1,228 @@
+"""dp_encrypt: what a client sends, what the server makes of it, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedveil.entropy import Secure, Seeded
+from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportRejected
+from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.mechanisms.unary_packing import pack, unpack
+from fedveil.message import decode, encode
+from fedveil.protections import build, exact_sum
+from fedveil.protections.base import ClientContext, JobContext, RoundContext
+from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:noise = continuous")
+
+SIZE = 5
+MODEL = np.zeros(SIZE, np.float32)
+UPDATE = np.array([0.5, -0.25, 0, 0.125, -0.5], np.float32)
+CONTEXT = JobContext("by_size", dimension=SIZE, clients_per_round=4, rounds=1)
+SETTINGS = DPEncryptSettings(dp_eps=1.0, dp_delta=1e-5, dp_norm_clip=1.0)
+FLOATS = DPEncryptSettings(dp_eps=1.0, dp_delta=1e-5, dp_norm_clip=1.0, noise="continuous")
+SIGMA = GaussianMechanism(1.0, 1e-5, 1.0).sigma
+GRID = GaussianMechanism(1.0, 1e-5, 1.0).grid(SIZE)
+LIMIT = math.ceil((1 + 10 * SIGMA) / GRID.step)
+WIDTH = (2 * LIMIT).bit_length()
+
+
+def server(cohort: tuple[int, ...] = (1, 2, 3, 4), settings: DPEncryptSettings = SETTINGS) -> Any:
+    return DPEncrypt(settings, SIZE).server_round(RoundContext(cohort, 7, MODEL))
+
+
+def report(client: int, update: Any = UPDATE, settings: DPEncryptSettings = SETTINGS) -> Any:
+    context = ClientContext(client, 7, MODEL, 100 * client, Seeded(1, client))
+    half = DPEncrypt(settings, SIZE).client_round(context)
+    assert half.wants_update({"round": 7})
+    return decode(encode(half.respond({"round": 7}, np.asarray(update, np.float32))))
+
+
+def multiples(message: Any) -> list[int]:
+    values = np.empty(SIZE, np.int32)
+    assert unpack(message["multiples"], -LIMIT, LIMIT, WIDTH, values)
+    return values.tolist()
+
+
+def test_a_report_is_the_mechanisms_output() -> None:
+    message = report(3)
+    assert set(message) == {"round", "step", "multiples"}
+    expected = GaussianMechanism(1.0, 1e-5, 1.0).multiples(UPDATE, Seeded(1, 3))
+    assert multiples(message) == expected.tolist()
+    assert message["step"] == GRID.step
+    floats = GaussianMechanism(1.0, 1e-5, 1.0, "continuous").privatize(UPDATE, Seeded(1, 3))
+    assert report(3, settings=FLOATS)["update"].tobytes() == floats.tobytes()
+
+
+def test_the_aggregate_is_the_mean_and_clients_count_equally() -> None:
+    half, floats = server(), server(settings=FLOATS)
+    for client in (1, 2, 4):
+        half.receive(client, report(client))
+        floats.receive(client, report(client, settings=FLOATS))
+    assert half.advance() is None
+    total = np.sum([multiples(report(client)) for client in (1, 2, 4)], axis=0)
+    aggregate = half.aggregate()
+    assert aggregate.update.tolist() == (total * GRID.step / 3).tolist()
+    assert aggregate.reports == 3
+    values = [report(client, settings=FLOATS)["update"].astype(float) for client in (1, 2, 4)]
+    np.testing.assert_allclose(floats.aggregate().update, np.mean(values, axis=0), rtol=1e-15)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, FLOATS])
+def test_the_noise_of_many_clients_averages_out(settings: DPEncryptSettings) -> None:
+    clients = 2000
+    protection = DPEncrypt(settings, SIZE)
+    half = protection.server_round(RoundContext(range(clients), 7, MODEL))
+    for client in range(clients):
+        context = ClientContext(client, 7, MODEL, 1, Seeded(2, client))
+        half.receive(client, protection.client_round(context).respond({"round": 7}, UPDATE))
+    scores = (half.aggregate().update - UPDATE) / SIGMA * clients**0.5
+    # Rounding towards zero takes less than a step, a thousandth of this noise at most.
+    assert stats.chi2.sf(np.sum(scores**2), SIZE) > 1e-6
+    assert np.sum(scores**2) > stats.chi2.ppf(1e-6, SIZE)
+
+
+@given(st.permutations(range(6)), st.integers(0, 6), st.sampled_from([SETTINGS, FLOATS]))
+def test_order_and_trees_change_nothing(order: Any, cut: int, settings: DPEncryptSettings) -> None:
+    cohort = tuple(range(6))
+    flat, left, right = (server(cohort, settings) for _ in range(3))
+    for client in cohort:
+        flat.receive(client, report(client, settings=settings))
+    for i, client in enumerate(order):
+        (left if i < cut else right).receive(client, report(client, settings=settings))
+    left.merge(right)
+    assert left.aggregate().update.tobytes() == flat.aggregate().update.tobytes()
+    assert left.reports == 6
+
+
+ZEROS = pack(np.zeros(SIZE, np.int64), -LIMIT, WIDTH)
+GOOD = {"round": 7, "step": GRID.step, "multiples": ZEROS}
+
+
+def packed(value: int) -> Any:
+    return pack(np.array([0, value, 0, 0, 0]), -LIMIT, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"round": 6}, "wrong round"),
+        ({"more": 1}, "fields are missing or unknown"),
+        ({"multiples": None}, "fields are missing or unknown"),
+        ({"multiples": ZEROS[:-1]}, "field multiples has the wrong length"),
+        ({"multiples": np.append(ZEROS, np.uint8(0))}, "field multiples has the wrong length"),
+        ({"multiples": ZEROS.tobytes()}, "field multiples is missing or malformed"),
+        ({"multiples": UPDATE}, "field multiples has the wrong type"),
+        ({"multiples": packed(LIMIT + 1)}, "field multiples holds a value beyond its range"),
+        ({"multiples": packed((1 << WIDTH) - 1 - LIMIT)}, "holds a value beyond its range"),
+        ({"multiples": ZEROS | np.uint8(128)}, "holds a value beyond its range"),
+        ({"step": GRID.step / 2}, "not the step of this job's grid"),
+        ({"step": math.nan}, "not the step of this job's grid"),
+        ({"step": 1}, "field step is missing or malformed"),
+    ],
+)
+def test_a_wrong_report_is_refused_and_changes_nothing(change: Any, reason: str) -> None:
+    half = server()
+    half.receive(2, report(2))
+    with pytest.raises(ReportRejected, match=f"refused: .*{reason}"):
+        half.receive(1, {k: v for k, v in {**GOOD, **change}.items() if v is not None})
+    assert half.aggregate().update.tolist() == (np.array(multiples(report(2))) * GRID.step).tolist()
+    half.receive(1, GOOD)  # a refused report does not use up the client's turn
+    assert half.reports == 2
+
+
+def test_more_reports_than_a_sum_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_sum, "MAX_TERMS", 1)
+    half = server(settings=FLOATS)
+    half.receive(2, report(2, settings=FLOATS))
+    with pytest.raises(ReportRejected, match="cannot be added: more than 1 terms"):
+        half.receive(1, report(1, settings=FLOATS))
+    assert half.reports == 1
+
+
+@pytest.mark.parametrize("value", [LIMIT, -LIMIT])
+def test_the_largest_values_are_accepted(value: int) -> None:
+    half = server()
+    half.receive(1, {**GOOD, "multiples": packed(value)})
+    assert half.aggregate().update.tolist() == [0, value * GRID.step, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("update", "reason"),
+    [
+        (np.full(SIZE, np.nan, np.float32), "NaN or beyond its range"),
+        (np.full(SIZE, -np.inf, np.float32), "NaN or beyond its range"),
+        (np.full(SIZE, 1.1 + 10 * SIGMA, np.float32), "NaN or beyond its range"),
+        (np.zeros(SIZE), "field update has the wrong type"),
+        (np.zeros(SIZE + 1, np.float32), "field update has the wrong length"),
+    ],
+)
+def test_a_wrong_continuous_report_is_refused(update: Any, reason: str) -> None:
+    half = server(settings=FLOATS)
+    half.receive(2, report(2, settings=FLOATS))
+    with pytest.raises(ReportRejected, match=reason):
+        half.receive(1, {"round": 7, "update": update})
+    assert half.aggregate().update.tolist() == report(2, settings=FLOATS)["update"].tolist()
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, FLOATS])
+def test_a_client_reports_nothing_and_says_why(settings: DPEncryptSettings) -> None:
+    half = DPEncrypt(settings, SIZE).client_round(ClientContext(1, 7, MODEL, 5, Secure()))
+    for bad in (np.nan, np.inf, -np.inf):
+        update = UPDATE.copy()
+        update[3] = bad
+        with pytest.raises(ClientWithheld, match="update holds NaN or infinity"):
+            half.respond({"round": 7}, update)
+    for message, update in (({"round": 8}, UPDATE), ({"round": 7}, None)):
+        with pytest.raises(ClientWithheld, match="not the opening"):
+            half.respond(message, update)
+
+
+def test_a_value_beyond_the_range_is_sent_as_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = np.array([10 * LIMIT, -(2**50), LIMIT + 1, LIMIT, -3])
+    monkeypatch.setattr(GaussianMechanism, "multiples", lambda self, update, entropy: far)
+    assert multiples(report(1)) == [LIMIT, -LIMIT, LIMIT, LIMIT, -3]
+
+
+@pytest.mark.parametrize(
+    ("eps", "delta", "size", "bytes_per_value"),
+    [(50.0, 0.001, 66_521, 2.0), (50.0, 0.01, 1_000_000, 2.125), (1.0, 1e-5, 66_521, 2.625)],
+)
+def test_upload(eps: float, delta: float, size: int, bytes_per_value: float) -> None:
+    protection = DPEncrypt(DPEncryptSettings(dp_eps=eps, dp_delta=delta), size)
+    big = np.full(size, 0.01, np.float32)
+    half = protection.client_round(ClientContext(1, 7, big, 60, Seeded(0)))
+    sizes = {len(encode(half.respond({"round": 7}, big))) for _ in range(3)}
+    assert len(sizes) == 1
+    assert bytes_per_value * size < sizes.pop() < bytes_per_value * size + 64
+
+
+def test_what_it_costs() -> None:
+    protection = build("dp_encrypt", SETTINGS, CONTEXT)
+    (spending,) = protection.spending(protection.initial_state())
+    loss = spending.loss
+    assert (loss.epsilon, loss.delta, loss.per, spending.count) == (1.0, 1e-5, "update", 1)
+    assert build("dp_encrypt", FLOATS, CONTEXT).spending({})[0].loss.epsilon == math.inf
+
+
+def test_continuous_noise_says_what_it_is() -> None:
+    with pytest.warns(FedveilWarning, match="noise = continuous is for comparison only"):
+        report(1, settings=FLOATS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report(1)
+
+
+def test_settings_that_cannot_be_run_are_named() -> None:
+    with pytest.raises(InvalidValue, match=r"eps = 1e\+18.* need discrete noise"):
+        DPEncrypt(DPEncryptSettings(dp_eps=1e18), SIZE)
+    with pytest.raises(InvalidValue, match=r"dp_norm_clip = 1e\+16 leads to values of up to"):
+        DPEncrypt(DPEncryptSettings(dp_norm_clip=1e16, noise="continuous"), SIZE)
