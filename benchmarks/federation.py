@@ -1,4 +1,4 @@
-"""The workload of benchmarks/simulator.py, for a fedveil job: `federation:data`, `federation:dense`.
+"""The workload of benchmarks/simulator.py for a job: `federation:data` and `federation:dense`.
 
 The same shapes, sizes and kind of numbers as in benchmarks/peers.
 """

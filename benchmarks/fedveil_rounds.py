@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,13 @@ def main() -> None:
     }
     stamps: list[float] = []
     rounds = options.warmup + options.rounds
+    fraction = options.per_round / options.clients
     job = Job.load(
         None,
         [
             f"rounds={rounds + 1}",  # the last one evaluates, and is not timed
             "data={name: 'federation:data', split: by_client}",
-            f"clients={{number: {options.clients}, fraction: {options.per_round / options.clients}}}",
+            f"clients={{number: {options.clients}, fraction: {fraction}}}",
             f"model={'lenet' if options.model == 'lenet' else 'federation:dense'}",
             f"training={{epochs: {options.epochs}, batch_size: {options.batch}, lr: {options.lr}}}",
             f"evaluation.every={rounds + 1}",
@@ -52,7 +54,7 @@ def main() -> None:
         run = fedveil.simulate(
             job, Path(folder) / "run", progress=lambda record: stamps.append(time.perf_counter())
         )
-    times = [b - a for a, b in zip(stamps, stamps[1:], strict=False)][options.warmup - 1 : -1]
+    times = [b - a for a, b in pairwise(stamps)][options.warmup - 1 : -1]
     print(json.dumps(describe(options, times, run.metrics)))
 
 

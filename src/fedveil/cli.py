@@ -147,6 +147,40 @@ def _load(path: Path | None, overrides: list[str] | None) -> Job:
 
 
 @app.command()
+def budget(job: JobPath = None, overrides: Overrides = None) -> None:
+    """What a run will have cost a client's privacy, before it starts."""
+    from rich.table import Table
+
+    from fedveil.privacy import format_epsilon
+    from fedveil.runtime.projection import project_job
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("epsilon", "delta", "for"):
+        table.add_column(column)
+    for line in project_job(_load(job, overrides)):
+        table.add_row(format_epsilon(line.epsilon), f"{line.delta:g}", line.what)
+    _out.print(table)
+
+
+@app.command()
+def audit(
+    trials: Annotated[
+        int, typer.Option(min=1000, help="Outputs of each mechanism for each of two inputs.")
+    ] = 20_000,
+) -> None:
+    """Try to refute what every mechanism claims; exits 1 where a claim is refuted."""
+    from fedveil.audits import cases
+
+    refuted = False
+    for case in cases():
+        result = case.audit(trials)
+        refuted |= result.refuted
+        _out.print(f"{case.name}: {result}", highlight=False, soft_wrap=True)
+    if refuted:
+        raise SystemExit(1)
+
+
+@app.command()
 def init(
     directory: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
 ) -> None:

@@ -1,8 +1,9 @@
 """Sums of vectors that do not depend on the order of their terms.
 
 A term is cut to 64 binary places (towards zero, 2^-64 = 5.4e-20), split into a whole part and
-those places, and both are added as integers with carry: Q64.64 fixed point. Integer sums are exact, so that reports may
-arrive in any order, and running sums of several servers merge to the same bytes.
+those places, and both are added as integers with carry: Q64.64 fixed point. Integer sums are
+exact, so that reports may arrive in any order, and running sums of several servers merge to the
+same bytes.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Simulation:
         began = time.perf_counter()
         self.job = job
         self._dataset = load(job.data.name)
-        self._partition = _partition(job, self._dataset)
+        self._partition = make_partition(job, self._dataset)
         if job.clients.number is None:
             self.job = job = job.with_clients(self._partition.clients)
         task = Task(self._dataset.example_shape, self._dataset.classes)
@@ -286,7 +286,8 @@ class Simulation:
         ).write(self._folder)
 
 
-def _partition(job: Job, dataset: Dataset) -> Partition:
+def make_partition(job: Job, dataset: Dataset) -> Partition:
+    """Who holds which examples: the job's seed and split decide."""
     return partition(
         job.data.split,
         dataset.train.y,

@@ -1,0 +1,136 @@
+"""How far each switch position gets on MNIST, and what it costs: the curves of RESULTS.md.
+
+    FEDVEIL_DATA=FOLDER python benchmarks/mnist.py [EXPERIMENT ...]
+
+Every experiment prints its table; without names all are run, which takes an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import fedveil
+from fedveil.job import Job
+from fedveil.privacy import format_epsilon
+
+BASE = ("data.name=mnist", "training={epochs: 1, batch_size: 20, lr: 0.1}", "evaluation.every=1")
+#: Every round everybody: 100 clients with 600 images each.
+HUNDRED = (*BASE, "clients={number: 100, fraction: 1.0}")
+SIGNDS = ("protection=signds", "protection.signds.sign_k=0.2", "protection.signds.sign_eps=100")
+
+
+def train(*overrides: str) -> list[dict[str, Any]]:
+    """The records of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        return fedveil.simulate(
+            Job.load(None, overrides), Path(folder) / "run", progress=_show
+        ).metrics
+
+
+def _show(record: dict[str, Any]) -> None:
+    if "accuracy" in record:
+        print(f"  round {record['round']}: {record['accuracy']:.4f}", file=sys.stderr, flush=True)
+
+
+def rounds_to(records: Sequence[dict[str, Any]], accuracy: float) -> str:
+    """The first round that reaches an accuracy."""
+    reached = [r["round"] for r in records if r.get("accuracy", 0) >= accuracy]
+    return str(reached[0]) if reached else "never"
+
+
+def row(name: str, records: Sequence[dict[str, Any]]) -> str:
+    """A line of a table."""
+    last = records[-1]
+    spent = format_epsilon(last["epsilon_run_most_drawn"])
+    return (
+        f"| {name} | {last['round']} | {last['accuracy']:.4f} | {rounds_to(records, 0.90)} | "
+        f"{rounds_to(records, 0.95)} | {last['bytes_up_per_client']:,.0f} | {spent} |"
+    )
+
+
+HEAD = (
+    "| run | rounds | accuracy | rounds to 0.90 | to 0.95 | bytes up per client and round "
+    "| epsilon of the run |\n|---|---|---|---|---|---|---|"
+)
+
+
+def plain() -> None:
+    """Federated averaging, 30 rounds."""
+    print(HEAD)
+    print(row("not_encrypt, 100 clients", train(*HUNDRED, "rounds=30")), flush=True)
+
+
+def signds() -> None:
+    """The source's settings, for up to 200 rounds."""
+    print(HEAD)
+    print(row("signds, 100 clients", train(*HUNDRED, *SIGNDS, "rounds=200")), flush=True)
+
+
+def dp_encrypt() -> None:
+    """Epsilon 50, delta 1 / clients, clip 1, by the number of clients."""
+    print(HEAD)
+    for clients in (100, 300, 1000):
+        records = train(
+            *BASE,
+            "rounds=30",
+            f"clients={{number: {clients}, fraction: 1.0}}",
+            "protection=dp_encrypt",
+            f"protection.dp_encrypt.dp_delta={1 / clients!r}",
+        )
+        print(row(f"dp_encrypt, {clients} clients", records), flush=True)
+
+
+def unary() -> None:
+    """RR and OUE by epsilon, clients, cells, rounding and split."""
+    print(HEAD)
+    many = "clients={number: 1000, fraction: 0.5}"
+    runs = [
+        (f"{k}, eps {e}, 1,000 clients", k, e, many, ())
+        for k in ("rr", "oue")
+        for e in (0.6, 1.2, 2.4, 4.8)
+    ]
+    runs += [
+        ("rr, eps 2.4, 100 clients", "rr", 2.4, "clients={number: 100, fraction: 0.5}", ()),
+        ("rr, eps 4.8, shards", "rr", 4.8, many, ("data.split=shards",)),
+    ]
+    runs += [
+        (f"rr, eps 4.8, {cells} cells", "rr", 4.8, many, (f"protection.unary.cells={cells}",))
+        for cells in (5, 15, 100)
+    ]
+    for name, kind, eps, clients, more in runs:
+        records = train(
+            *BASE,
+            "rounds=30",
+            clients,
+            f"protection={kind}",
+            f"protection.unary.eps={eps}",
+            "protection.unary.fidelity=aggregate",
+            *more,
+        )
+        print(row(name, records), flush=True)
+
+
+EXPERIMENTS: dict[str, Callable[[], None]] = {
+    "plain": plain,
+    "signds": signds,
+    "dp_encrypt": dp_encrypt,
+    "unary": unary,
+}
+
+
+def main() -> None:
+    """Run the experiments that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiment", nargs="*", choices=[*EXPERIMENTS, []], default=[])
+    for name in parser.parse_args().experiment or EXPERIMENTS:
+        print(f"\n### {name}: {EXPERIMENTS[name].__doc__}\n", flush=True)
+        EXPERIMENTS[name]()
+
+
+if __name__ == "__main__":
+    main()
