@@ -26,7 +26,7 @@ from fedveil.mechanisms.gaussian import GaussianMechanism, clip_to_grid
 from fedveil.message import encode
 from fedveil.protections.base import ClientContext
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
-from mechanisms_unary import Figure, best_s
+from figures import Figure, best_s, show
 
 DIMENSION = 1_000_000
 PEER_SCRIPT = Path(__file__).parent / "peers" / "opendp_gaussian.py"
@@ -95,11 +95,7 @@ def main() -> int:
     if arguments.what == "cost":
         print_cost()
         return 0
-    missed = False
-    for figure in figures(arguments.peers_python):
-        print(figure, flush=True)
-        missed |= not figure.holds
-    return int(missed)
+    return show(figures(arguments.peers_python))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ import json
 import math
 import subprocess
 import sys
-import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,50 +24,13 @@ import numpy as np
 from fedveil.entropy import Secure
 from fedveil.mechanisms.unary import UnaryEncoding
 from fedveil.mechanisms.unary_sum import SumTables
+from figures import Figure, best_s, show
 
 DIMENSION = 1_000_000
 CELLS = 50
 EPS = 0.5
 SERVER_REPORTS = 500
 PEER_SCRIPT = Path(__file__).parent / "peers" / "unary_reports.py"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured figure and the floor that it must keep: `at_most`, or `at_least` for ratios."""
-
-    work: str
-    value: float
-    unit: str
-    at_most: float | None = None
-    at_least: float | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether the floor, if there is one, is kept."""
-        return (self.at_most is None or self.value <= self.at_most) and (
-            self.at_least is None or self.value >= self.at_least
-        )
-
-    def __str__(self) -> str:
-        floor = ""
-        if self.at_most is not None:
-            floor = f"at most {self.at_most:g}"
-        elif self.at_least is not None:
-            floor = f"at least {self.at_least:g}"
-        verdict = f"{floor}: {'kept' if self.holds else 'MISSED'}" if floor else ""
-        return f"{self.work:<58} {self.value:>12,.3f} {self.unit:<8} {verdict}"
-
-
-def best_s(work: Callable[[], Any], repeats: int = 5) -> float:
-    """Seconds of the fastest run; one more before it compiles and warms the caches."""
-    work()
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
 
 
 def figures(peers_python: str | None) -> Iterator[Figure]:
@@ -177,11 +138,7 @@ def main() -> int:
     if arguments.what == "accuracy":
         print_accuracy()
         return 0
-    missed = False
-    for figure in figures(arguments.peers_python):
-        print(figure, flush=True)
-        missed |= not figure.holds
-    return int(missed)
+    return show(figures(arguments.peers_python))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
     """LeNet for one-channel 28x28 images; 61,706 parameters with ten classes."""
     if tuple(shape) != (1, 28, 28):
         raise ModelInvalid(f"model = lenet needs examples of shape (1, 28, 28), not {tuple(shape)}")
-    return nn.Sequential(
+    model = nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(),
@@ -26,6 +26,19 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
         nn.Linear(120, 84), nn.ReLU(),
         nn.Linear(84, classes),
     )  # fmt: skip
+    return _for_relu(model)
+
+
+def _for_relu(model: nn.Module) -> nn.Module:
+    """Initial weights as He et al. (2015) derive them for ReLU; torch's own are 2.4 times smaller.
+
+    With those LeNet spends its first rounds on a plateau, which costs a federation dearly.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    return model
 
 
 def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:

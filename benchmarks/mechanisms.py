@@ -1,0 +1,54 @@
+"""All mechanisms against their floors and their peers, and their cost inside a simulated round.
+
+    python benchmarks/mechanisms.py --ldp-python PYTHON --opendp-python PYTHON
+
+The Pythons are those of environments made from requirements-unary.txt and
+requirements-mechanisms.txt; without them fedveil is measured alone. Each position's cost inside a
+round is the client's half over the training, both added up over the workers of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mechanisms_gaussian
+import mechanisms_signds
+import mechanisms_unary
+from figures import Figure, show
+
+ROUNDS = Path(__file__).parent / "fedveil_rounds.py"
+
+
+def in_a_round() -> Iterator[Figure]:
+    """The share of a LeNet round of 100 clients that each position takes."""
+    for name in ("dp_encrypt", "signds", "rr", "oue"):
+        command = [sys.executable, str(ROUNDS), "--protection", name, "--rounds", "8"]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        result = json.loads(done.stdout.splitlines()[-1])
+        halves = result["seconds_protection"] + result["seconds_aggregation"]
+        share = 100 * halves / (halves + result["seconds_training"])
+        yield Figure(f"{name}: share of a LeNet round, both halves", share, "%", at_most=15)
+        yield Figure(f"{name}: upload", result["bytes_up_per_client"], "bytes")
+
+
+def main() -> int:
+    """Print every figure; the exit status is 1 where a floor is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--ldp-python", help="the Python of multi-freq-ldpy and pure-ldp"
+    )
+    parser.add_argument("--opendp-python", help="the Python of OpenDP")
+    arguments = parser.parse_args()
+    missed = show(mechanisms_unary.figures(arguments.ldp_python))
+    missed |= show(mechanisms_signds.figures())
+    missed |= show(mechanisms_gaussian.figures(arguments.opendp_python))
+    return missed | show(in_a_round())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

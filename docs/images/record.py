@@ -1,0 +1,27 @@
+"""Make run.svg anew, from a real run of the default job: python docs/images/record.py"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+import fedveil
+from fedveil.progress import RunDisplay
+
+
+def main() -> None:
+    """Run, and write what the terminal showed."""
+    console = Console(record=True, width=104)
+    job = fedveil.Job()
+    console.print("$ fedveil run")
+    with TemporaryDirectory() as folder, RunDisplay(console, job.rounds) as display:
+        run = fedveil.simulate(job, Path(folder) / "run", progress=display.show)
+        display.summary(run)
+    text = console.export_svg(title="fedveil", clear=True).replace(
+        f"{folder}/run", "runs/digits-lenet"
+    )
+    Path(__file__).with_name("run.svg").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The commands as their user meets them: what they say, and how they end."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedveil import __version__, cli
+from fedveil.audits import cases
+from fedveil.job import Job
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Call the program in an empty folder: its exit status, and what it said where."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        # The consoles were made when the module was imported, with the streams of that moment.
+        importlib.reload(cli)
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_version(command: Command) -> None:
+    assert command("--version") == (0, f"fedveil {__version__}\n", "")
+
+
+def test_help_fits_a_screen(command: Command) -> None:
+    for arguments in ((), ("run",), ("data",), ("job",), ("init",), ("audit",), ("budget",)):
+        code, out, _ = command(*arguments, "--help")
+        assert code == 0
+        assert len(out.splitlines()) <= 40
+
+
+def test_every_problem_of_a_job_is_told_at_once(command: Command, tmp_path: Path) -> None:
+    code, out, err = command("run", "--set", "modl=x", "--set", "rounds=-1", "--set", "seed=a")
+    assert code == 2
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("error: ") for line in lines)
+    assert "did you mean model?" in err
+    assert "rounds = -1 is outside [1, inf)" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("run", "missing.yaml"), 2, "missing.yaml"),
+        (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: it has no job.yaml"),
+        (("run", "--resume", "x", "--set", "rounds=2"), 2, "--resume takes the run's own job"),
+        (("run", "--set", "data.name=mnist"), 1, "mnist"),
+        (("data", "fetch", "digits"), 1, "digits has no download"),
+        (("job", "convert", "missing.yaml"), 2, "missing.yaml"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    sentence: str,
+) -> None:
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found, _, err = command(*arguments)
+    assert found == code
+    assert sentence in err.replace("\n", " ")
+    assert len(err.splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_a_starter_runs_as_it_is(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("init", "mine")
+    assert code == 0
+    assert {p.name for p in (tmp_path / "mine").iterdir()} == {"job.yaml", "model.py"}
+    settings = ("--set", "rounds=6", "--set", "simulation.workers=0", "--out", "run")
+    code, out, err = command("run", "mine/job.yaml", *settings)
+    assert code == 0, err
+    assert "round 6/6 accuracy 0.9" in out
+    assert "run folder: run" in out
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    code, out, err = command("run", "--resume", "run")
+    assert code == 0, err
+    code, _, err = command("run", "mine/job.yaml", "--out", "run")
+    assert code == 1
+    assert "run is not empty" in err
+    code, _, err = command("init", "mine")
+    assert code == 1
+    assert "already holds job.yaml and model.py" in err
+
+
+def test_a_new_run_gets_a_folder_under_runs(command: Command, tmp_path: Path) -> None:
+    command("init", ".")
+    code, out, err = command("run", "job.yaml", "--set", "rounds=1")
+    assert code == 0, err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("mine-2")
+    assert f"runs/{folder.name}" in out
+
+
+def test_show_prints_a_job_that_loads_back(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("job", "show", "--set", "protection=signds")
+    assert code == 0
+    (tmp_path / "again.yaml").write_text(out)
+    assert Job.load(tmp_path / "again.yaml") == Job.load(None, ["protection=signds"])
+
+
+def test_a_mindspore_file_is_converted_with_its_notes(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "theirs.yaml").write_text(
+        "fl_name: Lenet\nfl_iteration_num: 7\nserver_mode: FEDERATED_LEARNING\n"
+        "distributed_cache: {address: 127.0.0.1:2345}\n"
+        "round: {start_fl_job_threshold: 4, update_model_ratio: 1.0}\n"
+        "client: {client_epoch_num: 2, client_batch_size: 8, client_learning_rate: 0.05}\n"
+        "encrypt: {encrypt_train_type: SignDS, signds: {sign_k: 0.2}}\n"
+    )
+    code, out, err = command("job", "convert", "theirs.yaml")
+    assert code == 0
+    assert "distributed_cache" in err
+    (tmp_path / "ours.yaml").write_text(out)
+    job = Job.load(tmp_path / "ours.yaml")
+    assert (job.rounds, job.protection.name, job.protection.signds.sign_k) == (7, "signds", 0.2)
+
+
+def test_budget_tells_the_four_figures(command: Command) -> None:
+    code, out, _ = command("budget", "--set", "protection=signds", "--set", "rounds=3")
+    assert code == 0
+    assert "100" in out
+    assert "one of 61706 parameters" in out
+    assert "a client that is drawn in all of 3 rounds" in out
+    code, out, _ = command("budget")
+    assert out.count("inf") == 4
+
+
+def test_list_names_every_set(command: Command) -> None:
+    code, out, _ = command("data", "list")
+    assert code == 0
+    for name in ("digits", "mnist", "femnist", "location30", "purchase100-synthetic"):
+        assert name in out
+
+
+def test_audit_refutes_nothing(command: Command) -> None:
+    code, out, _ = command("audit", "--trials", "1000")
+    assert code == 0
+    assert out.count("not refuted") == len(list(cases()))
+
+
+def test_audit_exits_1_where_a_claim_is_refuted(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mechanism that sends the bit as it is, and claims epsilon 1."""
+    import dataclasses
+
+    from fedveil import audits
+
+    case = dataclasses.replace(next(cases()), release=lambda bits, entropy: bits)
+    monkeypatch.setattr(audits, "cases", lambda: iter([case]))
+    code, out, _ = command("audit", "--trials", "1000")
+    assert code == 1
+    assert ": refuted" in out
