@@ -66,7 +66,7 @@ def test_digits_are_the_scans_enlarged():
     assert data.train.x.dtype == np.float32
     assert data.train.y.dtype == np.int64
     assert len(data.train) + len(data.test) == 1797
-    assert (data.train.x.min(), data.train.x.max()) == (0, 1)
+    assert (data.train.x.min(), data.train.x.max()) == (-1, 1)
     for part in (data.train, data.test):
         shares = np.bincount(part.y, minlength=10) / len(part)
         assert np.abs(shares - 0.1).max() < 0.005
@@ -75,7 +75,7 @@ def test_digits_are_the_scans_enlarged():
 def test_digits_are_the_same_bytes_everywhere():
     data = datasets.load("digits")
     found = hashlib.md5(data.train.x.tobytes() + data.train.y.tobytes() + data.test.y.tobytes())
-    assert found.hexdigest() == "e64a6707a43b8153aeba08af984f0448"
+    assert found.hexdigest() == "f59e22952744c440289df72b7ee27885"
 
 
 def test_enlarging_agrees_with_torch():
@@ -151,7 +151,8 @@ def test_idx_files_are_read_compressed_or_not(folder):
     data = mnist.read(TINY_SET)
     assert data.train.x.shape == (3, 1, 28, 28)
     images = TINY["train-images-idx3-ubyte"][:, None].astype(np.uint8)
-    assert np.array_equal(data.train.x, images.astype(np.float32) / np.float32(255))
+    pixels = images.astype(np.float32) / np.float32(255)
+    assert np.array_equal(data.train.x, 2 * pixels - 1)
     assert list(data.train.y) == [3, 1, 9]
     assert list(data.test.y) == [0, 1]
     assert data.classes == 10
@@ -280,7 +281,8 @@ def test_femnist_is_by_writer(folder):
     assert list(data.owners) == [0, 1, 1, 1, 2, 2]
     assert list(data.train.y) == [60, 7, 8, 9, 5, 6]
     assert list(data.test.y) == [1, 2, 3]
-    assert np.array_equal(data.train.x[1].reshape(-1), np.array(writer(3, 7)["x"][0], np.float32))
+    pixels = np.array(writer(3, 7)["x"][0], np.float32)
+    assert np.array_equal(data.train.x[1].reshape(-1), 2 * pixels - 1)
     assert list(by_client(data.owners).sizes) == [1, 3, 2]
 
 

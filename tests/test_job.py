@@ -324,6 +324,11 @@ def test_the_graph_fits_the_cohort():
     assert pairwise(7, 20, neighbours=10).protection.pw_encrypt.neighbours == 10
     with pytest.raises(JobError, match=r"neighbours = 20 is outside \[1, 20\)"):
         pairwise(7, 20, neighbours=20)
+    with pytest.raises(JobError, match="neighbours = 6 is below reconstruct_secrets_threshold = 7"):
+        pairwise(7, 20, neighbours=6)
+    [warning] = pairwise(7, 40, neighbours=20).warnings
+    assert "at most half of the 21 clients of a neighbourhood" in warning
+    assert pairwise(8, 40, neighbours=10).warnings == []
     with pytest.raises(JobError, match="active_security requires complete"):
         pairwise(7, 20, neighbours=10, active_security=True)
     assert pairwise(15, 20, neighbours="complete", active_security=True).warnings == []

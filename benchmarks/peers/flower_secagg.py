@@ -18,16 +18,14 @@ from typing import Any
 
 import numpy as np
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import (
-    generate_key_pairs,
-    generate_shared_key,
-)
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
 from flwr.common.secure_aggregation.ndarrays_arithmetic import (
     parameters_addition,
     parameters_mod,
     parameters_subtraction,
 )
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 MODULUS = 1 << 32  # the workflow's own default
 

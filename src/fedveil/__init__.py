@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from fedveil._version import __version__
 
 if TYPE_CHECKING:
+    from fedveil import secagg
     from fedveil.errors import FedveilError
     from fedveil.job import Job
     from fedveil.runtime.simulation import Run, resume, simulate
 
-__all__ = ["FedveilError", "Job", "Run", "__version__", "resume", "simulate"]
+__all__ = ["FedveilError", "Job", "Run", "__version__", "resume", "secagg", "simulate"]
 
 _HOMES = {
     "FedveilError": "fedveil.errors",
@@ -30,6 +31,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: mechanisms alone need no torch."""
+    if name == "secagg":
+        return importlib.import_module("fedveil.secagg")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

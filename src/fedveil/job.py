@@ -6,10 +6,8 @@ problem that a job has is found and reported at once, each in one sentence.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -347,12 +345,8 @@ class Job(Settings):
 
     @property
     def sharing_clients(self) -> int:
-        """How many of a cohort must share secrets under pw_encrypt: ceil(ratio * cohort).
-
-        The ratio is taken as it is written, so that 0.07 of 100 clients are 7.
-        """
-        ratio = Fraction(repr(self.protection.pw_encrypt.share_secrets_ratio))
-        return math.ceil(ratio * self.clients_per_round)
+        """How many of a cohort share secrets under pw_encrypt: ceil(ratio * cohort)."""
+        return self.protection.pw_encrypt.sharing_clients(self.clients_per_round)
 
     @property
     def must_weigh_equally(self) -> bool:

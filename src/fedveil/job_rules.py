@@ -117,8 +117,9 @@ def _threshold_reachable(job: Job) -> str | None:
 
 @_rule("protection.name", "protection.pw_encrypt", "clients")
 def _graph_fits(job: Job) -> str | None:
-    """Under pw_encrypt `neighbours: k` is below the number of clients a round, and
-    `active_security` needs the complete graph."""
+    """Under pw_encrypt `neighbours: k` is below the number of clients a round and at least
+    `reconstruct_secrets_threshold`, which counts within each neighbourhood, and `active_security`
+    needs the complete graph."""
     settings = job.protection.pw_encrypt
     if job.protection.name != "pw_encrypt" or not isinstance(settings.neighbours, int):
         return None
@@ -127,6 +128,12 @@ def _graph_fits(job: Job) -> str | None:
         return f"{place} leaves a sparse graph; active_security requires complete, or auto"
     if job.clients.number is not None and not 1 <= settings.neighbours < job.clients_per_round:
         return f"{place} is outside [1, {job.clients_per_round}): below the clients a round"
+    threshold = settings.reconstruct_secrets_threshold
+    if threshold > settings.neighbours:
+        return (
+            f"{place} is below reconstruct_secrets_threshold = {threshold}, which counts within "
+            f"a client's neighbours"
+        )
     return None
 
 
@@ -134,16 +141,20 @@ def _graph_fits(job: Job) -> str | None:
 def _threshold_safe(job: Job) -> str | None:
     if job.protection.name != "pw_encrypt" or job.clients.number is None:
         return None
-    threshold, n = job.protection.pw_encrypt.reconstruct_secrets_threshold, job.sharing_clients
+    settings = job.protection.pw_encrypt
+    threshold, n, who = settings.reconstruct_secrets_threshold, job.sharing_clients, "clients"
+    neighbours = settings.graph_degree(n)
+    if neighbours is not None and neighbours < n - 1:
+        n, who = neighbours + 1, "clients of a neighbourhood"
     place = f"protection.pw_encrypt.reconstruct_secrets_threshold = {threshold}"
     if 2 * threshold <= n:
         return (
-            f"{place} is at most half of the {n} clients that share secrets: a lying server "
+            f"{place} is at most half of the {n} {who} that share secrets: a lying server "
             f"acting alone can unmask a client; above {n // 2} it cannot"
         )
     if 3 * threshold <= 2 * n:
         return (
-            f"{place} is at most two thirds of the {n} clients that share secrets: a lying server "
+            f"{place} is at most two thirds of the {n} {who} that share secrets: a lying server "
             f"that colludes with clients can unmask others; above {2 * n // 3} it cannot with "
             f"up to a third of them"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.data.examples import Array, Dataset, holdout, make_dataset
+from fedveil.data.examples import Array, Dataset, centred, holdout, make_dataset
 from fedveil.errors import MissingExtra
 
 CLASSES = 10
@@ -13,7 +13,7 @@ _LEVELS = 16
 
 
 def read() -> Dataset:
-    """The scans, enlarged from 8 x 8 to 28 x 28 and scaled from 0..16 to [0, 1].
+    """The scans, enlarged from 8 x 8 to 28 x 28 and scaled from 0..16 to [-1, 1].
 
     The same bytes on every machine: the interpolation is elementwise, without a product whose
     order of summation a linear-algebra library would choose.
@@ -23,7 +23,7 @@ def read() -> Dataset:
     except ImportError:
         raise MissingExtra("scikit-learn", "torch", "the data set digits") from None
     bunch = load_digits()
-    x = (enlarged(bunch.images, SHAPE[-1]) / _LEVELS).astype(np.float32)[:, None]
+    x = centred(enlarged(bunch.images, SHAPE[-1]) / _LEVELS)[:, None]
     y = bunch.target
     train, test = holdout("digits", y)
     return make_dataset("digits", (x[train], y[train]), (x[test], y[test]), classes=CLASSES)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.data.examples import Array, Dataset, make_dataset
+from fedveil.data.examples import Array, Dataset, centred, make_dataset
 from fedveil.data.places import find, reading
 from fedveil.errors import DataInvalid, DataUnavailable
 
@@ -88,4 +88,4 @@ def _read_writer(origin: str, data: dict[str, Any], count: int) -> tuple[Array, 
         )
     if not ((x >= 0) & (x <= 1)).all():
         raise DataInvalid(f"{origin}: x holds pixels outside [0, 1]")
-    return x, y
+    return centred(x), y

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.data.examples import Dataset, make_dataset
+from fedveil.data.examples import Dataset, centred, make_dataset
 from fedveil.data.idx import IdxFile, IdxSet, read_idx
 from fedveil.errors import DataUnavailable
 
@@ -89,6 +89,4 @@ def how(source: IdxSet) -> str:
 
 
 def _scaled(images: np.ndarray) -> np.ndarray:
-    x = images[:, None].astype(np.float32)
-    x /= 255
-    return x
+    return centred(images[:, None].astype(np.float32) / 255)

@@ -35,7 +35,8 @@ class Outcome:
     rejected: Counter[str] = field(default_factory=Counter)
     withheld: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
-    #: The clients that something left: they have spent privacy, whatever became of it.
+    #: The clients that a report has left: they have spent privacy, whatever became of it. Keys and
+    #: shares, which say nothing about an update, are none.
     senders: set[ClientId] = field(default_factory=set)
     warnings: set[str] = field(default_factory=set)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -65,7 +66,7 @@ def play(
             heard = {c: m for c, m in messages.items() if not _is_silent(c, m, silent)}
             failed_before = outcome.failed.total()
             for answer in executor.ask(heard):
-                _take(answer, server, outcome)
+                _take(answer, _phase(heard[answer.client]), server, outcome)
             if heard and outcome.failed.total() - failed_before == len(heard):
                 reason, _ = outcome.failed.most_common(1)[0]
                 raise RunStopped(f"every client of round {context.round} failed: {reason}")
@@ -89,13 +90,14 @@ def silent_clients(
 
 
 def _is_silent(client: ClientId, message: Message, silent: Mapping[ClientId, str]) -> bool:
-    if client not in silent:
-        return False
-    phase = str(message.get("phase", "masked"))
-    return PHASES.index(silent[client]) <= PHASES.index(phase)
+    return client in silent and PHASES.index(silent[client]) <= PHASES.index(_phase(message))
 
 
-def _take(answer: Answer, server: ServerRound, outcome: Outcome) -> None:
+def _phase(message: Message) -> str:
+    return str(message.get("phase", "masked"))
+
+
+def _take(answer: Answer, phase: str, server: ServerRound, outcome: Outcome) -> None:
     outcome.seconds["training"] += answer.training_s
     outcome.seconds["protection"] += answer.protection_s
     outcome.warnings.update(answer.warnings)
@@ -106,7 +108,8 @@ def _take(answer: Answer, server: ServerRound, outcome: Outcome) -> None:
     elif isinstance(answer.report, bytes | memoryview):
         report = answer.report
         outcome.bytes_up += len(report)
-        outcome.senders.add(answer.client)
+        if phase == "masked":
+            outcome.senders.add(answer.client)
         try:
             _timed(outcome, lambda: server.receive(answer.client, decode(report)))
         except ReportRejected as rejected:
