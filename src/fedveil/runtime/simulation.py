@@ -31,6 +31,7 @@ from fedveil.runtime.assembly import (
     make_client_side,
     make_model,
     make_protection,
+    make_trainer,
     model_fingerprint,
     report_entropy,
     worker_count,
@@ -107,6 +108,7 @@ class Simulation:
         task = Task(self._dataset.example_shape, self._dataset.classes)
         self._model = make_model(job, task)
         task = Task(task.example_shape, task.classes, model_fingerprint(self._model))
+        make_trainer(job, make_model(job, task))  # what cannot train says so here
         self._layout = Layout(self._model)
         self._weights = self._layout.vector()
         self._protection = make_protection(job, self._layout.dimension)
