@@ -158,14 +158,13 @@ def test_upload_is_the_vector_and_a_few_bytes() -> None:
     assert 4 * big.size < len(encode(half.respond({"round": 7}, big))) <= 4 * big.size + 48
 
 
-def test_every_switch_position_is_found_by_name() -> None:
+def test_every_switch_position_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     context = JobContext("equal", dimension=3, clients_per_round=4, rounds=1)
     assert isinstance(build("not_encrypt", None, context), NotEncrypt)
-    assert is_built("not_encrypt")
-    for name in POSITIONS:
-        if not is_built(name):
-            with pytest.raises(NotBuiltYet, match=rf"{name} is not built yet; .*not_encrypt"):
-                build(name, None, context)
+    assert all(map(is_built, POSITIONS))
+    monkeypatch.setitem(POSITIONS, "later", ("base", {}))
+    with pytest.raises(NotBuiltYet, match=r"later is not built yet; .*not_encrypt"):
+        build("later", None, context)
 
 
 def test_the_server_half_is_of_the_declared_type() -> None:

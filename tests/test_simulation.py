@@ -21,7 +21,6 @@ from fedveil.errors import (
     FedveilError,
     JobError,
     ModelInvalid,
-    NotBuiltYet,
     RunFolderError,
     RunStopped,
 )
@@ -126,7 +125,10 @@ def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) 
         settings = job(
             model="parts:net",
             simulation={"workers": workers},
-            protection=protection,
+            protection={
+                "name": protection,
+                "pw_encrypt": {"reconstruct_secrets_threshold": 3},
+            },
         )
         run = fedveil.simulate(settings, tmp_path / str(workers))
         results.append(((run.folder / "model.safetensors").read_bytes(), timeless(run.metrics)))
@@ -319,14 +321,6 @@ def test_a_job_that_cannot_run_says_so_and_leaves_nothing(
     with pytest.raises(error, match=sentence):
         fedveil.simulate(job(**change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_position_that_is_not_built_is_refused_by_name(tmp_path: Path) -> None:
-    for name in POSITIONS:
-        if not is_built(name):
-            with pytest.raises(NotBuiltYet, match=f"protection.name = {name} is not built yet"):
-                fedveil.simulate(job(protection=name), tmp_path / name)
-            assert not (tmp_path / name).exists()
 
 
 def test_a_model_that_differs_between_processes_is_refused(tmp_path: Path) -> None:

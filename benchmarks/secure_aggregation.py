@@ -1,0 +1,452 @@
+"""Secure aggregation against its floors, the paper's figures and Flower's SecAgg+ utilities.
+
+    python benchmarks/secure_aggregation.py [--peers-python PYTHON] [PART ...]
+
+The parts: client, server, memory, bytes, sparse, simulation, peers; all of them without names.
+``peers`` needs PYTHON, that of an environment made from ``requirements-peers.txt``. What runs on
+one core is measured in CPU seconds, and so is each process where two are used; what is measured
+by the clock needs a machine that does nothing else.
+
+The server is fed by `Crowd`, clients without state machines: their keys, shares, tags and (but
+for the sparse graph's ten thousand) masks are true, their boxes are noise, which a server only
+passes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.entropy import Seeded
+from fedveil.message import Message, encode
+from fedveil.secagg import Client, Server, Terms, graph, keys, shamir
+from fedveil.secagg.keys import KeyPair, pair_seed, public_key
+from fedveil.secagg.masking import Ring, add_masks
+from fedveil.secagg.packing import pack
+from fedveil.secagg.phases import SEALED_BYTES, as_ids
+from fedveil.secagg.secret import Secret
+from fedveil.secagg.tags import KEY, SEED, TAG_BYTES, Tagger
+
+PEER_SCRIPT = Path(__file__).parent / "peers" / "flower_secagg.py"
+CLIENTS, ENTRIES = 500, 100_000
+LARGEST = (1 << 15) - 1  # entries of 16 bits
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure and the floor that it must keep."""
+
+    work: str
+    value: float
+    unit: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the floor, if there is one, is kept."""
+        return (self.at_most is None or self.value <= self.at_most) and (
+            self.at_least is None or self.value >= self.at_least
+        )
+
+    def __str__(self) -> str:
+        floor = ""
+        if self.at_most is not None:
+            floor = f"at most {self.at_most:g}"
+        elif self.at_least is not None:
+            floor = f"at least {self.at_least:g}"
+        verdict = f"{floor}: {'kept' if self.holds else 'MISSED'}" if floor else ""
+        return f"{self.work:<66} {self.value:>10,.3f} {self.unit:<7} {verdict}"
+
+
+def make_terms(clients: int, entries: int, threshold: int, neighbours: int | None = None) -> Terms:
+    """A round of so many clients with entries of 16 bits."""
+    return Terms(
+        job=b"benchmark",
+        round=1,
+        length=entries,
+        bits=Ring.for_sum(clients, LARGEST).bits,
+        threshold=threshold,
+        sharing=clients,
+        neighbours=neighbours,
+    )
+
+
+class OneClient:
+    """A true client among peers that only have keys; plays a whole round and is timed."""
+
+    def __init__(self, terms: Terms, clients: int) -> None:
+        self.seconds = 0.0
+        self.bytes_up = 0
+        entropy = Seeded(0, "one client")
+        numbers = entropy.words(terms.length) % np.uint64(LARGEST)
+        self._vector = numbers.astype(np.int64)
+        self._round = {"round": terms.round}
+        began = time.process_time()
+        self._client = Client(0, terms, entropy)
+        self.seconds += time.process_time() - began
+        members = clients if terms.neighbours is None else terms.neighbours + 1
+        self._play(terms, list(range(members)), entropy)
+
+    def _ask(self, phase: str, **fields: Any) -> Message:
+        began = time.process_time()
+        answer = self._client.respond({**self._round, "phase": phase, **fields}, self._vector)
+        self.seconds += time.process_time() - began
+        self.bytes_up += len(encode(answer))
+        return answer
+
+    def _play(self, terms: Terms, ids: list[int], entropy: Seeded) -> None:
+        mine = self._ask("advertise")
+        ciphers = {i: KeyPair.draw(entropy) for i in ids[1:]}
+        masks = {i: KeyPair.draw(entropy) for i in ids[1:]}
+        self._ask(
+            "share",
+            clients=as_ids(ids),
+            cipher_keys=_rows([mine["cipher_key"], *(p.public for p in ciphers.values())]),
+            mask_keys=_rows([mine["mask_key"], *(p.public for p in masks.values())]),
+        )
+        to_me = public_key(bytes(mine["cipher_key"]))  # type: ignore[arg-type]
+        boxes = [
+            keys.seal(pair.agree(to_me), terms.context, i, 0, entropy.token(2 * shamir.SHARE_BYTES))
+            for i, pair in ciphers.items()
+        ]
+        self._ask("masked", senders=as_ids(ids[1:]), sealed=_rows(boxes))
+        gone = ids[1 :: len(ids) // (len(ids) - terms.threshold) or 1][: len(ids) // 10]
+        there = [i for i in ids if i not in set(gone)]
+        self._ask("unmask", survivors=as_ids(there), dropped=as_ids(gone))
+
+
+def _rows(rows: Sequence[Any]) -> np.ndarray:
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
+
+
+class Crowd:
+    """What `clients` clients send, made as it is asked for."""
+
+    def __init__(self, terms: Terms, clients: int, *, true_masks: bool) -> None:
+        entropy = Seeded(0, "crowd")
+        self.terms, self.ids, self._true_masks = terms, list(range(clients)), true_masks
+        self._entropy = entropy
+        self._tagger = Tagger(terms.context)
+        self._cipher = {i: KeyPair.draw(entropy).public for i in self.ids}
+        self._mask = {i: KeyPair.draw(entropy) for i in self.ids}
+        self._seeds = {i: Secret(entropy.token(32)) for i in self.ids}
+        self._loaded = {i: public_key(pair.public) for i, pair in self._mask.items()}
+        self._dealt: dict[int, bytes] = {}
+        self._places: dict[int, Mapping[int, int]] = {}
+        self._ring = Ring(terms.bits)
+        self._vectors: dict[int, np.ndarray] = {}
+        self._noise = entropy.token(4 * terms.length)
+
+    def advertise(self, i: int, message: Message) -> dict[str, Any]:
+        """Two keys."""
+        return {"cipher_key": self._cipher[i], "mask_key": self._mask[i].public}
+
+    def share(self, i: int, message: Message) -> dict[str, Any]:
+        """True shares with true tags, in boxes of noise."""
+        members = message["clients"].tolist()  # type: ignore[union-attr]
+        secrets = [self._seeds[i], self._mask[i].secret]
+        dealt = shamir.split(secrets, self.terms.threshold, len(members), self._entropy)
+        self._dealt[i] = data = shamir.encode_shares(dealt)
+        self._places[i] = {member: place for place, member in enumerate(members)}
+        ends = [(i, member) for member in members for _ in range(2)]
+        tags = self._tagger.tags(ends, [SEED, KEY] * len(members), data)
+        sealed = np.frombuffer(self._entropy.token(len(members) * SEALED_BYTES), np.uint8)
+        rows = np.frombuffer(b"".join(tags), np.uint8).reshape(-1, TAG_BYTES)
+        return {"sealed": sealed.reshape(len(members), SEALED_BYTES), "tags": rows}
+
+    def masked(self, i: int, message: Message) -> dict[str, Any]:
+        """The vector of `plain` with its masks, made once; noise where masks are not true."""
+        if i not in self._vectors:
+            lanes = np.frombuffer(self._noise, self._ring.lane)[: self.terms.length].copy()
+            if self._true_masks:
+                lanes = self._ring.elements(self.plain(i))
+                seeds = [(self._seeds[i].reveal(), True)]
+                for peer in message["senders"].tolist():  # type: ignore[union-attr]
+                    shared = self._mask[i].agree(self._loaded[peer])
+                    seeds.append((pair_seed(shared, self.terms.context, i, peer), i < peer))
+                add_masks(lanes, seeds)
+            self._ring.reduce(lanes)
+            self._vectors[i if self._true_masks else -1] = pack(lanes, self._ring)
+        vector = self._vectors[i if self._true_masks else -1]
+        return {"vector": vector, "refused": as_ids([])}
+
+    def plain(self, i: int) -> np.ndarray:
+        """The vector of a client."""
+        return (np.arange(self.terms.length) * (i + 1)) % (2 * LARGEST + 1) - LARGEST
+
+    def unmask(self, i: int, message: Message) -> dict[str, Any]:
+        """The share of every neighbour that the server asks for."""
+        gone = set(message["dropped"].tolist())  # type: ignore[union-attr]
+        asked = sorted([*message["survivors"].tolist(), *gone])  # type: ignore[union-attr]
+        size, shares = shamir.SHARE_BYTES, []
+        for dealer in asked:
+            at = (2 * self._places[dealer][i] + (dealer in gone)) * size
+            shares.append(self._dealt[dealer][at : at + size])
+        return {"shares": np.frombuffer(b"".join(shares), np.uint8).reshape(-1, size)}
+
+
+@dataclass
+class Served:
+    """What a round has cost the server: all of it, and its last step alone, the unmasking."""
+
+    server: Server
+    seconds: float = 0.0
+    unmasking: float = 0.0
+
+
+def serve(
+    crowd: Crowd, dropped: int, processes: int = 1, clock: Callable[[], float] = time.process_time
+) -> Served:
+    """A round in which so many drop out before they send their masked vector."""
+    terms = crowd.terms
+    served = Served(Server(terms, crowd.ids, Seeded(0, "graph"), processes=processes))
+    server = served.server
+    messages: Mapping[int, Message] | None = dict.fromkeys(crowd.ids, server.opening())
+    while messages is not None:
+        phase = str(server.phase)
+        for i, message in messages.items():
+            if phase == "masked" and i < dropped:
+                continue
+            said = getattr(crowd, phase)(i, message)
+            began = clock()
+            server.receive(i, {"phase": phase, "round": terms.round, **said})
+            served.seconds += clock() - began
+        began = clock()
+        messages = server.advance()
+        served.unmasking = clock() - began
+        served.seconds += served.unmasking
+    return served
+
+
+def keystream_s(masks: int, entries: int, lane: np.dtype[Any]) -> float:
+    """CPU seconds for the bytes of so many masks alone, in the way that masks are made."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    block = 1 << 17
+    zeros, buffer = bytes(block), memoryview(bytearray(block))
+    size = entries * lane.itemsize
+    began = time.process_time()
+    for i in range(masks):
+        cipher = Cipher(algorithms.AES(i.to_bytes(32, "little")), modes.CTR(bytes(16))).encryptor()
+        for start in range(0, size, block):
+            part = min(block, size - start)
+            cipher.update_into(zeros[:part] if part < block else zeros, buffer[:part])
+    return time.process_time() - began
+
+
+def client_figures() -> Iterator[Figure]:
+    """One client among 500."""
+    terms = make_terms(CLIENTS, ENTRIES, 2 * CLIENTS // 3 + 1)
+    seconds = min(OneClient(terms, CLIENTS).seconds for _ in range(3))
+    name = f"client: {CLIENTS} clients, {ENTRIES:,} entries (paper: 0.849 s)"
+    yield Figure(name, seconds, "s", at_most=0.5)
+
+
+def server_figures() -> Iterator[Figure]:
+    """The server of 500 clients at three shares of dropouts, on one core and on two."""
+    terms = make_terms(CLIENTS, ENTRIES, CLIENTS // 2 + 1)
+    crowd = Crowd(terms, CLIENTS, true_masks=True)
+    for percent, floor, paper in ((0, 0.8, 2.0), (10, 7, 62), (30, 16, 143)):
+        dropped = CLIENTS * percent // 100
+        served = min((serve(crowd, dropped) for _ in range(2)), key=lambda served: served.seconds)
+        expected = sum(crowd.plain(i) for i in range(dropped, CLIENTS))
+        assert (served.server.total() == expected).all(), "the sum is not exact"
+        name = f"server: {percent}% dropped before masked (paper: {paper:g} s)"
+        yield Figure(name, served.seconds, "s", at_most=floor)
+        if dropped:
+            masks = (CLIENTS - dropped) * (1 + dropped)
+            alone = keystream_s(masks, ENTRIES, served.server.ring.lane)
+            name = f"  unmasking over the keystream of its {masks:,} masks alone"
+            yield Figure(name, served.unmasking / alone, "times", at_most=2.5)
+            yield from two_process_figures(crowd, dropped, served.seconds)
+
+
+def two_process_figures(crowd: Crowd, dropped: int, one: float) -> Iterator[Figure]:
+    """What a helper process saves: in CPU seconds of the longer way, and on the clock."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    two = serve(crowd, dropped, 2)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    helper = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    longer = two.seconds - two.unmasking + max(two.unmasking, helper)
+    yield Figure("  with two processes, the longer way, over one", longer / one, "times", 0.65)
+    first, second = (serve(crowd, dropped, n, time.perf_counter).seconds for n in (1, 2))
+    yield Figure("  the same on the clock of this machine", second / first, "times")
+
+
+def memory_figures() -> Iterator[Figure]:
+    """Masked vectors are added into the sum as they arrive and dropped."""
+    peaks = []
+    for clients in (20, 80):
+        terms = make_terms(80, 1_000_000, 11)
+        crowd = Crowd(terms, clients, true_masks=False)
+        crowd.masked(0, {})  # the one vector that all of them send is no memory of the server
+        tracemalloc.start()
+        serve(crowd, 0)
+        peaks.append(tracemalloc.get_traced_memory()[1] / 1e6)
+        tracemalloc.stop()
+    yield Figure("server: peak memory, 20 clients, 1,000,000 entries", peaks[0], "MB")
+    yield Figure("server: peak memory of 80 clients over that", peaks[1] / peaks[0], "times", 1.2)
+
+
+def bytes_figures() -> Iterator[Figure]:
+    """What one of 1,024 clients sends."""
+    entries = 1 << 20
+    one = OneClient(make_terms(1024, entries, 683), 1024)
+    name = "bytes a client sends: 1,024 clients, 2^20 entries (paper: 1.73)"
+    yield Figure(name, one.bytes_up / (2 * entries), "x raw", at_most=1.75)
+
+
+def sparse_figures() -> Iterator[Figure]:
+    """One client and the whole server in the sparse graph of 1,000 and of 10,000 clients."""
+    client_s, server_s = {}, {}
+    threshold = 80
+    for clients in (1_000, 10_000):
+        degree = graph.automatic(max(clients, graph.COMPLETE_UP_TO + 1), threshold)
+        assert degree is not None
+        terms = make_terms(clients, ENTRIES, threshold, degree)
+        client_s[clients] = min(OneClient(terms, clients).seconds for _ in range(5))
+        yield Figure(f"sparse, {clients:,} clients: neighbours", degree, "")
+        yield Figure(f"sparse, {clients:,} clients: client", client_s[clients], "s")
+        crowd = Crowd(terms, clients, true_masks=False)
+        server_s[clients] = serve(crowd, clients // 10).seconds
+        yield Figure(f"sparse, {clients:,} clients, 10% dropped: server", server_s[clients], "s")
+    one, ten = client_s.values()
+    yield Figure("sparse: client at 10,000 over 1,000", ten / one, "times", at_most=1.5)
+    one, ten = server_s.values()
+    yield Figure("sparse: server at 10,000 over ten times 1,000", ten / one / 10, "times", 1.3)
+
+
+def images() -> dict[str, Any]:
+    """Noise in the shape of MNIST: 60 examples for each of 100 clients."""
+    draw = Seeded(0, "images").generator()
+    x = draw.normal(size=(6_100, 1, 28, 28)).astype(np.float32)
+    y = draw.integers(0, 10, len(x))
+    return {"x_train": x[100:], "y_train": y[100:], "x_test": x[:100], "y_test": y[:100]}
+
+
+def simulation_figures() -> Iterator[Figure]:
+    """Whole simulated rounds, training included, with two worker processes."""
+    import fedveil
+
+    for name, seconds in (("pw_encrypt", 5.0), ("not_encrypt", None)):
+        job = fedveil.Job(
+            rounds=4,
+            clients={"number": 100, "fraction": 1.0},
+            data={"name": "secure_aggregation:images"},
+            model="lenet",
+            training={"epochs": 1},
+            protection={
+                "name": name,
+                "pw_encrypt": {"reconstruct_secrets_threshold": 67, "neighbours": "complete"},
+            },
+            simulation={"workers": 2, "dropouts": {"masked": 0.1}},
+            evaluation={"every": 4},
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            run = fedveil.simulate(job, Path(folder) / "run")
+        fastest = min(record["seconds_round"] for record in run.metrics[1:])
+        title = f"simulated round, 100 clients x 61,706, two workers, {name}"
+        yield Figure(title, fastest, "s", at_most=seconds)
+
+
+def peer_figures(python: str) -> Iterator[Figure]:
+    """Flower's own utilities in their own environment, and their times over ours."""
+    done = subprocess.run([python, str(PEER_SCRIPT)], check=True, stdout=subprocess.PIPE, text=True)
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    ours = {"mask_s": masking_s(), **shamir_s()}
+    titles = {
+        "mask_s": "client masking, 1,000,000 entries, 100 neighbours",
+        "share_s": "Shamir 51 of 100, two secrets: sharing",
+        "join_s": "Shamir 51 of 100, two secrets: joining",
+    }
+    for key, title in titles.items():
+        yield Figure(f"{title}: ours", 1000 * ours[key], "ms")
+        yield Figure(f"  flwr {theirs['version']}", 1000 * theirs[key], "ms")
+        yield Figure("  theirs over ours", theirs[key] / ours[key], "times", at_least=5)
+
+
+def masking_s() -> float:
+    """Key agreements and masks with 100 neighbours, and the client's own mask."""
+    entropy, context = Seeded(0), bytes(32)
+    pair = KeyPair.draw(entropy)
+    peers = [KeyPair.draw(entropy).public for _ in range(100)]
+    lanes = np.zeros(1_000_000, Ring.for_sum(101, LARGEST).lane)
+
+    def work() -> None:
+        seeds = [(bytes(32), True)]
+        for i, peer in enumerate(peers, 1):
+            seeds.append((pair_seed(pair.agree(public_key(peer)), context, 0, i), i % 2 == 0))
+        add_masks(lanes, seeds)
+
+    return best_s(work)
+
+
+def shamir_s() -> dict[str, float]:
+    """Two secrets of 32 bytes among 100, and back from 51."""
+    entropy = Seeded(0)
+    secrets = [Secret(entropy.token(32)) for _ in range(2)]
+    shares = shamir.split(secrets, 51, 100, entropy)
+    some = np.ascontiguousarray(shares[:51].transpose(1, 0, 2))
+    points = np.arange(1, 52)
+    return {
+        "share_s": best_s(lambda: shamir.split(secrets, 51, 100, entropy)),
+        "join_s": best_s(lambda: shamir.join(points, some)),
+    }
+
+
+def best_s(work: Callable[[], Any], repeats: int = 5) -> float:
+    """CPU seconds of the fastest run; one more before it warms the caches."""
+    work()
+    seconds = []
+    for _ in range(repeats):
+        began = time.process_time()
+        work()
+        seconds.append(time.process_time() - began)
+    return min(seconds)
+
+
+PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "client": client_figures,
+    "server": server_figures,
+    "memory": memory_figures,
+    "bytes": bytes_figures,
+    "sparse": sparse_figures,
+    "simulation": simulation_figures,
+}
+
+
+def main() -> int:
+    """Print the figures; the exit status is 1 where a floor is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join([*PARTS, "peers"]))
+    parser.add_argument("--peers-python", help="the interpreter that has the peers")
+    arguments = parser.parse_args()
+    chosen = arguments.parts or [*PARTS, *(["peers"] if arguments.peers_python else [])]
+    if unknown := set(chosen) - {*PARTS, "peers"}:
+        parser.error(f"unknown part {', '.join(sorted(unknown))}")
+    if "peers" in chosen and not arguments.peers_python:
+        parser.error("the part peers needs --peers-python")
+    missed = False
+    for part in chosen:
+        figures = peer_figures(arguments.peers_python) if part == "peers" else PARTS[part]()
+        for figure in figures:
+            print(figure, flush=True)
+            missed |= not figure.holds
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

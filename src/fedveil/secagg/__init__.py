@@ -1,0 +1,41 @@
+"""Secure aggregation: the server learns the sum of the clients' vectors and nothing else of them.
+
+Double masking with shared secrets (Bonawitz et al., Practical Secure Aggregation for
+Privacy-Preserving Machine Learning, 2017), on the complete graph or a sparse one (Bell et al.,
+Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, 2020). `Client` and `Server` are
+state machines that send nothing themselves; `run_round` plays a whole round in memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedveil.secagg.client import Client
+    from fedveil.secagg.keys import Identity
+    from fedveil.secagg.round import SecureSum, run_round
+    from fedveil.secagg.server import Server
+    from fedveil.secagg.terms import Terms
+
+__all__ = ["Client", "Identity", "SecureSum", "Server", "Terms", "run_round"]
+
+_HOMES = {
+    "Client": "fedveil.secagg.client",
+    "Identity": "fedveil.secagg.keys",
+    "SecureSum": "fedveil.secagg.round",
+    "Server": "fedveil.secagg.server",
+    "Terms": "fedveil.secagg.terms",
+    "run_round": "fedveil.secagg.round",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: a helper process needs few of them."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedveil.secagg' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,269 @@
+"""The client's half of a round of secure aggregation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.entropy import Entropy
+from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
+from fedveil.message import Message, Value, take, take_array
+from fedveil.secagg import keys, phases, shamir
+from fedveil.secagg.keys import Identity, KeyPair, pair_seed, public_key
+from fedveil.secagg.masking import Ring, add_masks
+from fedveil.secagg.packing import pack
+from fedveil.secagg.phases import SEALED_BYTES, as_ids, take_ids
+from fedveil.secagg.secret import SECRET_BYTES, Secret
+from fedveil.secagg.tags import KEY, SEED, TAG_BYTES, Tagger
+from fedveil.secagg.terms import Terms
+
+
+class Client:
+    """Answers each message of a round once, in order; trusts none of them.
+
+    What leaves it: public keys; sealed shares; its vector plus masks that are uniform in the ring
+    for whoever lacks `threshold` shares of its seed, or its pairwise keys; and for each client
+    of its neighbourhood one share, of the seed or of the key, never of both. A message that could
+    get more out of it, or that is not the next one, raises `ClientWithheld` and ends the round
+    for this client: it answers nothing after that.
+    """
+
+    def __init__(
+        self, client: int, terms: Terms, entropy: Entropy, identity: Identity | None = None
+    ) -> None:
+        if terms.active_security and identity is None:
+            raise InvalidValue("identity = None: active_security needs the client's own identity")
+        self.client = client
+        self.terms = terms
+        self._entropy = entropy
+        self._identity = identity
+        self._flow = iter(phases.flow(terms.active_security))
+        self._next: phases.Phase | None = next(self._flow)
+        self._ended = False
+        self._tagger = Tagger(terms.context)
+        self._cipher = KeyPair.draw(entropy)
+        self._mask = KeyPair.draw(entropy)
+        self._seed = Secret(entropy.token(SECRET_BYTES))
+        self._mask_keys: dict[int, bytes] = {}
+        self._channels: dict[int, bytes] = {}
+        #: Dealer -> the two shares that this client holds for it.
+        self._held: dict[int, bytes] = {}
+        self._sharers: list[int] = []
+        self._signed: list[int] | None = None
+
+    def respond(self, message: Message, vector: npt.NDArray[np.int64] | None = None) -> Message:
+        """The answer to the server's message; `vector` goes into the masked phase's."""
+        if self._ended:
+            raise ClientWithheld("this client has ended the round before")
+        self._ended = True
+        try:
+            phase = self._expected(message)
+            answer = self._answer(phase, message, vector)
+        except (MessageInvalid, InvalidValue) as error:
+            raise ClientWithheld(f"the server's message is refused: {error}") from None
+        self._ended = False
+        self._next = next(self._flow, None)
+        return {"phase": phase, "round": self.terms.round, **answer}
+
+    def _expected(self, message: Message) -> phases.Phase:
+        phase = take(message, "phase", str)
+        if take(message, "round", int) != self.terms.round:
+            raise ClientWithheld("the message is of another round")
+        if self._next is None:
+            raise ClientWithheld("a second unmask request")
+        if phase != self._next:
+            raise ClientWithheld(f"phase out of order: {self._next} is next")
+        signed = phases.SIGNED_REQUEST if self.terms.active_security else None
+        phases.check_fields(message, self._next, phases.REQUEST, signed)
+        return self._next
+
+    def _answer(
+        self, phase: phases.Phase, message: Message, vector: npt.NDArray[Any] | None
+    ) -> dict[str, Value]:
+        match phase:
+            case "advertise":
+                return self._advertise()
+            case "share":
+                return self._share(message)
+            case "masked":
+                return self._masked(message, vector)
+            case "consistency":
+                return self._consistency(message)
+            case "unmask":
+                return self._unmask(message)
+
+    def _advertise(self) -> dict[str, Value]:
+        public = (self._cipher.public, self._mask.public)
+        answer: dict[str, Value] = dict(zip(phases.ANSWER["advertise"], public, strict=True))
+        if self._identity is not None and self.terms.active_security:
+            answer["signature"] = self._identity.sign_keys(self.terms.context, self.client, public)
+        return answer
+
+    def _share(self, message: Message) -> dict[str, Value]:
+        """Deal shares of the seed and of the mask key to the neighbourhood."""
+        cipher_keys = self._read_neighbourhood(message)
+        members = list(cipher_keys)
+        secrets = [self._seed, self._mask.secret]
+        shares = shamir.split(secrets, self.terms.threshold, len(members), self._entropy)
+        sealed, tags = [], []
+        for place, peer in enumerate(members):
+            dealt = shamir.encode_shares(shares[place])
+            tags += self._tagger.tags([(self.client, peer)] * 2, (SEED, KEY), dealt)
+            if peer == self.client:
+                self._held[peer] = dealt
+                sealed.append(bytes(SEALED_BYTES))
+                continue
+            channel = self._cipher.agree(public_key(cipher_keys[peer]))
+            self._channels[peer] = channel
+            sealed.append(keys.seal(channel, self.terms.context, self.client, peer, dealt))
+        return {
+            "sealed": _rows(sealed, SEALED_BYTES),
+            "tags": _rows(tags, TAG_BYTES),
+        }
+
+    def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
+        """Keep the mask keys of the neighbourhood and give its cipher keys; check them all."""
+        members = take_ids(message, "clients")
+        shape = (len(members), keys.KEY_BYTES)
+        cipher_keys = _key_rows(take_array(message, "cipher_keys", "uint8", shape))
+        mask_keys = _key_rows(take_array(message, "mask_keys", "uint8", shape))
+        by_client = dict(zip(members, zip(cipher_keys, mask_keys, strict=True), strict=True))
+        if by_client.get(self.client) != (self._cipher.public, self._mask.public):
+            raise ClientWithheld("the list of keys has another key than this client's own")
+        if len({*cipher_keys, *mask_keys}) != 2 * len(members):
+            raise ClientWithheld("two clients have the same key")
+        self._check_size(len(members))
+        if self.terms.active_security:
+            self._check_signatures(message, by_client)
+        self._mask_keys = dict(zip(members, mask_keys, strict=True))
+        return dict(zip(members, cipher_keys, strict=True))
+
+    def _check_size(self, members: int) -> None:
+        terms, most = self.terms, self.terms.sharing
+        if members < terms.threshold:
+            raise ClientWithheld(f"{members} clients share secrets, {terms.threshold} are needed")
+        if terms.neighbours is not None:
+            # One more where both the neighbours and the clients are odd in number.
+            most = min(most, terms.neighbours + 2)
+        if members > most:
+            raise ClientWithheld(f"{members} clients share secrets, {most} are allowed")
+
+    def _check_signatures(
+        self, message: Message, by_client: dict[int, tuple[bytes, bytes]]
+    ) -> None:
+        shape = (len(by_client), keys.SIGNATURE_BYTES)
+        signatures = take_array(message, "signatures", "uint8", shape)
+        for (peer, public), signature in zip(by_client.items(), signatures, strict=True):
+            theirs = self.terms.roster(peer) or b""
+            if not keys.keys_signed(theirs, signature.tobytes(), self.terms.context, peer, public):
+                raise ClientWithheld("a key is not signed by the client that it is said to be of")
+
+    def _masked(self, message: Message, vector: npt.NDArray[Any] | None) -> dict[str, Value]:
+        """Open what was dealt to this client, and mask the vector."""
+        senders = take_ids(message, "senders")
+        sealed = take_array(message, "sealed", "uint8", (len(senders), SEALED_BYTES))
+        if not self._channels.keys() >= set(senders):
+            raise ClientWithheld("shares of a client that is not in the neighbourhood")
+        if len(senders) + 1 < self.terms.threshold:
+            raise ClientWithheld(
+                f"{len(senders) + 1} clients share secrets, {self.terms.threshold} are needed"
+            )
+        refused = [
+            peer
+            for peer, box in zip(senders, sealed, strict=True)
+            if not self._open(peer, box.tobytes())
+        ]
+        self._sharers = sorted([*senders, self.client])
+        return {"vector": self._mask_vector(senders, vector), "refused": as_ids(refused)}
+
+    def _open(self, dealer: int, sealed: bytes) -> bool:
+        """Keep the shares that a dealer has sealed for this client, if that is what they are."""
+        context = self.terms.context
+        dealt = keys.unseal(self._channels[dealer], context, dealer, self.client, sealed)
+        if dealt is None:
+            return False
+        self._held[dealer] = dealt
+        return True
+
+    def _mask_vector(
+        self, senders: list[int], vector: npt.NDArray[Any] | None
+    ) -> npt.NDArray[np.uint8]:
+        if vector is None or vector.shape != (self.terms.length,):
+            raise InvalidValue(f"the vector does not have {self.terms.length} entries")
+        ring = Ring(self.terms.bits)
+        lanes = ring.elements(vector)
+        context = self.terms.context
+        seeds = [(self._seed.reveal(), True)]
+        for peer in senders:
+            shared = self._mask.agree(public_key(self._mask_keys[peer]))
+            seeds.append((pair_seed(shared, context, self.client, peer), self.client < peer))
+        add_masks(lanes, seeds)
+        ring.reduce(lanes)
+        return pack(lanes, ring)
+
+    def _consistency(self, message: Message) -> dict[str, Value]:
+        """Sign the list of survivors that this client was shown."""
+        survivors = take_ids(message, "survivors")
+        self._check_survivors(survivors)
+        assert self._identity is not None
+        self._signed = survivors
+        return {"signature": self._identity.sign_survivors(self.terms.context, survivors)}
+
+    def _check_survivors(self, survivors: list[int]) -> None:
+        if len(survivors) < self.terms.threshold:
+            raise ClientWithheld(
+                f"{len(survivors)} survivors are fewer than the threshold, {self.terms.threshold}"
+            )
+        if self.client not in survivors:
+            raise ClientWithheld("the survivors do not include this client, which has answered")
+        if not set(survivors) <= set(self._sharers):
+            raise ClientWithheld("the survivors include a client that has shared no secrets")
+
+    def _unmask(self, message: Message) -> dict[str, Value]:
+        """One share of each client: of the seed of a survivor, of the key of one that dropped."""
+        survivors, dropped = take_ids(message, "survivors"), take_ids(message, "dropped")
+        if set(survivors) & set(dropped):
+            raise ClientWithheld("asked for both kinds of share of one client")
+        self._check_survivors(survivors)
+        if set(survivors) | set(dropped) != set(self._sharers):
+            raise ClientWithheld("survivors and dropped are not the clients that share secrets")
+        if self.terms.active_security:
+            self._check_consistency(message, survivors)
+        gone = set(dropped)
+        shares = [
+            _part(self._held[peer], KEY if peer in gone else SEED)
+            for peer in self._sharers
+            if peer in self._held
+        ]
+        return {"shares": _rows(shares, shamir.SHARE_BYTES)}
+
+    def _check_consistency(self, message: Message, survivors: list[int]) -> None:
+        """At least `threshold` survivors must have signed the list that this client has signed."""
+        if survivors != self._signed:
+            raise ClientWithheld("the survivors are not those that this client has signed")
+        signers = take_ids(message, "signers")
+        shape = (len(signers), keys.SIGNATURE_BYTES)
+        signatures = take_array(message, "signatures", "uint8", shape)
+        context, roster = self.terms.context, self.terms.roster
+        if len(signers) < self.terms.threshold or not set(signers) <= set(survivors):
+            raise ClientWithheld(
+                f"{len(signers)} signatures of survivors, {self.terms.threshold} are needed"
+            )
+        for signer, signature in zip(signers, signatures, strict=True):
+            theirs = roster(signer) or b""
+            if not keys.survivors_signed(theirs, signature.tobytes(), context, survivors):
+                raise ClientWithheld("a survivor has not signed the list of survivors")
+
+
+def _part(dealt: bytes, kind: int) -> bytes:
+    return dealt[kind * shamir.SHARE_BYTES : (kind + 1) * shamir.SHARE_BYTES]
+
+
+def _rows(rows: list[bytes], size: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
+
+
+def _key_rows(array: npt.NDArray[np.uint8]) -> list[bytes]:
+    return [row.tobytes() for row in array]

@@ -1,0 +1,152 @@
+"""Who deals shares to whom, which of them come back, and what they add up to."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from fedveil.errors import MessageInvalid, RoundVoid
+from fedveil.secagg import shamir
+from fedveil.secagg.secret import Secret
+from fedveil.secagg.tags import KEY, SEED, TAG_BYTES, Kind, Tagger
+
+
+class Disclosure:
+    """The shares of one round, seen from the server.
+
+    A dealer deals one share of each of its two secrets to every member of its neighbourhood, the
+    holders, itself among them; a holder's place in the neighbourhood is the share's point. Once
+    it is decided who is in the sum, each holder discloses one share of each dealer.
+    """
+
+    def __init__(self, tagger: Tagger, threshold: int) -> None:
+        self._tagger = tagger
+        self._threshold = threshold
+        self._members: dict[int, list[int]] = {}
+        self._tags: dict[int, bytes] = {}
+        self._sharers: frozenset[int] = frozenset()
+        self._survivors: Collection[int] = ()
+        #: Holder -> the dealers whose boxes it could not open.
+        self._refused: dict[int, frozenset[int]] = {}
+        self._shares: dict[int, shamir.Field] = {}
+        # Neighbourhoods are many and mostly one list: what follows from a list is kept by its id.
+        self._places: dict[int, dict[int, int]] = {}
+        self._dealers: dict[int, list[int]] = {}
+
+    def deal(self, dealer: int, members: list[int], tags: bytes) -> None:
+        """A dealer's neighbourhood, and the tags of what it has dealt to each member."""
+        self._members[dealer] = members
+        self._tags[dealer] = tags
+        if id(members) not in self._places:
+            self._places[id(members)] = {member: place for place, member in enumerate(members)}
+
+    def share(self, sharers: Sequence[int]) -> None:
+        """Nobody but these has dealt."""
+        self._sharers = frozenset(sharers)
+
+    def places_of(self, holder: int) -> list[int]:
+        """Where the holder stands, from 0, in the neighbourhood of each of its dealers."""
+        members, places = self._members, self._places
+        return [places[id(members[dealer])][holder] for dealer in self.dealers_to(holder)]
+
+    def dealers_to(self, holder: int) -> list[int]:
+        """Who has dealt shares to this holder, in order; the graph is symmetric."""
+        members = self._members[holder]
+        if id(members) not in self._dealers:
+            self._dealers[id(members)] = [m for m in members if m in self._sharers]
+        return self._dealers[id(members)]
+
+    def refuse(self, holder: int, dealers: Sequence[int]) -> None:
+        """This holder has no shares of these dealers."""
+        if dealers:
+            self._refused[holder] = frozenset(dealers)
+
+    def decide(self, survivors: Collection[int]) -> None:
+        """Who is in the sum: their seeds are disclosed, and the others' keys."""
+        self._survivors = survivors
+
+    def fewest(self, answered: Sequence[int]) -> int:
+        """The smallest number of a dealer's holders that have answered and hold its shares."""
+        there = frozenset(answered)
+        counted: dict[int, int] = {}
+        fewest = len(there)
+        for dealer in self._sharers:
+            members = self._members[dealer]
+            if id(members) not in counted:
+                counted[id(members)] = len(there.intersection(members))
+            refused = sum(dealer in self._refused[h] for h in self._refused if h in there)
+            fewest = min(fewest, counted[id(members)] - refused)
+        return fewest
+
+    def asked_of(self, holder: int) -> list[int]:
+        """The dealers whose shares this holder discloses, in order."""
+        refused = self._refused.get(holder)
+        dealers = self.dealers_to(holder)
+        return [d for d in dealers if d not in refused] if refused else dealers
+
+    def take(self, holder: int, shares: bytes) -> None:
+        """The shares that a holder discloses; refuses them all if one is not what was dealt."""
+        places = dict(zip(self.dealers_to(holder), self.places_of(holder), strict=True))
+        asked, survivors, tags = self.asked_of(holder), self._survivors, self._tags
+        kinds: list[Kind] = [SEED if dealer in survivors else KEY for dealer in asked]
+        found = self._tagger.tags([(dealer, holder) for dealer in asked], kinds, shares)
+        starts = [(2 * places[d] + kind) * TAG_BYTES for d, kind in zip(asked, kinds, strict=True)]
+        expected = [tags[d][at : at + TAG_BYTES] for d, at in zip(asked, starts, strict=True)]
+        if not hmac.compare_digest(b"".join(expected), b"".join(found)):
+            raise MessageInvalid("a share is not the one that was dealt")
+        self._shares[holder] = shamir.decode_shares(shares)
+
+    def join(self) -> dict[int, Secret]:
+        """Every dealer's disclosed secret; raises `RoundVoid` for one that has dealt none."""
+        dealers = sorted(self._sharers)
+        shape = (len(dealers), self._threshold)
+        points, rows = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        starts, start = {}, 0
+        for holder, shares in self._shares.items():
+            starts[holder] = start
+            start += len(shares)
+        index: dict[object, dict[int, int]] = {}
+        chosen: dict[int, list[int]] = {}
+        for i, dealer in enumerate(dealers):
+            holders = self._holders(dealer, chosen)
+            places = self._places[id(self._members[dealer])]
+            points[i] = [places[holder] + 1 for holder in holders]
+            rows[i] = [starts[h] + self._row(h, dealer, index) for h in holders]
+        shares = np.concatenate(list(self._shares.values()))[rows]
+        secrets = {}
+        for dealer, secret in zip(dealers, shamir.join(points, shares), strict=True):
+            if secret is None:
+                self.spoilt(dealer)
+            else:
+                secrets[dealer] = secret
+        return secrets
+
+    def spoilt(self, dealer: int) -> NoReturn:
+        """End the round: what this dealer has dealt are not shares of its secret."""
+        raise RoundVoid(
+            "unmask",
+            0,
+            self._threshold,
+            f"client {dealer} has dealt shares that are not of its secret",
+        )
+
+    def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
+        """The first holders of the dealer's shares that have disclosed them, as many as needed."""
+        members = self._members[dealer]
+        if id(members) not in chosen:
+            chosen[id(members)] = [m for m in members if m in self._shares]
+        holders = chosen[id(members)]
+        if self._refused:
+            holders = [h for h in holders if dealer not in self._refused.get(h, ())]
+        return holders[: self._threshold]
+
+    def _row(self, holder: int, dealer: int, index: dict[object, dict[int, int]]) -> int:
+        """Where the dealer's share is among those that the holder has disclosed."""
+        members = self._members[holder]
+        key: object = (holder,) if holder in self._refused else id(members)
+        if key not in index:
+            index[key] = {d: row for row, d in enumerate(self.asked_of(holder))}
+        return index[key][dealer]

@@ -1,0 +1,50 @@
+"""Real vectors as whole numbers, so that their sum is exact.
+
+An entry x in [-clip, clip] becomes x / step, step = clip / largest, rounded at random to one of
+the two whole numbers around it so that its mean is x / step; the probability of either is exact
+to 2^-53. Entries beyond clip are set to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import finite_vector, integer, positive
+from fedveil.entropy import Entropy
+
+MAX_ENTRY_BITS = 32
+_PART = 1 << 16
+
+
+class FixedPoint:
+    """Whole numbers in -largest .. largest, largest = 2^(bits-1) - 1, for reals up to `clip`."""
+
+    def __init__(self, clip: float, bits: int) -> None:
+        self.clip = positive("clip", clip)
+        self.bits = integer("bits", bits, 2, MAX_ENTRY_BITS)
+        self.largest = (1 << (self.bits - 1)) - 1
+
+    def clips(self, vector: npt.NDArray[Any]) -> bool:
+        """Whether the vector has entries beyond clip."""
+        return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
+
+    def quantise(self, vector: npt.NDArray[Any], entropy: Entropy) -> npt.NDArray[np.int64]:
+        """Each entry clipped, scaled and rounded at random."""
+        vector = finite_vector("vector", vector)
+        out = np.empty(len(vector), np.int64)
+        for start in range(0, len(vector), _PART):
+            part = vector[start : start + _PART].astype(np.float64)
+            scaled = np.clip(part, -self.clip, self.clip) * (self.largest / self.clip)
+            below = np.floor(scaled)
+            uniform = (entropy.words(len(part)) >> np.uint64(11)) * 2.0**-53
+            rounded = below + (uniform < scaled - below)
+            # clip * (largest / clip) may exceed largest by a rounding error.
+            out[start : start + _PART] = np.clip(rounded, -self.largest, self.largest)
+        return out
+
+    def restore(self, total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The real vector that a sum of whole numbers stands for."""
+        return total.astype(np.float64) * (self.clip / self.largest)

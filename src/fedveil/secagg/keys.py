@@ -1,0 +1,171 @@
+"""Keys of one client and one round: agreement, derived seeds, sealed shares, signatures.
+
+Everything that is derived is bound to the round's context (job, round and terms) and to the
+identities on both sides, so that nothing of one round or pair means anything in another.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+from fedveil.secagg.secret import SECRET_BYTES, Secret
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+SEAL_BYTES = 16
+_ID_BYTES = 8
+# A key from `_derive` seals one message and is forgotten: the nonce never meets its key again.
+_NONCE = bytes(12)
+# Any clamped scalar is a multiple of the cofactor and sends a point of low order to zero.
+_PROBE = X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES)))
+
+
+class KeyPair:
+    """An X25519 key pair, made from 32 bytes of `entropy`."""
+
+    __slots__ = ("_private", "_secret", "public")
+
+    def __init__(self, secret: Secret) -> None:
+        self._secret = secret
+        self._private = X25519PrivateKey.from_private_bytes(secret.reveal())
+        self.public = self._private.public_key().public_bytes_raw()
+
+    @classmethod
+    def draw(cls, entropy: Entropy) -> KeyPair:
+        """A fresh pair."""
+        return cls(Secret(entropy.token(SECRET_BYTES)))
+
+    @property
+    def secret(self) -> Secret:
+        """The private key."""
+        return self._secret
+
+    def agree(self, public: X25519PublicKey) -> bytes:
+        """The shared secret of X25519; raises `InvalidValue` for a key of low order."""
+        try:
+            return self._private.exchange(public)
+        except ValueError:
+            raise InvalidValue("a key of low order") from None
+
+    def __repr__(self) -> str:
+        return "KeyPair(hidden)"
+
+
+def public_key(raw: bytes) -> X25519PublicKey:
+    """The public key that 32 bytes are."""
+    return X25519PublicKey.from_public_bytes(raw)
+
+
+def has_low_order(raw: bytes) -> bool:
+    """Whether agreeing on a secret with this public key gives zero, whoever does."""
+    try:
+        _PROBE.exchange(public_key(raw))
+    except ValueError:
+        return True
+    return False
+
+
+def pair_seed(shared: bytes, context: bytes, one: int, other: int) -> bytes:
+    """The seed of the mask between two clients, the same on both sides.
+
+    HKDF-SHA256 (RFC 5869): salt the round's context, input the agreed secret of the mask keys,
+    info a label and both identities, the smaller first.
+    """
+    low, high = min(one, other), max(one, other)
+    return _derive(shared, context, b"pair mask" + _ids((low, high)))
+
+
+def seal(shared: bytes, context: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
+    """Shares for the eyes of `receiver` alone (AES-256-GCM); 16 bytes longer than they are.
+
+    The key is derived for this sender, receiver and round and seals nothing else; the associated
+    data names the three again.
+    """
+    ends = _ids((sender, receiver))
+    key = _derive(shared, context, b"sealed shares" + ends)
+    return AESGCM(key).encrypt(_NONCE, shares, context + ends)
+
+
+def unseal(
+    shared: bytes, context: bytes, sender: int, receiver: int, sealed: bytes
+) -> bytes | None:
+    """What `seal` sealed; None where it is anything else."""
+    ends = _ids((sender, receiver))
+    key = _derive(shared, context, b"sealed shares" + ends)
+    try:
+        return AESGCM(key).decrypt(_NONCE, sealed, context + ends)
+    except InvalidTag:
+        return None
+
+
+class Identity:
+    """A client's long-lived Ed25519 key, whose public half is in the job's roster."""
+
+    __slots__ = ("_private", "public")
+
+    def __init__(self, secret: Secret) -> None:
+        self._private = Ed25519PrivateKey.from_private_bytes(secret.reveal())
+        self.public = self._private.public_key().public_bytes_raw()
+
+    @classmethod
+    def draw(cls, entropy: Entropy) -> Identity:
+        """A fresh identity."""
+        return cls(Secret(entropy.token(SECRET_BYTES)))
+
+    def sign_keys(self, context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
+        """Vouch for the keys that this client advertises."""
+        return self._private.sign(_signed_keys(context, client, keys))
+
+    def sign_survivors(self, context: bytes, survivors: Iterable[int]) -> bytes:
+        """Vouch for the list of survivors that the server has named."""
+        return self._private.sign(_signed_survivors(context, survivors))
+
+    def __repr__(self) -> str:
+        return "Identity(hidden)"
+
+
+def keys_signed(
+    public: bytes, signature: bytes, context: bytes, client: int, keys: Iterable[bytes]
+) -> bool:
+    """Whether `signature` is the one of `Identity.sign_keys`."""
+    return _verified(public, signature, _signed_keys(context, client, keys))
+
+
+def survivors_signed(
+    public: bytes, signature: bytes, context: bytes, survivors: Iterable[int]
+) -> bool:
+    """Whether `signature` is the one of `Identity.sign_survivors`."""
+    return _verified(public, signature, _signed_survivors(context, survivors))
+
+
+def _signed_keys(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
+    return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
+
+
+def _signed_survivors(context: bytes, survivors: Iterable[int]) -> bytes:
+    return b"fedveil survivors" + context + _ids(survivors)
+
+
+def _verified(public: bytes, signature: bytes, text: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _ids(clients: Iterable[int]) -> bytes:
+    return b"".join(client.to_bytes(_ID_BYTES, "little", signed=True) for client in clients)
+
+
+def _derive(shared: bytes, salt: bytes, info: bytes) -> bytes:
+    extracted = hmac.digest(salt, shared, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")

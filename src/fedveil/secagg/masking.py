@@ -1,0 +1,85 @@
+"""Masks: vectors of uniform ring elements, each the AES-256-CTR keystream of a seed.
+
+The ring is the integers modulo 2^bits. A vector is held in lanes of 32 or 64 bits, the narrower
+that hold an element; lanes wrap around, which is arithmetic modulo a multiple of 2^bits, and
+`Ring.reduce` cuts a result to the ring's own bits. The keystream is read as whole little-endian
+lanes, so that its low bits, of which the elements are made, are uniform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from fedveil._validate import integer
+
+Lanes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+
+# Keystream, zeros and a stretch of the vector stay in the second-level cache together.
+_BLOCK_BYTES = 1 << 17
+_ZEROS = memoryview(bytes(_BLOCK_BYTES))
+# A seed has a key of its own, so that every keystream begins at the same counter.
+_COUNTER = modes.CTR(bytes(16))
+_CIPHERS_AT_ONCE = 256
+
+
+class Ring:
+    """The integers modulo 2^bits."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = integer("bits", bits, 1, 64)
+        self.lane: np.dtype[Any] = np.dtype("<u4" if bits <= 32 else "<u8")
+
+    @classmethod
+    def for_sum(cls, terms: int, largest: int) -> Ring:
+        """The smallest ring in which so many terms of at most that magnitude cannot wrap.
+
+        Sums lie in -terms * largest .. terms * largest: 2 * terms * largest + 1 values, which 64
+        bits must hold.
+        """
+        return cls((2 * terms * largest).bit_length() or 1)
+
+    def elements(self, values: npt.NDArray[np.integer[Any]]) -> Lanes:
+        """Whole numbers as elements in lanes, in memory of their own."""
+        lanes: Lanes = values.astype(np.int64).view(np.uint64).astype(self.lane)
+        return lanes
+
+    def reduce(self, lanes: Lanes) -> None:
+        """Cut lanes to the ring's bits, in place."""
+        if self.bits < 8 * self.lane.itemsize:
+            lanes &= self.lane.type((1 << self.bits) - 1)
+
+    def signed(self, lanes: Lanes) -> npt.NDArray[np.int64]:
+        """Elements as the whole numbers in -2^(bits-1) .. 2^(bits-1) - 1 that they stand for."""
+        spare = np.int64(64 - self.bits)
+        numbers: npt.NDArray[np.int64] = (lanes.astype(np.uint64) << np.uint64(spare)).view(
+            np.int64
+        ) >> spare
+        return numbers
+
+
+def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
+    """Add the mask of each seed to a vector of lanes, or subtract it where the flag is false.
+
+    A stretch of the vector meets all masks before the next one does, so that the vector is read
+    from memory once.
+    """
+    per_block = _BLOCK_BYTES // vector.itemsize
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    keystream = np.frombuffer(buffer, vector.dtype)
+    for start in range(0, len(seeds), _CIPHERS_AT_ONCE):
+        ciphers = [
+            (Cipher(algorithms.AES(seed), _COUNTER).encryptor().update_into, plus)
+            for seed, plus in seeds[start : start + _CIPHERS_AT_ONCE]
+        ]
+        for begin in range(0, len(vector), per_block):
+            stretch = vector[begin : begin + per_block]
+            size = stretch.nbytes
+            zeros, target, mask = _ZEROS[:size], buffer[:size], keystream[: len(stretch)]
+            for update_into, plus in ciphers:
+                update_into(zeros, target)
+                (np.add if plus else np.subtract)(stretch, mask, out=stretch)

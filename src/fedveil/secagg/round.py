@@ -1,0 +1,169 @@
+"""A whole round in memory, with every message encoded and decoded as on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import choice, finite_vector, integer, positive
+from fedveil.entropy import Entropy, Secure
+from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected
+from fedveil.message import Message, decode, encode
+from fedveil.secagg.client import Client
+from fedveil.secagg.fixed_point import FixedPoint
+from fedveil.secagg.keys import Identity
+from fedveil.secagg.masking import Ring
+from fedveil.secagg.phases import PHASES, Phase
+from fedveil.secagg.server import Server
+from fedveil.secagg.terms import Terms
+
+Vectors = Mapping[int, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """The sum of the survivors' vectors, and the bytes of each phase, all clients together.
+
+    `total` is int64 for integer vectors; for real ones float64, exactly the sum of the quantised
+    vectors.
+    """
+
+    total: npt.NDArray[Any]
+    survivors: frozenset[int]
+    bytes_up: dict[Phase, int]
+    bytes_down: dict[Phase, int]
+
+
+def run_round(
+    vectors: Vectors,
+    threshold: int,
+    *,
+    drop: Mapping[Phase, Collection[int]] | None = None,
+    neighbours: int | None = None,
+    active_security: bool = False,
+    clip: float | None = None,
+    bits: int = 16,
+    entropy: Entropy | None = None,
+    processes: int = 1,
+) -> SecureSum:
+    """Play one round among the clients that have a vector.
+
+    A client in `drop[phase]` is silent from that phase on. `threshold` is a number in 1..n for n
+    clients, or in 1..neighbours + 1 in the sparse graph. Real vectors are clipped to `clip` (the
+    largest magnitude among them without it) and quantised to `bits` bits an entry; integer
+    vectors are summed as they are. `entropy`: the operating system's without it. Raises
+    `RoundVoid` where too few clients are left.
+    """
+    entropy = Secure() if entropy is None else entropy
+    integer("threshold", threshold, 1, len(vectors) if neighbours is None else neighbours + 1)
+    if neighbours is not None:
+        integer("neighbours", neighbours, 1, len(vectors) - 1)
+    numbers, largest, fixed = _whole_numbers(vectors, clip, bits, entropy)
+    identities = {
+        c: Identity.draw(entropy.stream("identity", c))
+        for c in (vectors if active_security else ())
+    }
+    terms = Terms(
+        job=b"fedveil.secagg.run_round",
+        round=0,
+        length=len(next(iter(numbers.values()))),
+        bits=_ring(len(vectors), largest).bits,
+        threshold=threshold,
+        sharing=len(vectors),
+        neighbours=neighbours,
+        active_security=active_security,
+        roster={c: identity.public for c, identity in identities.items()}.get,
+    )
+    clients = {
+        c: Client(c, terms, entropy.stream("client", c), identities.get(c)) for c in sorted(vectors)
+    }
+    server = Server(terms, list(clients), entropy.stream("server"), processes=processes)
+    up, down = _play(server, clients, numbers, _silences(drop or {}, vectors))
+    total = server.total()
+    return SecureSum(total if fixed is None else fixed.restore(total), server.survivors, up, down)
+
+
+def _play(
+    server: Server,
+    clients: Mapping[int, Client],
+    numbers: Vectors,
+    silent: Mapping[Phase, Collection[int]],
+) -> tuple[dict[Phase, int], dict[Phase, int]]:
+    """Carry the messages; a client that withholds an answer, or whose answer is refused, drops."""
+    up: dict[Phase, int] = {}
+    down: dict[Phase, int] = {}
+    messages: Mapping[int, Message] | None = dict.fromkeys(clients, server.opening())
+    gone: set[int] = set()
+    while messages is not None:
+        phase = server.phase
+        assert phase is not None
+        gone.update(silent.get(phase, ()))
+        up[phase] = down[phase] = 0
+        encoded: dict[int, bytes] = {}
+        for client, message in messages.items():
+            if id(message) not in encoded:
+                encoded[id(message)] = encode(message)
+            sent = encoded[id(message)]
+            down[phase] += len(sent)
+            if client in gone:
+                continue
+            try:
+                answer = encode(clients[client].respond(decode(sent), numbers[client]))
+                up[phase] += len(answer)
+                server.receive(client, decode(answer))
+            except (ClientWithheld, ReportRejected):
+                gone.add(client)
+        messages = server.advance()
+    return up, down
+
+
+def _silences(
+    drop: Mapping[Phase, Collection[int]], vectors: Vectors
+) -> Mapping[Phase, Collection[int]]:
+    for phase, clients in drop.items():
+        choice("drop's phase", phase, PHASES)
+        for client in clients:
+            if client not in vectors:
+                raise InvalidValue(f"drop[{phase!r}] names client {client!r}, which has no vector")
+    return drop
+
+
+def _whole_numbers(
+    vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
+) -> tuple[dict[int, npt.NDArray[np.int64]], int, FixedPoint | None]:
+    """The vectors as whole numbers, their largest magnitude, and how to read their sum."""
+    arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
+    if len(arrays) < 2:
+        raise InvalidValue(f"vectors of {len(arrays)} clients; the sum of one is no secret")
+    if len({array.shape for array in arrays.values()}) > 1:
+        raise InvalidValue("vectors have different lengths")
+    for client, array in arrays.items():
+        integer("client", client, 0, (1 << 63) - 1)
+        if array.ndim != 1 or not len(array):
+            raise InvalidValue(
+                f"vectors[{client}] has shape {array.shape}, one dimension is needed"
+            )
+    if all(array.dtype.kind in "iu" for array in arrays.values()):
+        if clip is not None:
+            raise InvalidValue(f"clip = {clip!r} is for real vectors; these are integers")
+        largest = max(max(int(a.max()), -int(a.min())) for a in arrays.values())
+        _ring(len(arrays), largest)
+        return {c: a.astype(np.int64) for c, a in arrays.items()}, largest, None
+    real = {c: finite_vector(f"vectors[{c}]", a) for c, a in arrays.items()}
+    if clip is None:
+        clip = max(float(np.abs(a).max()) for a in real.values()) or 1.0
+    fixed = FixedPoint(positive("clip", clip), bits)
+    numbers = {c: fixed.quantise(a, entropy.stream("rounding", c)) for c, a in sorted(real.items())}
+    return numbers, fixed.largest, fixed
+
+
+def _ring(clients: int, largest: int) -> Ring:
+    if 2 * clients * largest >= 1 << 64:
+        raise InvalidValue(
+            f"the sum of {clients} vectors with entries up to {largest} does not fit 64 bits"
+        )
+    return Ring.for_sum(clients, largest)

@@ -1,0 +1,322 @@
+"""The server's half of a round of secure aggregation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import integer
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
+from fedveil.message import Message, Value, take, take_array
+from fedveil.secagg import graph, keys, packing, phases
+from fedveil.secagg.disclosure import Disclosure
+from fedveil.secagg.helpers import Helper, helpers_worth_having
+from fedveil.secagg.masking import Ring
+from fedveil.secagg.phases import SEALED_BYTES, as_ids, take_ids
+from fedveil.secagg.shamir import SHARE_BYTES
+from fedveil.secagg.tags import TAG_BYTES, Tagger
+from fedveil.secagg.terms import Terms
+from fedveil.secagg.unmasking import Masks
+
+
+class Server:
+    """Adds masked vectors up as they arrive, and takes the masks off the sum at the end.
+
+    `receive` refuses a message with `ReportRejected` and is then as it was before; whoever has
+    not answered when `advance` closes a phase has dropped out. `advance` raises `RoundVoid`
+    where too few are left, and the sum is never unmasked. `entropy` draws the sparse graph, and
+    who goes on where more clients are there than may share secrets.
+    `processes`: how many the unmasking may use.
+
+    Memory: the sum, and for each client and neighbour a sealed pair of shares until they are
+    passed on, two tags, and in the end one share.
+    """
+
+    def __init__(
+        self, terms: Terms, cohort: Sequence[int], entropy: Entropy, *, processes: int = 1
+    ) -> None:
+        self.terms = terms
+        self.ring = Ring(terms.bits)
+        self._entropy = entropy
+        self._processes = integer("processes", processes, 1)
+        self._cohort = frozenset(cohort)
+        self._flow = iter(phases.flow(terms.active_security))
+        self.phase: phases.Phase | None = next(self._flow)
+        self._asked: frozenset[int] = self._cohort
+        self._answered: set[int] = set()
+        #: Client -> its cipher key and its mask key.
+        self._public: dict[int, tuple[bytes, bytes]] = {}
+        self._seen_keys: set[bytes] = set()
+        self._signatures: dict[int, bytes] = {}
+        self._neighbourhoods: dict[int, list[int]] = {}
+        self._sealed: dict[int, bytes] = {}
+        self._total = np.zeros(terms.length, self.ring.lane)
+        self._sharers: list[int] = []
+        self._disclosure = Disclosure(Tagger(terms.context), terms.threshold)
+        self._helpers: list[Helper] = []
+        self.survivors: frozenset[int] = frozenset()
+        self.complete = False
+
+    def opening(self) -> Message:
+        """The first message, the same for every client."""
+        return self._message("advertise")
+
+    def receive(self, client: int, message: Message) -> None:
+        """Check an answer and take it in."""
+        if client not in self._cohort:
+            raise ReportRejected(client, "unknown sender")
+        if self.phase is None or client not in self._asked:
+            raise ReportRejected(client, "wrong phase")
+        if client in self._answered:
+            raise ReportRejected(client, "repeated sender")
+        try:
+            if take(message, "phase", str) != self.phase:
+                raise ReportRejected(client, "wrong phase")
+            if take(message, "round", int) != self.terms.round:
+                raise ReportRejected(client, "wrong round")
+            signed = phases.SIGNED_ANSWER if self.terms.active_security else None
+            phases.check_fields(message, self.phase, phases.ANSWER, signed)
+            self._take_in(self.phase, client, message)
+        except (MessageInvalid, InvalidValue) as error:
+            raise ReportRejected(client, str(error)) from None
+        self._answered.add(client)
+
+    def advance(self) -> dict[int, Message] | None:
+        """Close the phase: the next one's messages; None when the masks are off the sum."""
+        if self.phase is None:
+            raise InvalidValue("the round has ended")
+        try:
+            return self._advance(self.phase, sorted(self._answered))
+        except RoundVoid:
+            self.phase = None
+            raise
+        finally:
+            if self.phase is None:
+                self._end_helpers()
+
+    def _advance(self, closed: phases.Phase, answered: list[int]) -> dict[int, Message] | None:
+        self._check_enough(closed, answered)
+        if closed == "advertise":
+            answered = self._draw_sharers(answered)
+        self.phase = next(self._flow, None)
+        self._asked, self._answered = frozenset(answered), set()
+        if closed == "masked":
+            self.survivors = self._asked
+            self._disclosure.decide(self.survivors)
+        match self.phase:
+            case "share":
+                return self._keys(answered)
+            case "masked":
+                return self._shares(answered)
+            case "consistency":
+                return dict.fromkeys(
+                    answered, self._message("consistency", survivors=as_ids(answered))
+                )
+            case "unmask":
+                return self._requests(answered)
+        self._unmask()
+        self.complete = True
+        return None
+
+    def total(self) -> npt.NDArray[np.int64]:
+        """The sum of the survivors' vectors, once `advance` has returned None."""
+        if not self.complete:
+            raise InvalidValue("the sum is asked for and the masks are not off it")
+        return self.ring.signed(self._total)
+
+    def _message(self, phase: phases.Phase, **fields: Value) -> Message:
+        return {"phase": phase, "round": self.terms.round, **fields}
+
+    def _take_in(self, phase: phases.Phase, client: int, message: Message) -> None:
+        match phase:
+            case "advertise":
+                self._take_keys(client, message)
+            case "share":
+                self._take_shares(client, message)
+            case "masked":
+                self._take_vector(client, message)
+            case "consistency":
+                self._take_signature(client, message)
+            case "unmask":
+                rows = len(self._disclosure.asked_of(client))
+                shares = take_array(message, "shares", "uint8", (rows, SHARE_BYTES))
+                self._disclosure.take(client, shares.tobytes())
+
+    def _take_keys(self, client: int, message: Message) -> None:
+        public = (_key(message, "cipher_key"), _key(message, "mask_key"))
+        if public[0] == public[1] or self._seen_keys & set(public):
+            raise MessageInvalid("a key that is another client's, or both keys the same")
+        if any(map(keys.has_low_order, public)):
+            raise MessageInvalid("a key of low order")
+        if self.terms.active_security:
+            signature = _signature(message)
+            roster = self.terms.roster(client) or b""
+            if not keys.keys_signed(roster, signature, self.terms.context, client, public):
+                raise MessageInvalid("the keys are not signed by this client")
+            self._signatures[client] = signature
+        self._seen_keys.update(public)
+        self._public[client] = public
+
+    def _take_shares(self, client: int, message: Message) -> None:
+        members = self._neighbourhoods[client]
+        sealed = take_array(message, "sealed", "uint8", (len(members), SEALED_BYTES))
+        tags = take_array(message, "tags", "uint8", (2 * len(members), TAG_BYTES))
+        self._sealed[client] = sealed.tobytes()
+        self._disclosure.deal(client, members, tags.tobytes())
+
+    def _take_vector(self, client: int, message: Message) -> None:
+        length, bits = self.terms.length, self.terms.bits
+        size = (packing.packed_size(length, bits),)
+        vector = take_array(message, "vector", "uint8", size)
+        if not packing.spare_bits_zero(vector, length, bits):
+            raise MessageInvalid("field vector has bits behind its last entry")
+        refused = take_ids(message, "refused")
+        if client in refused or not set(refused) <= set(self._disclosure.dealers_to(client)):
+            raise MessageInvalid("field refused names a client that has dealt it nothing")
+        self._disclosure.refuse(client, refused)
+        packing.add_packed(vector, self.ring, self._total)
+
+    def _take_signature(self, client: int, message: Message) -> None:
+        signature, roster = _signature(message), self.terms.roster(client) or b""
+        survivors = sorted(self.survivors)
+        if not keys.survivors_signed(roster, signature, self.terms.context, survivors):
+            raise MessageInvalid("the list of survivors is not signed by this client")
+        self._signatures[client] = signature
+
+    def _check_enough(self, phase: phases.Phase, answered: list[int]) -> None:
+        needed = self.terms.threshold
+        if phase in ("share", "masked", "unmask"):
+            if phase == "share":
+                self._sharers = answered
+                self._disclosure.share(answered)
+            got = self._disclosure.fewest(answered)
+        else:
+            got = len(answered)
+        if got < needed:
+            raise RoundVoid(phase, got, needed)
+
+    def _draw_sharers(self, answered: list[int]) -> list[int]:
+        """Those that go on: all, or as many as the terms allow, at random."""
+        if len(answered) <= self.terms.sharing:
+            return answered
+        drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]
+        return [answered[place] for place in sorted(drawn)]
+
+    def _keys(self, answered: list[int]) -> dict[int, Message]:
+        """To each client the keys of its neighbourhood; in the complete graph one message."""
+        if self.terms.neighbours is None:
+            self._neighbourhoods = graph.complete(answered)
+        else:
+            self._neighbourhoods = graph.sparse(answered, self.terms.neighbours, self._entropy)
+        made: dict[int, Message] = {}
+        for members in self._neighbourhoods.values():
+            if id(members) not in made:
+                made[id(members)] = self._keys_of(members)
+        return {c: made[id(members)] for c, members in self._neighbourhoods.items()}
+
+    def _keys_of(self, members: Sequence[int]) -> Message:
+        fields: dict[str, Value] = {"clients": as_ids(members)}
+        for i, name in enumerate(("cipher_keys", "mask_keys")):
+            fields[name] = _rows([self._public[c][i] for c in members], keys.KEY_BYTES)
+        if self.terms.active_security:
+            fields["signatures"] = _rows(
+                [self._signatures[c] for c in members], keys.SIGNATURE_BYTES
+            )
+        return self._message("share", **fields)
+
+    def _shares(self, answered: list[int]) -> dict[int, Message]:
+        """To each client what the others have sealed for it."""
+        messages: dict[int, Message] = {}
+        for client in answered:
+            dealers, places = (
+                self._disclosure.dealers_to(client),
+                self._disclosure.places_of(client),
+            )
+            boxes = [
+                self._sealed[dealer][place * SEALED_BYTES : (place + 1) * SEALED_BYTES]
+                for dealer, place in zip(dealers, places, strict=True)
+                if dealer != client
+            ]
+            senders = as_ids([dealer for dealer in dealers if dealer != client])
+            sealed = _rows(boxes, SEALED_BYTES)
+            messages[client] = self._message("masked", senders=senders, sealed=sealed)
+        self._sealed.clear()
+        return messages
+
+    def _requests(self, answered: list[int]) -> dict[int, Message]:
+        """To each client which of its neighbours are in the sum and which are not."""
+        extra: dict[str, Value] = {}
+        if self.terms.active_security:
+            extra["signers"] = as_ids(answered)
+            rows = [self._signatures[c] for c in answered]
+            extra["signatures"] = _rows(rows, keys.SIGNATURE_BYTES)
+        made: dict[int, Message] = {}
+        messages = {}
+        for client in answered:
+            members = self._neighbourhoods[client]
+            if id(members) not in made:
+                dealers = self._disclosure.dealers_to(client)
+                made[id(members)] = self._message(
+                    "unmask",
+                    survivors=as_ids([d for d in dealers if d in self.survivors]),
+                    dropped=as_ids([d for d in dealers if d not in self.survivors]),
+                    **extra,
+                )
+            messages[client] = made[id(members)]
+        self._start_helpers()
+        return messages
+
+    def _start_helpers(self) -> None:
+        """Let them start while the clients answer."""
+        gone = [client for client in self._sharers if client not in self.survivors]
+        masks = len(self.survivors) + sum(len(self._disclosure.dealers_to(c)) for c in gone)
+        count = helpers_worth_having(masks, self._total.nbytes, self._processes)
+        self._helpers = [Helper() for _ in range(count)]
+
+    def _end_helpers(self) -> None:
+        for helper in self._helpers:
+            helper.close()
+        self._helpers.clear()
+
+    def _unmask(self) -> None:
+        """Reconstruct the survivors' seeds and the others' mask keys, and take the masks off."""
+        secrets = self._disclosure.join()
+        pairs = {}
+        for client in self._sharers:
+            if client in self.survivors:
+                continue
+            secret = secrets[client]
+            if keys.KeyPair(secret).public != self._public[client][1]:
+                self._disclosure.spoilt(client)
+            peers = [p for p in self._disclosure.dealers_to(client) if p in self.survivors]
+            pairs[client] = (secret, peers)
+        masks = Masks(
+            self.terms.context,
+            [secrets[client] for client in sorted(self.survivors)],
+            pairs,
+            {client: self._public[client][1] for client in sorted(self.survivors)},
+        )
+        masks.remove_from(self._total, self.ring, self._helpers)
+        self.ring.reduce(self._total)
+
+
+def _key(message: Message, name: str) -> bytes:
+    value: bytes = take(message, name, bytes)
+    if len(value) != keys.KEY_BYTES:
+        raise MessageInvalid(f"field {name} has the wrong length")
+    return value
+
+
+def _signature(message: Message) -> bytes:
+    value: bytes = take(message, "signature", bytes)
+    if len(value) != keys.SIGNATURE_BYTES:
+        raise MessageInvalid("field signature has the wrong length")
+    return value
+
+
+def _rows(rows: Sequence[bytes], size: int) -> npt.NDArray[Any]:
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)

@@ -1,0 +1,163 @@
+"""Shamir's secret sharing over the prime field of 2^61 - 1, many secrets at a time.
+
+A 256-bit secret is cut in five limbs of 52 bits; each is the constant term of a polynomial of
+degree threshold - 1 whose other coefficients are uniform in the field. A share is the five values
+at one point other than zero, eight bytes each, little endian, always forty bytes. Fewer shares
+than the threshold are jointly uniform, whatever the secret is.
+
+The prime is a Mersenne prime: 2^61 = 1 in the field, so that products are reduced by shifts, and
+NumPy's 64-bit lanes carry the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import integer
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+from fedveil.secagg.secret import SECRET_BYTES, Secret
+
+PRIME = (1 << 61) - 1
+LIMBS = 5
+SHARE_BYTES = 8 * LIMBS
+MAX_POINTS = 1 << 20
+
+Field: TypeAlias = npt.NDArray[np.uint64]
+
+_LIMB_BITS = 52
+_P = np.uint64(PRIME)
+_29, _32, _61 = np.uint64(29), np.uint64(32), np.uint64(61)
+_LOW29, _LOW32 = np.uint64((1 << 29) - 1), np.uint64((1 << 32) - 1)
+_ELEMENTS_AT_ONCE = 1 << 18
+
+
+def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entropy) -> Field:
+    """Shares of every secret at the points 1..points: shape (points, secrets, limbs)."""
+    integer("points", points, 1, MAX_POINTS)
+    integer("threshold", threshold, 1, points)
+    columns = len(secrets) * LIMBS
+    coefficients = np.empty((threshold, columns), np.uint64)
+    coefficients[0] = np.concatenate([_limbs(secret) for secret in secrets])
+    drawn = entropy.integers(PRIME, (threshold - 1) * columns)
+    coefficients[1:] = drawn.astype(np.uint64).reshape(threshold - 1, columns)
+    at = np.arange(1, points + 1, dtype=np.uint64)[:, None]
+    values = np.broadcast_to(coefficients[-1], (points, columns))
+    for coefficient in coefficients[-2::-1]:
+        values = _reduced(_times_small(values, at) + coefficient)
+    shares: Field = values.reshape(points, len(secrets), LIMBS)
+    return shares
+
+
+def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
+    """The secrets that shares determine; None where no secret has these shares.
+
+    `points`: the points of the shares, either one row for all secrets, shape (shares,), or one
+    for each, shape (secrets, shares). `shares`: shape (secrets, shares, limbs). As many as the
+    threshold are needed; more of one polynomial give the same secret.
+    """
+    secrets, count, _ = shares.shape
+    points = np.atleast_2d(points)
+    if (points == points[0]).all():  # the complete graph: the weights are worked out once
+        points = points[:1]
+    weights = _lagrange_at_zero(points.astype(np.uint64))
+    limbs: Field = np.empty((secrets, LIMBS), np.uint64)
+    step = max(1, _ELEMENTS_AT_ONCE // (count * LIMBS))
+    for start in range(0, secrets, step):
+        part = slice(start, start + step)
+        weight = weights if len(weights) == 1 else weights[part]
+        limbs[part] = _sum(_times(shares[part], weight[:, :, None]))
+    return [_secret(row) for row in limbs]
+
+
+def encode_shares(shares: Field) -> bytes:
+    """Forty bytes a share."""
+    return shares.astype("<u8").tobytes()
+
+
+def decode_shares(data: bytes) -> Field:
+    """The inverse of `encode_shares`, shape (shares, limbs); refuses a limb outside the field."""
+    if len(data) % SHARE_BYTES:
+        raise InvalidValue("a share has the wrong length")
+    shares: Field = np.frombuffer(data, "<u8").astype(np.uint64).reshape(-1, LIMBS)
+    if (shares >= _P).any():
+        raise InvalidValue("a share is outside the field")
+    return shares
+
+
+def _limbs(secret: Secret) -> Field:
+    number = int.from_bytes(secret.reveal(), "little")
+    low = (1 << _LIMB_BITS) - 1
+    return np.array([(number >> (_LIMB_BITS * i)) & low for i in range(LIMBS)], np.uint64)
+
+
+def _secret(limbs: Field) -> Secret | None:
+    values = [int(limb) for limb in limbs]
+    number = sum(value << (_LIMB_BITS * i) for i, value in enumerate(values))
+    if max(values) >> _LIMB_BITS or number >> (8 * SECRET_BYTES):
+        return None
+    return Secret(number.to_bytes(SECRET_BYTES, "little"))
+
+
+def _reduced(value: Field) -> Field:
+    """`value` < 2^64 as the field's element, in 0..p-1."""
+    value = (value & _P) + (value >> _61)
+    reduced: Field = np.where(value >= _P, value - _P, value)
+    return reduced
+
+
+def _times_small(value: Field, factor: Field) -> Field:
+    """value * factor, below 2^62 and not yet reduced; value < 2^61, factor <= 2^20."""
+    high = (value >> _32) * factor
+    low = (value & _LOW32) * factor
+    # high * 2^32 = (high's bits from 29 on) * 2^61 + (its lower 29) * 2^32, and 2^61 = 1.
+    product: Field = (high >> _29) + ((high & _LOW29) << _32) + low
+    return product
+
+
+def _times(one: Field, other: Field) -> Field:
+    """The field's product of elements, from four products of 32-bit halves."""
+    a1, a0 = one >> _32, one & _LOW32
+    b1, b0 = other >> _32, other & _LOW32
+    middle = a1 * b0 + a0 * b1  # below 2^62
+    low = a0 * b0
+    # a1 * b1 * 2^64 = a1 * b1 * 8; the middle as in `_times_small`.
+    high = (a1 * b1) << np.uint64(3)
+    total = high + (middle >> _29) + ((middle & _LOW29) << _32)
+    return _reduced(_reduced(total) + _reduced(low))
+
+
+def _sum(values: Field) -> Field:
+    """The field's sum over the second axis; at most 2^31 terms."""
+    high = _reduced((values >> _32).sum(axis=1, dtype=np.uint64))
+    low = _reduced((values & _LOW32).sum(axis=1, dtype=np.uint64))
+    return _reduced(_times(high, np.full_like(high, 1 << 32)) + low)
+
+
+def _lagrange_at_zero(points: Field) -> Field:
+    """For each row of distinct points, the weights with p(0) = sum of weight * p(point).
+
+    weight_i = product over j != i of x_j / (x_j - x_i).
+    """
+    numerator, denominator = np.ones_like(points), np.ones_like(points)
+    for j in range(points.shape[1]):
+        other = points[:, j : j + 1]
+        difference = np.where(other >= points, other - points, other + _P - points)
+        itself = np.arange(points.shape[1]) == j
+        denominator = _times(denominator, np.where(itself, np.uint64(1), difference))
+        numerator = _times(numerator, np.where(itself, np.uint64(1), other))
+    return _times(numerator, _inverse(denominator))
+
+
+def _inverse(value: Field) -> Field:
+    """value^(p - 2)."""
+    result = np.ones_like(value)
+    for bit in bin(PRIME - 2)[2:]:
+        result = _times(result, result)
+        if bit == "1":
+            result = _times(result, value)
+    return result

@@ -1,0 +1,80 @@
+"""What the clients and the server of one round agree on before it begins."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fedveil._validate import integer
+from fedveil.errors import InvalidValue
+from fedveil.message import encode
+from fedveil.secagg import shamir
+
+MAX_CLIENTS = shamir.MAX_POINTS
+MAX_BITS = 64
+
+
+def _nobody(client: int) -> None:
+    """The roster of nobody."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The public parameters of a round. None of them is taken from a server's message.
+
+    `length`: entries of a vector. `bits`: the ring is the integers modulo 2^bits. `sharing`: how
+    many clients share secrets at most. `threshold`: how many of a neighbourhood reconstruct a
+    secret; it is safe in relation to `sharing`. `neighbours`: how many each client has in the
+    masking graph, None for the complete graph. `roster`: gives a client's Ed25519 public key,
+    where `active_security` signs what clients say, and None for a stranger.
+    """
+
+    job: bytes
+    round: int
+    length: int
+    bits: int
+    threshold: int
+    sharing: int
+    neighbours: int | None = None
+    active_security: bool = False
+    roster: Callable[[int], bytes | None] = field(default=_nobody, repr=False)
+
+    def __post_init__(self) -> None:
+        integer("round", self.round, 0)
+        integer("length", self.length, 1)
+        integer("bits", self.bits, 1, MAX_BITS)
+        integer("sharing", self.sharing, 1, MAX_CLIENTS)
+        integer("threshold", self.threshold, 1, self.sharing)
+        if self.neighbours is not None:
+            integer("neighbours", self.neighbours, 1, MAX_CLIENTS)
+            if self.active_security:
+                raise InvalidValue(
+                    f"neighbours = {self.neighbours} leaves a sparse graph; "
+                    f"active_security requires the complete one"
+                )
+            if self.threshold > self.neighbours + 1:
+                raise InvalidValue(
+                    f"threshold = {self.threshold} is outside [1, {self.neighbours + 1}]: a "
+                    f"neighbourhood is a client and its {self.neighbours} neighbours"
+                )
+
+    @cached_property
+    def context(self) -> bytes:
+        """A digest of all of it but the roster: every key, share and signature is bound to it."""
+        return hashlib.sha256(
+            b"fedveil secure aggregation 1"
+            + encode(
+                {
+                    "job": self.job,
+                    "round": self.round,
+                    "length": self.length,
+                    "bits": self.bits,
+                    "threshold": self.threshold,
+                    "sharing": self.sharing,
+                    "neighbours": self.neighbours or 0,
+                    "active_security": self.active_security,
+                }
+            )
+        ).digest()

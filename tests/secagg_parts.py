@@ -1,0 +1,109 @@
+"""A round that a test can reach into: every message passes through its hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ClientWithheld, ReportRejected
+from fedveil.message import Message, decode, encode
+from fedveil.secagg import Client, Identity, Server, Terms
+from fedveil.secagg.masking import Ring
+
+#: (phase, client, the message) -> the message that takes its place; None lets nothing through.
+Tamper = Callable[[str, int, dict[str, Any]], dict[str, Any] | None]
+
+LARGEST = 1000
+
+
+def unchanged(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+    return message
+
+
+class Played:
+    """Clients 0, 3, 6, ... with vectors of 8 entries, and what happened in each phase."""
+
+    def __init__(
+        self, clients: int = 5, threshold: int = 3, *, seed: int = 0, **terms: Any
+    ) -> None:
+        self.ids = [3 * i for i in range(clients)]
+        root = Seeded(seed, "round")
+        identities = {c: Identity.draw(root.stream("identity", c)) for c in self.ids}
+        values = {
+            "job": b"test", "round": 4, "length": 8, "bits": Ring.for_sum(clients, LARGEST).bits,
+            "threshold": threshold, "sharing": clients,
+            "roster": {c: i.public for c, i in identities.items()}.get, **terms,
+        }  # fmt: skip
+        self.terms = Terms(**values)
+        self.vectors = {
+            c: root.stream("vector", c).integers(2 * LARGEST + 1, 8) - LARGEST for c in self.ids
+        }
+        self.clients = {
+            c: Client(c, self.terms, root.stream("client", c), identities[c]) for c in self.ids
+        }
+        self.server = Server(self.terms, self.ids, root.stream("server"))
+        self.rejected: dict[int, str] = {}
+        self.withheld: dict[int, str] = {}
+        #: Every answer that was sent, by phase and client, and every request.
+        self.answers: dict[tuple[str, int], dict[str, Any]] = {}
+        self.requests: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def play(
+        self,
+        drop: Mapping[str, Collection[int]] | None = None,
+        *,
+        up: Tamper = unchanged,
+        down: Tamper = unchanged,
+    ) -> Played:
+        """To the end; `down` changes what the server says, `up` what the clients answer."""
+        messages: Mapping[int, Message] | None = dict.fromkeys(self.ids, self.server.opening())
+        gone: set[int] = set()
+        while messages is not None:
+            phase = str(self.server.phase)
+            gone |= set((drop or {}).get(phase, ()))
+            for client, message in messages.items():
+                request = down(phase, client, dict(decode(encode(message))))
+                if client in gone or request is None:
+                    continue
+                self.requests[phase, client] = request
+                self._carry(phase, client, request, up)
+            messages = self.server.advance()
+        return self
+
+    def _carry(self, phase: str, client: int, request: dict[str, Any], up: Tamper) -> None:
+        try:
+            answer = self.clients[client].respond(request, self.vectors[client])
+        except ClientWithheld as reason:
+            self.withheld[client] = str(reason)
+            return
+        sent = up(phase, client, dict(decode(encode(answer))))
+        if sent is None:
+            return
+        self.answers[phase, client] = sent
+        try:
+            self.server.receive(client, decode(encode(sent)))
+        except ReportRejected as rejected:
+            self.rejected[client] = rejected.reason
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sum is that of the survivors' vectors, to the last bit."""
+        expected = sum(self.vectors[c] for c in self.server.survivors)
+        return bool((self.server.total() == expected).all())
+
+
+def edited(array: Any, place: Any, value: Any) -> np.ndarray:
+    """A copy with one entry changed."""
+    copy = np.array(array)
+    copy[place] = value
+    return copy
+
+
+def shows(text: str, secret: bytes) -> bool:
+    """Whether a text holds a secret in one of the forms that Python prints bytes in."""
+    forms = [secret.hex(), repr(secret)[2:-1], str(int.from_bytes(secret, "little")),
+             str(list(secret))[1:-1]]  # fmt: skip
+    return any(form in text for form in forms)

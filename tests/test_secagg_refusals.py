@@ -1,0 +1,428 @@
+"""Lies, slips and replays: each is refused with its reason, and the others' sum is still right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
+from fedveil.secagg import Client, Server
+from fedveil.secagg.phases import as_ids
+from secagg_parts import Played, edited
+
+LOW_ORDER = [
+    bytes(32),
+    (1).to_bytes(32, "little"),
+    (2**255 - 20).to_bytes(32, "little"),
+    (2**255 - 19).to_bytes(32, "little"),
+    (2**255 - 18).to_bytes(32, "little"),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+    bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+    bytes(31) + b"\x80",
+]
+
+
+def only(phase: str, client: int, /, **fields: Any) -> Any:
+    """Replace fields of one client's message in one phase; a callable gets the old value."""
+
+    def tamper(at: str, who: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (at, who) == (phase, client):
+            for name, value in fields.items():
+                message[name] = value(message[name]) if callable(value) else value
+        return message
+
+    return tamper
+
+
+def flip(array: np.ndarray) -> np.ndarray:
+    copy = array.copy()
+    copy.flat[7] ^= 1
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("phase", "fields", "reason"),
+    [
+        ("advertise", {"cipher_key": bytes(31)}, "field cipher_key has the wrong length"),
+        ("advertise", {"mask_key": "text"}, "field mask_key is missing or malformed"),
+        *[("advertise", {"mask_key": key}, "a key of low order") for key in LOW_ORDER],
+        *[("advertise", {"cipher_key": key}, "a key of low order") for key in LOW_ORDER[:2]],
+        ("advertise", {"round": 3}, "wrong round"),
+        ("advertise", {"phase": "share"}, "wrong phase"),
+        ("advertise", {"phase": 1}, "field phase is missing or malformed"),
+        ("advertise", {"more": 1}, "fields are missing or unknown"),
+        ("share", {"sealed": lambda a: a[:-1]}, "field sealed has the wrong length"),
+        ("share", {"sealed": lambda a: a[:, :-1]}, "field sealed has the wrong length"),
+        ("share", {"tags": lambda a: a[:-1]}, "field tags has the wrong length"),
+        ("share", {"tags": lambda a: a.astype(np.int8)}, "field tags has the wrong type"),
+        ("masked", {"vector": lambda a: a[:-1]}, "field vector has the wrong length"),
+        ("masked", {"vector": lambda a: a.astype(np.int8)}, "field vector has the wrong type"),
+        ("masked", {"refused": as_ids([6])}, "names a client that has dealt it nothing"),
+        ("masked", {"refused": as_ids([7])}, "names a client that has dealt it nothing"),
+        ("masked", {"refused": as_ids([3, 0])}, "out of order or repeats"),
+        ("masked", {"refused": as_ids([3, 3])}, "out of order or repeats"),
+        ("masked", {"refused": np.array([3.0])}, "field refused is missing or malformed"),
+        ("unmask", {"shares": lambda a: a[:-1]}, "field shares has the wrong length"),
+        ("unmask", {"shares": flip}, "a share is not the one that was dealt"),
+        ("unmask", {"shares": lambda a: a[::-1].copy()}, "a share is not the one that was dealt"),
+        ("unmask", {"shares": lambda a: a * 0 + 255}, "a share is not the one that was dealt"),
+    ],
+)
+def test_the_server_refuses(phase: str, fields: dict[str, Any], reason: str) -> None:
+    """Client 6 sends something wrong in one phase; the other four of five have their sum."""
+    played = Played().play(up=only(phase, 6, **fields))
+    assert reason in played.rejected.pop(6)
+    assert played.rejected == played.withheld == {}
+    assert played.server.survivors == {0, 3, 9, 12} | ({6} if phase == "unmask" else set())
+    assert played.exact
+
+
+def test_spare_bits_of_the_vector_are_refused() -> None:
+    played = Played(length=7, bits=13)  # 91 bits in 12 bytes
+    played.vectors = {c: v[:7] for c, v in played.vectors.items()}
+    played.play(up=only("masked", 6, vector=lambda a: edited(a, -1, a[-1] | 128)))
+    assert "bits behind its last entry" in played.rejected[6]
+    assert played.exact
+
+
+def test_a_key_of_another_client_is_refused() -> None:
+    for name in ("cipher_key", "mask_key"):
+        taken: list[bytes] = []
+
+        def copy_first(
+            phase: str, client: int, message: dict[str, Any], name: str = name, taken: Any = taken
+        ) -> dict[str, Any]:
+            if phase == "advertise" and client == 0:
+                taken.append(message[name])
+            if phase == "advertise" and client == 9:
+                message["cipher_key"] = taken[0]
+            return message
+
+        played = Played().play(up=copy_first)
+        assert "a key that is another client's" in played.rejected[9]
+        assert played.server.survivors == {0, 3, 6, 12}
+        assert played.exact
+
+
+def test_one_key_for_both_purposes_is_refused() -> None:
+    def same(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if phase == "advertise" and client == 0:
+            message["mask_key"] = message["cipher_key"]
+        return message
+
+    assert "both keys the same" in Played().play(up=same).rejected[0]
+
+
+def test_strangers_and_repetitions_are_refused_and_change_nothing() -> None:
+    played = Played()
+
+    def twice(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        with pytest.raises(ReportRejected, match="unknown sender"):
+            played.server.receive(1, message)
+        if client == 6:
+            played.server.receive(client, message)
+        return message
+
+    played.play(up=twice)
+    assert played.rejected == {6: "repeated sender"}
+    assert played.server.survivors == set(played.ids)
+    assert played.exact
+
+
+def test_two_different_masked_vectors_of_one_client() -> None:
+    played = Played()
+
+    def both(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if phase == "masked" and client == 6:
+            played.server.receive(client, message)
+            return {**message, "vector": flip(message["vector"])}
+        return message
+
+    played.play(up=both)
+    assert played.rejected == {6: "repeated sender"}
+    assert 6 in played.server.survivors
+    assert played.exact
+
+
+def test_who_has_dropped_out_does_not_come_back() -> None:
+    played = Played()
+
+    def late(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any] | None:
+        if phase == "share" and client == 6:
+            return None
+        if phase == "masked" and client == 0:
+            with pytest.raises(ReportRejected, match="wrong phase"):
+                played.server.receive(6, message)
+        return message
+
+    played.play(up=late)
+    assert played.server.survivors == {0, 3, 9, 12}
+    assert played.exact
+    with pytest.raises(ReportRejected, match="wrong phase"):
+        played.server.receive(0, {})
+    with pytest.raises(InvalidValue, match="the round has ended"):
+        played.server.advance()
+
+
+@pytest.mark.parametrize("phase", ["advertise", "share", "masked", "unmask"])
+def test_messages_of_an_earlier_round_are_refused(phase: str) -> None:
+    old = Played(seed=5, round=3).play().answers
+    played = Played().play(up=lambda p, c, m: old[p, c] if (p, c) == (phase, 6) else m)
+    assert played.rejected[6] == "wrong round"
+    assert played.exact
+
+
+def test_shares_of_an_earlier_round_are_refused_under_this_ones_number() -> None:
+    old = {**Played(seed=6, round=3).play().answers["unmask", 6], "round": 4}
+    played = Played(seed=5).play(up=lambda p, c, m: old if (p, c) == ("unmask", 6) else m)
+    assert played.rejected[6] == "a share is not the one that was dealt"
+    assert played.exact
+
+
+def test_boxes_of_an_earlier_round_do_not_open() -> None:
+    """Same keys, same parties, another round."""
+    one, other = (Played(seed=5, round=r).play({"unmask": [0]}) for r in (3, 4))
+    assert one.answers["advertise", 6]["mask_key"] == other.answers["advertise", 6]["mask_key"]
+    old = one.requests["masked", 6]["sealed"]
+    played = Played(seed=5).play(down=only("masked", 6, sealed=old))
+    assert played.answers["masked", 6]["refused"].tolist() == [0, 3, 9, 12]
+
+
+@pytest.mark.parametrize("spoil", [flip, lambda a: a[[1, 0, *range(2, len(a))]]])
+def test_a_box_that_does_not_open_is_refused_and_its_shares_are_done_without(spoil: Any) -> None:
+    """A flipped bit spoils one box, a swap two; both are said, and the sum is right."""
+    for drop in ({}, {"masked": [0]}, {"masked": [3], "unmask": [9]}):
+        played = Played(6, 2).play(drop, down=only("masked", 6, sealed=spoil))
+        refused = played.answers["masked", 6]["refused"].tolist()
+        assert refused == ([0] if spoil is flip else [0, 3])
+        assert len(played.answers["unmask", 6]["shares"]) == 6 - len(refused)
+        assert played.exact
+
+
+def test_a_dealer_whose_boxes_nobody_opens_ends_the_round() -> None:
+    played = Played(5, 4)
+    with pytest.raises(RoundVoid) as void:
+        played.play(up=only("share", 6, sealed=lambda a: a * 0))
+    assert (void.value.phase, void.value.got, void.value.needed) == ("masked", 1, 4)
+
+
+def test_a_dropped_client_that_has_dealt_another_key_ends_the_round() -> None:
+    """Its shares are of the key that the server was not told: its masks cannot be taken off."""
+    other = Played(seed=1).clients[6]._mask
+    played = Played()
+
+    def told(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        return (
+            {**message, "mask_key": other.public}
+            if client == 6 and "mask_key" in message
+            else message
+        )
+
+    with pytest.raises(RoundVoid, match="client 6 has dealt shares that are not of its secret"):
+        played.play({"masked": [6]}, up=told, down=back(played, other.public))
+    with pytest.raises(InvalidValue, match="the masks are not off it"):
+        played.server.total()
+
+
+def back(played: Played, false_key: bytes) -> Any:
+    """Show client 6 its own key where the server names the false one."""
+
+    def tamper(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (phase, client) == ("share", 6):
+            own = np.frombuffer(played.clients[6]._mask.public, np.uint8)
+            message["mask_keys"] = edited(message["mask_keys"], 2, own)
+        return message
+
+    return tamper
+
+
+# A server that lies to client 6.
+
+
+@pytest.mark.parametrize(
+    ("phase", "change", "reason"),
+    [
+        ("advertise", {"round": 3}, "of another round"),
+        ("advertise", {"phase": "unmask"}, "phase out of order: advertise is next"),
+        ("share", {"phase": "masked"}, "phase out of order: share is next"),
+        ("masked", {"phase": "share"}, "phase out of order: masked is next"),
+        ("unmask", {"phase": "masked"}, "phase out of order: unmask is next"),
+        ("masked", {"more": 1}, "fields are missing or unknown"),
+        ("share", {"mask_keys": lambda a: edited(a, 0, 0)}, "a key of low order"),
+        ("share", {"cipher_keys": lambda a: edited(a, 0, 0)}, "a key of low order"),
+        ("share", {"mask_keys": lambda a: edited(a, 0, a[1])}, "two clients have the same key"),
+        ("share", {"mask_keys": lambda a: edited(a, 2, 9)}, "another key than this client's own"),
+        ("share", {"mask_keys": lambda a: a[:-1]}, "field mask_keys has the wrong length"),
+        ("share", {"clients": as_ids([0, 3, 7, 9, 12])}, "another key than this client's own"),
+        ("share", {"clients": as_ids([0, 6, 3, 9, 12])}, "out of order"),
+        ("masked", {"senders": as_ids([0, 3, 9, 13])}, "not in the neighbourhood"),
+        ("masked", {"senders": as_ids([0, 3, 6, 9])}, "not in the neighbourhood"),
+        ("masked", {"sealed": lambda a: a[:, :-1]}, "field sealed has the wrong length"),
+        ("unmask", {"dropped": as_ids([3])}, "both kinds of share of one client"),
+        ("unmask", {"survivors": as_ids([0, 6])}, "2 survivors are fewer than the threshold, 3"),
+        ("unmask", {"survivors": as_ids([0, 3, 9, 12]), "dropped": as_ids([6])}, "do not include"),
+        ("unmask", {"survivors": as_ids([0, 3, 6, 9, 12, 15])}, "has shared no secrets"),
+        ("unmask", {"survivors": as_ids([0, 3, 6, 9])}, "are not the clients that share secrets"),
+        ("unmask", {"dropped": as_ids([15])}, "are not the clients that share secrets"),
+    ],
+)
+def test_the_client_refuses(phase: str, change: dict[str, Any], reason: str) -> None:
+    played = Played().play(down=only(phase, 6, **change))
+    assert reason in played.withheld.pop(6)
+    assert played.withheld == played.rejected == {}
+    assert played.exact
+    assert played.server.survivors == {0, 3, 9, 12} | ({6} if phase == "unmask" else set())
+
+
+@pytest.mark.parametrize(
+    ("phase", "change", "reason"),
+    [
+        ("masked", lambda m: {**m, "senders": m["senders"][:1], "sealed": m["sealed"][:1]},
+         "2 clients share secrets, 3 are needed"),
+        ("share", lambda m: {**m, "clients": m["clients"][1:3], "mask_keys": m["mask_keys"][1:3],
+                             "cipher_keys": m["cipher_keys"][1:3]},
+         "2 clients share secrets, 3 are needed"),
+    ],
+)  # fmt: skip
+def test_the_client_refuses_too_few(phase: str, change: Callable[[Any], Any], reason: str) -> None:
+    played = Played().play(down=lambda p, c, m: change(m) if (p, c) == (phase, 6) else m)
+    assert reason in played.withheld[6]
+    assert played.exact
+
+
+def test_the_client_refuses_more_sharers_than_the_threshold_is_safe_for() -> None:
+    """The server lets five share, the client's terms say four."""
+    played = Played(sharing=5)
+    honest = played.clients[6]
+    fewer = Played(sharing=4)
+    played.clients[6] = fewer.clients[6]
+    played.play()
+    assert honest is not fewer.clients[6]
+    assert "5 clients share secrets, 4 are allowed" in played.withheld[6]
+    assert played.exact
+
+
+def test_no_more_clients_share_than_the_terms_allow() -> None:
+    drawn = {}
+    for seed in range(20):
+        played = Played(sharing=4, seed=seed).play()
+        assert len(played.server.survivors) == 4
+        assert played.exact
+        drawn[seed] = played.server.survivors
+    assert len(set(drawn.values())) == 5
+
+
+def test_a_second_unmask_request_is_refused_and_a_refusal_is_for_good() -> None:
+    played = Played().play()
+    with pytest.raises(ClientWithheld, match="a second unmask request"):
+        played.clients[6].respond(played.requests["unmask", 6])
+    with pytest.raises(ClientWithheld, match="has ended the round before"):
+        played.clients[6].respond(played.requests["unmask", 6])
+
+
+def test_a_refused_request_is_not_answered_when_it_is_put_right() -> None:
+    played = Played().play(down=only("unmask", 6, dropped=as_ids([3])))
+    with pytest.raises(ClientWithheld, match="has ended the round before"):
+        played.clients[6].respond(played.requests["unmask", 0])
+
+
+def test_the_vector_has_its_length() -> None:
+    played = Played()
+    played.vectors[6] = np.zeros(9, np.int64)
+    assert "the vector does not have 8 entries" in played.play().withheld[6]
+    assert played.exact
+
+
+# Active security.
+
+
+def test_views_that_a_lying_server_splits_get_it_nothing() -> None:
+    """It tells half of the clients that 3 is in the sum and half that it has dropped."""
+
+    def split(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if phase in ("consistency", "unmask") and client > 6:
+            message["survivors"] = as_ids([0, 6, 9, 12])
+        if phase == "unmask" and client > 6:
+            message["dropped"] = as_ids([3])
+        return message
+
+    played = Played(5, 4, active_security=True)
+    with pytest.raises(RoundVoid) as void:
+        played.play(down=split)
+    assert void.value.phase == "consistency"
+    assert {c for p, c in played.answers if p == "unmask"} == set()
+    passive = Played(5, 4)
+    with pytest.raises(RoundVoid):
+        passive.play(down=split)
+    told = {c for p, c in passive.requests if p == "unmask"}
+    assert told == set(passive.ids), "without the signatures both views are answered"
+    assert passive.withheld == {}
+
+
+@pytest.mark.parametrize(
+    ("phase", "change", "reason"),
+    [
+        ("share", {"signatures": flip}, "a key is not signed by the client"),
+        ("share", {"mask_keys": lambda a: edited(a, 0, 9)}, "a key is not signed by the client"),
+        ("unmask", {"signatures": flip}, "a survivor has not signed"),
+        ("unmask", {"survivors": as_ids([0, 3, 6, 9]), "dropped": as_ids([12])},
+         "not those that this client has signed"),
+        ("consistency", {"survivors": as_ids([0, 3])}, "2 survivors are fewer"),
+        ("consistency", {"survivors": as_ids([0, 3, 9])}, "do not include this client"),
+        ("consistency", {"survivors": as_ids([0, 3, 6, 10])}, "has shared no secrets"),
+    ],
+)  # fmt: skip
+def test_the_client_checks_signatures(phase: str, change: dict[str, Any], reason: str) -> None:
+    played = Played(active_security=True).play(down=only(phase, 6, **change))
+    assert reason in played.withheld[6]
+    assert played.exact
+
+
+def test_too_few_signatures_are_refused() -> None:
+    def few(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (phase, client) == ("unmask", 6):
+            message["signers"] = message["signers"][:2]
+            message["signatures"] = message["signatures"][:2]
+        return message
+
+    played = Played(active_security=True).play(down=few)
+    assert "2 signatures of survivors, 3 are needed" in played.withheld[6]
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason"),
+    [
+        ("advertise", "the keys are not signed by this client"),
+        ("consistency", "the list of survivors is not signed by this client"),
+    ],
+)
+def test_the_server_checks_signatures(phase: str, reason: str) -> None:
+    spoil = only(phase, 6, signature=lambda s: bytes([s[0] ^ 1]) + s[1:])
+    played = Played(active_security=True).play(up=spoil)
+    assert played.rejected == {6: reason}
+    assert played.exact
+
+
+def test_a_stranger_to_the_roster_takes_no_part() -> None:
+    played = Played(active_security=True, roster=lambda client: None)
+    with pytest.raises(RoundVoid):
+        played.play()
+    assert set(played.rejected.values()) == {"the keys are not signed by this client"}
+
+
+def test_active_security_needs_an_identity_and_the_complete_graph() -> None:
+    terms = Played(active_security=True).terms
+    with pytest.raises(InvalidValue, match="needs the client's own identity"):
+        Client(0, terms, Seeded(0))
+    with pytest.raises(InvalidValue, match="requires the complete one"):
+        Played(active_security=True, neighbours=2)
+
+
+def test_the_sum_is_not_to_be_had_before_the_end() -> None:
+    server = Server(Played().terms, [0, 3, 6], Seeded(0))
+    with pytest.raises(InvalidValue, match="the masks are not off it"):
+        server.total()
