@@ -39,9 +39,7 @@ def in_a_round() -> Iterator[Figure]:
 def main() -> int:
     """Print every figure; the exit status is 1 where a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--ldp-python", help="the Python of multi-freq-ldpy and pure-ldp"
-    )
+    parser.add_argument("--ldp-python", help="the Python of multi-freq-ldpy and pure-ldp")
     parser.add_argument("--opendp-python", help="the Python of OpenDP")
     arguments = parser.parse_args()
     missed = show(mechanisms_unary.figures(arguments.ldp_python))
