@@ -139,6 +139,11 @@ def suicidal() -> nn.Module:
     return Suicidal()
 
 
+def lazy() -> nn.Module:
+    """Has parameters without a shape."""
+    return nn.LazyLinear(CLASSES)
+
+
 def unstable() -> nn.Module:
     """Another model in every process."""
     net = nn.Linear(FEATURES, CLASSES)

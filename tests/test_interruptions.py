@@ -80,8 +80,16 @@ def workers_of(folder: Path) -> list[int]:
     return found
 
 
-def shared_segments() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if "fedveil" in name}  # noqa: PTH208
+def holders_of_shared_memory() -> set[int]:
+    """The processes that hold a block of the simulator's shared memory."""
+    held = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if "memfd:fedveil" in str(descriptor.readlink()):
+                held.add(int(descriptor.parts[2]))
+        except OSError:
+            continue
+    return held
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +115,13 @@ def test_killed_at_any_moment_it_resumes_to_the_same_bytes(
     process = start("run", job, "--out", folder, FEDVEIL_TEST_TAG=str(folder))
     ready = (folder / "job.yaml").exists if at == 0 else lambda: rounds_of(folder) >= at
     wait_for(ready)
+    wait_for(lambda: len(workers_of(folder)) == 2)
+    group = {process.pid, *workers_of(folder)}
+    wait_for(lambda: group <= holders_of_shared_memory())
     os.kill(process.pid, signal.SIGKILL)  # the process alone: its workers must notice
     process.communicate()
     wait_for(lambda: not workers_of(folder))
-    assert not shared_segments()
-    assert rounds_of(folder) < 20 or at == 19
+    assert not group & holders_of_shared_memory()
     code, errors = finish(start("run", "--resume", folder))
     assert code == 0, errors
     assert outcome(folder) == outcome(whole)

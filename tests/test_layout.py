@@ -109,7 +109,7 @@ class Sparse(nn.Module):
         (nn.LazyLinear(3), "weight is not initialised"),
         (Shares(), "one and other share memory"),
         (Expanded(), "wide is an expanded view"),
-        (Sparse(), "sparse is sparse or quantised"),
+        (Sparse(), "sparse is sparse, quantised or without memory"),
         (nn.ReLU(), "no trainable parameter"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
     ],

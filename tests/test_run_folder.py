@@ -14,7 +14,7 @@ import pytest
 from fedveil.errors import RunFolderError
 from fedveil.runtime.checkpoint import Checkpoint
 from fedveil.runtime.recorder import Recorder, read_metrics
-from fedveil.runtime.run_folder import RunFolder, default_path, explained, uninterrupted
+from fedveil.runtime.run_folder import RunFolder, explained, uninterrupted
 from fedveil.runtime.shared import SharedBlock
 
 
@@ -30,7 +30,7 @@ def test_a_folder_that_holds_anything_is_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(RunFolderError, match="is not empty"):
         RunFolder.create(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+    assert (tmp_path / "mine.txt").read_text() == "keep"
 
 
 def test_only_a_runs_folder_is_reopened(tmp_path: Path) -> None:
@@ -67,12 +67,17 @@ except RunFolderError as error:
     assert (tmp_path / "run" / "file").read_bytes() == b"old"
 
 
-def test_default_paths_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_folders_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first = default_path("job")
-    first.mkdir(parents=True)
-    assert first.parent == Path("runs")
-    assert default_path("job") != first
+    folders = [RunFolder.create(None, "job") for _ in range(3)]
+    assert len({folder.path for folder in folders}) == 3
+    assert all(folder.path.parent == Path("runs") for folder in folders)
+
+
+def test_a_folder_left_by_a_run_killed_in_its_first_instant_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml.part").write_text("name")
+    (tmp_path / ".lock").touch()
+    RunFolder.create(tmp_path).close()
 
 
 def test_explained_names_the_file(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedveil.errors import (
     RunFolderError,
     RunStopped,
 )
-from fedveil.job import Job
+from fedveil.job import EQUAL_POSITIONS, Job
 from fedveil.learning.cohort import LoopTrainer, TrainingPlan
 from fedveil.learning.layout import Layout
 from fedveil.protections import POSITIONS, is_built
@@ -83,6 +83,7 @@ def test_a_run_learns_and_writes_everything_down(tmp_path: Path) -> None:
         "events.log",
         "model.safetensors",
         "checkpoint",
+        "imports.txt",
         ".lock",
     }
     assert Job.load(run.folder / "job.yaml") == run.job
@@ -123,7 +124,7 @@ def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) 
     results = []
     for workers in (0, 1, 3):
         settings = job(
-            model="parts:net",
+            model="parts:plain" if protection in EQUAL_POSITIONS else "parts:net",
             simulation={"workers": workers},
             protection={
                 "name": protection,
@@ -133,11 +134,16 @@ def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) 
         run = fedveil.simulate(settings, tmp_path / str(workers))
         results.append(((run.folder / "model.safetensors").read_bytes(), timeless(run.metrics)))
     assert results[0] == results[1] == results[2]
+    assert all(record["bytes_up_per_client"] > 0 for record in run.metrics)
+    assert all(record["epsilon_run_most_drawn"] > 0 for record in run.metrics)
 
 
 def test_secure_randomness_is_said_and_used(tmp_path: Path) -> None:
-    run = fedveil.simulate(job(privacy={"randomness": "secure"}), tmp_path / "run")
-    assert run.metrics[0]["randomness"] == "operating-system randomness"
+    settings = job(model="parts:plain", protection="dp_encrypt", privacy={"randomness": "secure"})
+    runs = [fedveil.simulate(settings, tmp_path / str(i)) for i in range(2)]
+    assert runs[0].metrics[0]["randomness"] == "operating-system randomness"
+    models = [(run.folder / "model.safetensors").read_bytes() for run in runs]
+    assert models[0] != models[1]
 
 
 def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
@@ -270,7 +276,7 @@ def test_a_fault_plan_silences_clients(tmp_path: Path) -> None:
         clients={"fraction": 1.0}, simulation={"dropouts": {"share": 0.25, "unmask": 0.25}}
     )
     run = fedveil.simulate(settings, tmp_path / "run")
-    assert [record["dropped"] for record in run.metrics] == [4, 4, 4]
+    assert [record["dropped"] for record in run.metrics] == [2, 2, 2]
     assert [record["reports"] for record in run.metrics] == [6, 6, 6]
 
 
@@ -310,6 +316,9 @@ def test_cohorts_are_drawn_uniformly_and_without_repetition(tmp_path: Path) -> N
         ({"data": {"name": "nowhere:data"}}, FedveilError, "nowhere"),
         ({"training": {"device": "cuda:7"}}, JobError, "training.device = cuda:7 cannot be used"),
         ({"training": {"engine": "vmap"}}, ModelInvalid, "vmap cannot train the buffers"),
+        ({"protection": "signds"}, ModelInvalid, r"signds perturbs .* 1\.running_mean"),
+        ({"model": "broken:net"}, ModelInvalid, "cannot be imported: SyntaxError"),
+        ({"model": "parts:lazy"}, ModelInvalid, "weight is not initialised"),
     ],
 )
 def test_a_job_that_cannot_run_says_so_and_leaves_nothing(
@@ -324,7 +333,7 @@ def test_a_job_that_cannot_run_says_so_and_leaves_nothing(
 
 
 def test_a_model_that_differs_between_processes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelInvalid, match="gave another model in a worker process"):
+    with pytest.raises(ModelInvalid, match="gave another model when it was called again"):
         fedveil.simulate(job(model="parts:unstable", simulation={"workers": 1}), tmp_path / "run")
 
 

@@ -272,7 +272,7 @@ def test_an_adaptive_epsilon_that_the_job_allows_is_used() -> None:
 
 
 def test_no_update_no_report() -> None:
-    with pytest.raises(ClientWithheld, match="no update"):
+    with pytest.raises(ClientWithheld, match="not the opening of this round"):
         client(protection(), np.zeros(6)).respond({"round": 7, "eps": 4.8}, None)
 
 

@@ -27,7 +27,10 @@ def compiled(fallback: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P,
     def choose(loop: Callable[P, R]) -> Callable[P, R]:
         if _njit is None:
             return fallback
-        dispatcher: Any = _njit(loop, cache=True, nogil=True)
+        try:
+            dispatcher: Any = _njit(loop, cache=True, nogil=True)
+        except RuntimeError:  # nowhere to keep compiled code: compile it in every process
+            dispatcher = _njit(loop, nogil=True)
         dispatcher.numpy_path = fallback  # the tests compare the two
         result: Callable[P, R] = dispatcher
         return result

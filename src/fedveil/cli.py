@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from fedveil._version import __version__
-from fedveil.errors import FedveilError, JobError, RunStopped
+from fedveil.errors import FedveilError, JobError, MissingExtra
 
 if TYPE_CHECKING:
     from fedveil.job import Job
@@ -29,6 +29,7 @@ job_app = typer.Typer(help="Job files: check and convert them.", no_args_is_help
 app.add_typer(data_app, name="data")
 app.add_typer(job_app, name="job")
 
+_TORCH_EXTRA = ("torch", "safetensors", "sklearn")
 _out = Console()
 _err = Console(stderr=True, soft_wrap=True)
 
@@ -45,7 +46,7 @@ Overrides = Annotated[
 def main() -> None:
     """Run a command; an error a user can meet is its sentence on stderr."""
     # The command's own folder is where a user's `package.module:function` is looked for.
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    sys.path.append(os.getcwd())  # noqa: PTH109
     try:
         app()
     except JobError as error:
@@ -53,8 +54,18 @@ def main() -> None:
             _complain(problem)
         raise SystemExit(2) from None
     except FedveilError as error:
-        _complain(str(error))
+        _complain(_with_notes(str(error), error))
         raise SystemExit(1) from None
+    except ImportError as error:
+        if error.name not in _TORCH_EXTRA:
+            raise
+        _complain(str(MissingExtra(str(error.name), "torch", "this command")))
+        raise SystemExit(1) from None
+
+
+def _with_notes(text: str, error: BaseException) -> str:
+    """A sentence, and what was added to it on the way, such as how to resume."""
+    return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
 def _complain(text: str) -> None:
@@ -93,35 +104,24 @@ def run(
     from fedveil.job import Job
     from fedveil.progress import RunDisplay
     from fedveil.runtime import simulation
-    from fedveil.runtime.run_folder import JOB, default_path
+    from fedveil.runtime.run_folder import JOB
 
     if resume is not None:
         if job is not None or overrides or out is not None:
             raise JobError(["--resume takes the run's own job: no JOB, --set or --out beside it"])
-        folder, settings = resume, None
         rounds = Job.load(resume / JOB).rounds if (resume / JOB).is_file() else 0
+        train = partial(simulation.resume, resume)
     else:
         settings = _load(job, overrides)
-        folder, rounds = out or default_path(settings.name), settings.rounds
-    with _resumable(folder), RunDisplay(_out, rounds) as display:
-        if settings is None:
-            result = simulation.resume(folder, progress=display.show)
-        else:
-            result = simulation.simulate(settings, folder, progress=display.show)
-    display.summary(result)
-
-
-@contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on with a run that ended early."""
-    how = f"`fedveil run --resume {folder}` goes on from the last complete round"
+        rounds = settings.rounds
+        train = partial(simulation.simulate, settings, out)
     try:
-        yield
-    except KeyboardInterrupt:
-        _err.print(f"interrupted; {how}", markup=False, highlight=False)
+        with RunDisplay(_out, rounds) as display:
+            result = train(progress=display.show)
+    except KeyboardInterrupt as end:
+        _err.print(_with_notes("interrupted", end), markup=False, highlight=False)
         raise SystemExit(130) from None
-    except RunStopped as error:
-        raise RunStopped(f"{error}; {how}") from error
+    display.summary(result)
 
 
 def _load(path: Path | None, overrides: list[str] | None) -> Job:
@@ -130,20 +130,22 @@ def _load(path: Path | None, overrides: list[str] | None) -> Job:
     from fedveil.job import Job
 
     if path is not None:
-        sys.path.insert(1, str(path.parent.resolve()))
+        sys.path.append(str(path.parent.resolve()))
     notes: list[str] = []
     if path is not None and mindspore.is_dialect(job_file.read(path)):
         conversion = mindspore.convert(path, overrides or [])
         job, notes = conversion.job, conversion.notes
     else:
         job = Job.load(path, overrides or [])
-    for note in notes:
-        _err.print("[yellow]note:[/]", end=" ")
-        _err.print(note, markup=False, highlight=False)
-    for warning in job.warnings:
-        _err.print("[yellow]warning:[/]", end=" ")
-        _err.print(warning, markup=False, highlight=False)
+    _remark("note", notes)
+    _remark("warning", job.warnings)
     return job
+
+
+def _remark(kind: str, texts: Iterable[str]) -> None:
+    for text in texts:
+        _err.print(f"[yellow]{kind}:[/]", end=" ")
+        _err.print(text, markup=False, highlight=False)
 
 
 @app.command()
@@ -175,21 +177,23 @@ def audit(
     for case in cases():
         result = case.audit(trials)
         refuted |= result.refuted
-        _out.print(f"{case.name}: {result}", highlight=False, soft_wrap=True)
+        _out.print(f"{case.name}: {result}", markup=False, highlight=False, soft_wrap=True)
     if refuted:
         raise SystemExit(1)
 
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
+    directory: Annotated[
+        Path, typer.Argument(help="Where to; an existing file is never overwritten.")
+    ],
 ) -> None:
     """Write a commented job file and a model.py of your own to start from."""
     from fedveil.starter import write_starter
 
     for path in write_starter(directory):
-        _out.print(f"wrote {path}", highlight=False)
-    _out.print(f"next: cd {directory} && fedveil run job.yaml", highlight=False)
+        _out.print(f"wrote {path}", markup=False, highlight=False)
+    _out.print(f"next: cd {directory} && fedveil run job.yaml", markup=False, highlight=False)
 
 
 @job_app.command()
@@ -203,7 +207,12 @@ def convert(
     theirs: Annotated[Path, typer.Argument(help="A YAML file of MindSpore Federated's server.")],
 ) -> None:
     """Print the native form of a MindSpore job file."""
-    typer.echo(_load(theirs, []).to_yaml(), nl=False)
+    from fedveil import mindspore
+
+    conversion = mindspore.convert(theirs)
+    _remark("note", conversion.notes)
+    _remark("warning", conversion.job.warnings)
+    typer.echo(conversion.job.to_yaml(), nl=False)
 
 
 @data_app.command("list")
@@ -214,12 +223,12 @@ def list_data() -> None:
     from fedveil.data.datasets import available
 
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "example", "classes", "here", "how to get it"):
+    for column in ("name", "what", "example", "classes", "here", "how to get it"):
         table.add_column(column)
     for entry in available():
         shape = "x".join(map(str, entry.shape))
         here = "[green]yes[/]" if entry.here else "no"
-        table.add_row(entry.name, shape, str(entry.classes), here, entry.how)
+        table.add_row(entry.name, entry.origin, shape, str(entry.classes), here, entry.how)
     _out.print(table)
 
 
@@ -236,7 +245,7 @@ def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) 
         folder = download(
             name, progress=lambda done, total: bars.update(task, completed=done, total=total)
         )
-    _out.print(f"{name} is in {folder}", highlight=False)
+    _out.print(f"{name} is in {folder}", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,7 @@ class RunDisplay:
         line = describe(record)
         self._bar.update(self._task, completed=record["round"], description=line)
         if not self._console.is_terminal:
-            self._console.print(
-                f"round {record['round']}/{self._rounds} {line}", highlight=False, soft_wrap=True
-            )
+            self._say(f"round {record['round']}/{self._rounds} {line}")
 
     def summary(self, run: Run) -> None:
         """The run has ended."""
@@ -74,8 +72,11 @@ class RunDisplay:
             table.add_row(name, str(value))
         self._console.print(table)
         if run.stopped is not None:
-            self._console.print(f"ended early: {run.stopped}", highlight=False, soft_wrap=True)
-        self._console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
+            self._say(f"ended early: {run.stopped}")
+        self._say(f"run folder: {run.folder}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def describe(record: Record) -> str:

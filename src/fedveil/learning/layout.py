@@ -127,8 +127,8 @@ def _refuse(model: nn.Module) -> None:
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             problems.append(f"{name} is not initialised: run one forward pass in the function")
             continue
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            problems.append(f"{name} is sparse or quantised")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            problems.append(f"{name} is sparse, quantised or without memory")
             continue
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype != torch.float32):
             problems.append(f"{name} has type {tensor.dtype}: convert the model with .float()")

@@ -104,8 +104,9 @@ def _user_model(name: str, shape: Sequence[int], classes: int) -> nn.Module:
         )
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ModelInvalid(f"model = {name!r} cannot be imported: {error}") from error
+    except Exception as error:  # the user's code may raise anything
+        why = error if isinstance(error, ImportError | AttributeError) else repr(error)
+        raise ModelInvalid(f"model = {name!r} cannot be imported: {why}") from error
     offered = {"shape": tuple(shape), "classes": classes}
     try:
         wanted = inspect.signature(function).parameters

@@ -60,11 +60,14 @@ class VmapTrainer:
         clients: Sequence[ClientData],
         updates: npt.NDArray[np.float32],
     ) -> list[Exception | None]:
-        """Fill a row of `updates` for each client; a failure is the whole chunk's."""
+        """Fill a row of `updates` for each client; where one raises, each trains alone."""
         try:
             self._train(weights, clients, torch.from_numpy(updates))
         except Exception as error:  # the user's model may raise anything
-            return [error] * len(clients)
+            if len(clients) == 1:
+                return [error]
+            rows = range(len(clients))
+            return [self.train(weights, [clients[i]], updates[i : i + 1])[0] for i in rows]
         return [None] * len(clients)
 
     def _train(

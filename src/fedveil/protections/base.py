@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from fedveil.entropy import Entropy
-from fedveil.errors import MessageInvalid, ReportRejected, RoundVoid
+from fedveil.errors import ClientWithheld, MessageInvalid, ReportRejected, RoundVoid
 from fedveil.message import Message
 from fedveil.message import only_fields as only_fields
 from fedveil.message import take as take
@@ -232,3 +232,26 @@ class OneReportRound(ABC):
     @abstractmethod
     def _aggregate(self) -> Aggregate:
         """The result; at least one report is folded."""
+
+
+class OneReportClient(ABC):
+    """A client half that answers the opening with its one report."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+
+    def wants_update(self, message: Message) -> bool:
+        """The only message is the opening."""
+        return True
+
+    def respond(self, message: Message, update: Update | None) -> Message:
+        """The report, to the opening of this round alone."""
+        if update is None or message.get("round") != self._context.round:
+            raise ClientWithheld("the message is not the opening of this round")
+        if update.shape != self._context.model.shape:
+            raise ClientWithheld("the update is not of the length of the model")
+        return self._report(message, update)
+
+    @abstractmethod
+    def _report(self, opening: Message, update: Update) -> Message:
+        """The report; raises `ClientWithheld` where there is none."""

@@ -21,6 +21,7 @@ from fedveil.protections.base import (
     ClientContext,
     ClientId,
     JobContext,
+    OneReportClient,
     OneReportRound,
     RoundContext,
     Settings,
@@ -113,21 +114,14 @@ class DPEncryptServerRound(OneReportRound):
         return Aggregate(self._sum.value() * self._form.step / self.reports, self.reports)
 
 
-class DPEncryptClientRound:
+class DPEncryptClientRound(OneReportClient):
     """Sends the noised update, and nothing where the update is not finite."""
 
     def __init__(self, context: ClientContext, form: _Form) -> None:
-        self._context = context
+        super().__init__(context)
         self._form = form
 
-    def wants_update(self, message: Message) -> bool:
-        """The only message is the opening."""
-        return True
-
-    def respond(self, message: Message, update: Update | None) -> Message:
-        """The report."""
-        if update is None or take(message, "round", int) != self._context.round:
-            raise ClientWithheld("the message is not the opening of this round")
+    def _report(self, opening: Message, update: Update) -> Message:
         try:
             report = self._form.write(update, self._context.entropy)
         except InvalidValue as error:

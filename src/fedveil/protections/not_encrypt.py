@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedveil.errors import ClientWithheld, MessageInvalid
+from fedveil.errors import MessageInvalid
 from fedveil.message import Message
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
@@ -13,6 +13,7 @@ from fedveil.protections.base import (
     ClientContext,
     ClientId,
     JobContext,
+    OneReportClient,
     OneReportRound,
     RoundContext,
     Spending,
@@ -86,21 +87,14 @@ class NotEncryptServerRound(OneReportRound):
         return Aggregate(self._sum.value() / self._total, self.reports)
 
 
-class NotEncryptClientRound:
+class NotEncryptClientRound(OneReportClient):
     """Sends the update, and how many examples it was made from where the server weighs by size."""
 
     def __init__(self, context: ClientContext, weighting: Weighting) -> None:
-        self._context = context
+        super().__init__(context)
         self._by_size = weighting == "by_size"
 
-    def wants_update(self, message: Message) -> bool:
-        """The only message is the opening."""
-        return True
-
-    def respond(self, message: Message, update: Update | None) -> Message:
-        """The report."""
-        if update is None or take(message, "round", int) != self._context.round:
-            raise ClientWithheld("the message is not the opening of this round")
+    def _report(self, opening: Message, update: Update) -> Message:
         report: dict[str, int | Update] = {"round": self._context.round, "update": update}
         if self._by_size:
             report["examples"] = self._context.examples

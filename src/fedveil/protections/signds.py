@@ -20,6 +20,7 @@ from fedveil.protections.base import (
     ClientContext,
     ClientId,
     JobContext,
+    OneReportClient,
     OneReportRound,
     RoundContext,
     Settings,
@@ -159,29 +160,18 @@ class SignDSServerRound(OneReportRound):
         return Aggregate(self._signs * step / self.reports, self.reports, state)
 
 
-class SignDSClientRound:
+class SignDSClientRound(OneReportClient):
     """Selects dimensions of the update and perturbs the bit about its magnitude."""
 
     def __init__(self, context: ClientContext, protection: SignDSProtection) -> None:
-        self._context = context
+        super().__init__(context)
         self._protection = protection
 
-    def wants_update(self, message: Message) -> bool:
-        """The only message is the opening."""
-        return True
-
-    def respond(self, message: Message, update: Update | None) -> Message:
-        """The report."""
+    def _report(self, opening: Message, update: Update) -> Message:
         protection, entropy = self._protection, self._context.entropy
-        if update is None or message.get("round") != self._context.round:
-            raise ClientWithheld("the message is not the opening of this round")
-        if len(update) != protection.dimension:
-            raise ClientWithheld(
-                f"the update has {len(update)} dimensions, the job's model {protection.dimension}"
-            )
         _warn_of_small_set(protection.settings.sign_k, protection.dimension)
         try:
-            estimator = _told_estimator(message) if protection.estimated else None
+            estimator = _told_estimator(opening) if protection.estimated else None
             selection = protection.mechanism.select(update, entropy)
         except (InvalidValue, MessageInvalid) as error:
             raise ClientWithheld(str(error)) from None

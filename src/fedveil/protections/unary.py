@@ -24,6 +24,7 @@ from fedveil.protections.base import (
     ClientContext,
     ClientId,
     JobContext,
+    OneReportClient,
     OneReportRound,
     RoundContext,
     ServerRound,
@@ -256,7 +257,7 @@ class UnaryCohortRound(_ServerRound):
         return self._cohort.draw(self._encoding.exact_p, self._encoding.exact_q, entropy)
 
 
-class UnaryClientRound:
+class UnaryClientRound(OneReportClient):
     """Clips, codes and perturbs the new weights or the update.
 
     `saturated` is the share of the values that clipping changed. It stays with the client: a
@@ -266,18 +267,11 @@ class UnaryClientRound:
     saturated: float | None = None
 
     def __init__(self, context: ClientContext, protection: Unary) -> None:
-        self._context = context
+        super().__init__(context)
         self._protection = protection
 
-    def wants_update(self, message: Message) -> bool:
-        """The only message is the opening."""
-        return True
-
-    def respond(self, message: Message, update: Update | None) -> Message:
-        """The report."""
-        if update is None:
-            raise ClientWithheld("there is no update to report")
-        encoding = self._protection.encoding(self._accept(message))
+    def _report(self, opening: Message, update: Update) -> Message:
+        encoding = self._protection.encoding(self._accept(opening))
         job = self._protection.settings
         with np.errstate(over="ignore"):  # an infinite weight is refused below
             values = self._context.model + update if job.target == "weights" else update

@@ -37,11 +37,12 @@ def make_model(job: Job, task: Task) -> nn.Module:
     model = models.build(
         job.model, task.example_shape, task.classes, Seeded(job.seed, "initial weights")
     )
+    Layout(model)  # refuses what cannot be trained, by name
     found = model_fingerprint(model)
     if task.fingerprint and found != task.fingerprint:
         raise ModelInvalid(
-            f"model = {job.model!r} gave another model in a worker process than here: "
-            f"its function must depend on its arguments and the seed alone"
+            f"model = {job.model!r} gave another model when it was called again: its function "
+            f"must depend on its arguments and the seed alone"
         )
     return model
 
@@ -71,6 +72,17 @@ def make_trainer(job: Job, model: nn.Module) -> Trainer:
     if settings.engine == "auto" and settings.device != "cpu":
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     return (VmapTrainer if vectorise else LoopTrainer)(model, plan, settings.device)
+
+
+def check_buffers(job: Job, layout: Layout) -> None:
+    """Refuse to perturb BatchNorm statistics: a noisy variance may be negative."""
+    buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
+    if buffers and job.must_weigh_equally:
+        raise ModelInvalid(
+            f"protection.name = {job.protection.name} perturbs every averaged tensor, which the "
+            f"buffers {', '.join(buffers)} do not survive: use a model without them, for example "
+            f"with GroupNorm in place of BatchNorm"
+        )
 
 
 def check_device(name: str) -> None:
@@ -117,6 +129,8 @@ def make_client_side(
 def worker_count(job: Job) -> int:
     """How many worker processes serve the clients; auto: one for each core, none on a GPU."""
     wanted = job.simulation.workers
+    if job.training.engine == "vmap":
+        return 0  # it fills the cores by itself, and which clients share a pass must not vary
     if wanted == "auto":
         # A function of the calling script or notebook exists in no other process.
         here = job.training.device != "cpu" or job.model.startswith("__main__:")

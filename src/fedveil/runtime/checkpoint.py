@@ -53,7 +53,10 @@ class Checkpoint:
         path = folder.path / _FILE
         if not path.exists():
             return None
-        raw = path.read_bytes()
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error
         data, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
         try:
             if hashlib.sha256(data).digest() != digest:

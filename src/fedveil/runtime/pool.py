@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.errors import WorkerDied
+from fedveil.errors import RunStopped, WorkerDied
 from fedveil.job import Job
 from fedveil.message import Message, encode
 from fedveil.protections.base import ClientId
@@ -108,10 +108,11 @@ class _Worker:
         self.number = number
         self.connection, theirs = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedveil.runtime.worker", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "fedveil.runtime.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno(), *descriptors],
             env={**os.environ, **_WORKER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
+            process_group=0,  # a terminal's Ctrl-C is for the calling process to handle
         )
         theirs.close()
         self.free = list(range(_SLOTS))
@@ -161,12 +162,19 @@ class WorkerPool:
         report = 4 * dimension + 256
         self._capacity = max(1, min(_MAX_CHUNK, _SLOT_BYTES // report))
         slots = (workers, _SLOTS, self._capacity * report)
-        self._data = SharedBlock.of(vars(data))
-        self._exchange = SharedBlock.allocate(
-            {"model": (np.float32, (dimension,)), "slots": (np.uint8, slots)}
-        )
-        blocks = (self._data.descriptor, self._exchange.descriptor)
-        self._workers = [_Worker(number, blocks) for number in range(workers)]
+        self._workers: list[_Worker] = []
+        try:
+            self._data = SharedBlock.of(vars(data))
+            self._exchange = SharedBlock.allocate(
+                {"model": (np.float32, (dimension,)), "slots": (np.uint8, slots)}
+            )
+            blocks = (self._data.descriptor, self._exchange.descriptor)
+            for number in range(workers):
+                self._workers.append(_Worker(number, blocks))
+        except OSError as error:
+            for worker in self._workers:
+                worker.close()
+            raise RunStopped(f"the worker processes cannot be started: {error}") from error
         self._owner: dict[ClientId, _Worker] = {}
         self._chunk = 1
 

@@ -34,7 +34,10 @@ class Recorder:
             self._events: IO[bytes] = (folder.path / EVENTS).open("ab", buffering=0)
         if keep_bytes:
             self.records = read_metrics(folder.path)
-        self._board = _board(folder.path, len(self.records)) if tensorboard else None
+        self._board = None
+        if tensorboard:
+            target = str(folder.path / "tensorboard")
+            self._board = find_board()(target, purge_step=len(self.records) + 1)
 
     @property
     def metrics_bytes(self) -> int:
@@ -91,9 +94,10 @@ def _revive(value: Any) -> Any:
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 
-def _board(path: Path, rounds: int) -> Any:
+def find_board() -> Any:
+    """TensorBoard's writer; says what to install where it is not there."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise MissingExtra("tensorboard", "report", "record.tensorboard") from None
-    return SummaryWriter(str(path / "tensorboard"), purge_step=rounds + 1)
+    return SummaryWriter

@@ -55,7 +55,8 @@ def play(
     which every client that was asked fails ends the run.
     """
     silent = silent or {}
-    outcome = Outcome(dropped=len(silent))
+    outcome = Outcome()
+    skipped: set[ClientId] = set()
     executor.open(context.round, context.model)
     opening = server.opening()
     messages: Mapping[ClientId, Message] | None = dict.fromkeys(context.cohort, opening)
@@ -64,6 +65,8 @@ def play(
         while messages is not None:
             outcome.bytes_down += _encoded_bytes(messages)
             heard = {c: m for c, m in messages.items() if not _is_silent(c, m, silent)}
+            skipped |= messages.keys() - heard.keys()
+            outcome.dropped = len(skipped)
             failed_before = outcome.failed.total()
             for answer in executor.ask(heard):
                 _take(answer, _phase(heard[answer.client]), server, outcome)
@@ -93,11 +96,12 @@ def _is_silent(client: ClientId, message: Message, silent: Mapping[ClientId, str
     return client in silent and PHASES.index(silent[client]) <= PHASES.index(_phase(message))
 
 
-def _phase(message: Message) -> str:
-    return str(message.get("phase", "masked"))
+def _phase(message: Message) -> Phase:
+    """The phase that a message opens; any other is the one before a lone report."""
+    return next((phase for phase in PHASES if phase == message.get("phase")), "masked")
 
 
-def _take(answer: Answer, phase: str, server: ServerRound, outcome: Outcome) -> None:
+def _take(answer: Answer, phase: Phase, server: ServerRound, outcome: Outcome) -> None:
     outcome.seconds["training"] += answer.training_s
     outcome.seconds["protection"] += answer.protection_s
     outcome.warnings.update(answer.warnings)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -16,11 +17,13 @@ from typing import IO
 from fedveil.errors import RunFolderError
 
 JOB = "job.yaml"
+IMPORTS = "imports.txt"
 METRICS = "metrics.jsonl"
 EVENTS = "events.log"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 _LOCK = ".lock"
+_PARTIAL = ".part"
 
 
 class RunFolder:
@@ -31,16 +34,25 @@ class RunFolder:
         self._lock = lock
 
     @classmethod
-    def create(cls, path: Path) -> RunFolder:
-        """A new folder, or one that is empty; refuses a folder that holds anything."""
+    def create(cls, path: str | Path | None, name: str = "run") -> RunFolder:
+        """A new folder, or one that is empty; refuses a folder that holds anything.
+
+        Without a path, a new one under runs/ that is named for the run and the time.
+        """
+        if path is None:
+            path = _new_path(name)
+        path = Path(path)
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            if any(entry.name != _LOCK for entry in path.iterdir()):
+            lock = _take_lock(path)
+            # A run that was killed in its first instant leaves a lock and a part of a file.
+            if any(e.name != _LOCK and e.suffix != _PARTIAL for e in path.iterdir()):
+                lock.close()
                 raise RunFolderError(
                     f"{path} is not empty: name another folder, or go on with that run by "
                     f"`fedveil run --resume {path}`"
                 )
-            return cls(path, _take_lock(path))
+            return cls(path, lock)
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
@@ -49,6 +61,11 @@ class RunFolder:
             raise RunFolderError(f"{path} is not a run's folder: it has no {JOB}")
         with explained(path):
             return cls(path, _take_lock(path))
+
+    def read_lines(self, name: str) -> list[str]:
+        """The lines of a file; none where there is no such file."""
+        path = self.path / name
+        return path.read_text().splitlines() if path.exists() else []
 
     def close(self) -> None:
         """Let another process write here."""
@@ -59,7 +76,7 @@ class RunFolder:
         target = self.path / name
         with explained(self.path):
             target.parent.mkdir(exist_ok=True)
-            partial = target.with_name(target.name + ".part")
+            partial = target.with_name(target.name + _PARTIAL)
             with partial.open("wb") as file:
                 file.write(data)
                 file.flush()
@@ -68,14 +85,17 @@ class RunFolder:
             _sync_directory(target.parent)
 
 
-def default_path(name: str) -> Path:
-    """A new folder under runs/, named for the job and the time."""
+def _new_path(name: str) -> Path:
+    """Make a folder under runs/ that nobody else has made."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{name}-{stamp}"
-    path, number = base, 1
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
+    for number in count(1):
+        path = Path("runs") / (f"{name}-{stamp}" + (f"-{number}" if number > 1 else ""))
+        with explained(path):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+        break
     return path
 
 

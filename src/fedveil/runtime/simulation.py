@@ -6,7 +6,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import ClientId, RoundContext, Spending, State
 from fedveil.runtime.assembly import (
     Task,
+    check_buffers,
     make_client_side,
     make_model,
     make_protection,
@@ -39,10 +40,11 @@ from fedveil.runtime.assembly import (
 from fedveil.runtime.checkpoint import Checkpoint
 from fedveil.runtime.client_side import ClientsData
 from fedveil.runtime.model_file import model_bytes
+from fedveil.runtime.own_code import import_roots, make_importable
 from fedveil.runtime.pool import Executor, InProcess, WorkerPool
-from fedveil.runtime.recorder import Record, Recorder
+from fedveil.runtime.recorder import Record, Recorder, find_board
 from fedveil.runtime.rounds import Outcome, play, silent_clients
-from fedveil.runtime.run_folder import JOB, MODEL, RunFolder, default_path, uninterrupted
+from fedveil.runtime.run_folder import IMPORTS, JOB, MODEL, RunFolder, uninterrupted
 from fedveil.runtime.server_optimizer import ServerOptimizer
 
 Progress = Callable[[Record], None]
@@ -65,7 +67,6 @@ def simulate(
     job: Job,
     out: str | Path | None = None,
     *,
-    resume: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Run a job on this machine.
@@ -73,9 +74,8 @@ def simulate(
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
     round's record.
     """
-    path = Path(out) if out is not None else default_path(job.name)
     with ExitStack() as stack:
-        return Simulation(job, lambda: RunFolder.create(path), stack).run(progress)
+        return Simulation(job, lambda: RunFolder.create(out, job.name), stack).run(progress)
 
 
 def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
@@ -87,6 +87,7 @@ def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
     opened = RunFolder.reopen(Path(folder))
     with ExitStack() as stack:
         stack.callback(opened.close)
+        make_importable(opened.read_lines(IMPORTS))
         job = Job.load(opened.path / JOB)
         return Simulation(job, lambda: opened, stack).run(progress)
 
@@ -110,6 +111,9 @@ class Simulation:
         task = Task(task.example_shape, task.classes, model_fingerprint(self._model))
         make_trainer(job, make_model(job, task))  # what cannot train says so here
         self._layout = Layout(self._model)
+        check_buffers(job, self._layout)
+        if job.record.tensorboard:
+            find_board()
         self._weights = self._layout.vector()
         self._protection = make_protection(job, self._layout.dimension)
         self._state: State = self._protection.initial_state()
@@ -118,13 +122,21 @@ class Simulation:
         self._fingerprint = _fingerprint(self._dataset, self._partition, task.fingerprint)
         self._folder = open_folder()
         stack.callback(self._folder.close)
+        stack.push(self._tell_how_to_resume)
         self._done, kept = self._restore(Checkpoint.read(self._folder))
         self._folder.write_atomically(JOB, job.to_yaml().encode())
+        roots = import_roots([job.model, job.data.name])
+        self._folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
         self._recorder = Recorder(self._folder, keep_bytes=kept, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
         self._executor = self._start_executor(task)
         stack.callback(self._executor.close)
         self._introduce(time.perf_counter() - began)
+
+    def _tell_how_to_resume(self, kind: object, end: BaseException | None, trace: object) -> None:
+        if isinstance(end, RunStopped | KeyboardInterrupt):
+            how = f"`fedveil run --resume {self._folder.path}` goes on from the last complete round"
+            end.add_note(how)
 
     def _restore(self, saved: Checkpoint | None) -> tuple[int, int]:
         """Take over a checkpoint; gives the rounds done and the bytes of metrics that count."""
@@ -169,6 +181,12 @@ class Simulation:
 
     def run(self, progress: Progress | None = None) -> Run:
         """All rounds that are left."""
+        try:
+            return self._run(progress)
+        except RunFolderError as error:  # nothing more can be written down
+            raise RunStopped(str(error)) from error
+
+    def _run(self, progress: Progress | None) -> Run:
         tell = progress or (lambda record: None)
         stopped = None
         try:
@@ -179,10 +197,9 @@ class Simulation:
         except LimitReached as limit:
             stopped = str(limit)
         except (RunStopped, KeyboardInterrupt) as end:
-            self._recorder.event(f"ended after round {self._done}: {str(end) or 'interrupted'}")
+            with suppress(RunFolderError):  # the reason counts more than its place in the file
+                self._recorder.event(f"ended after round {self._done}: {str(end) or 'interrupted'}")
             raise
-        except RunFolderError as error:  # nothing more can be written down
-            raise RunStopped(str(error)) from error
         return self._finish(stopped)
 
     def _finish(self, stopped: str | None) -> Run:
@@ -254,7 +271,10 @@ class Simulation:
             return {}
         self._layout.write(torch.from_numpy(self._weights))
         test = self._dataset.test
-        quality = evaluate(self._model, test.x, test.y)
+        try:
+            quality = evaluate(self._model, test.x, test.y)
+        except Exception as error:  # the user's model may raise anything
+            raise RunStopped(f"the model cannot be evaluated: {error!r}") from error
         return {"loss": quality.loss, "accuracy": quality.accuracy, "auc": quality.auc}
 
     def _privacy(self) -> dict[str, Any]:
@@ -319,7 +339,8 @@ def _counted(outcome: Outcome) -> dict[str, Any]:
 def _fingerprint(dataset: Dataset, split: Partition, model: str) -> str:
     """A digest of what a resumed run must find again."""
     digest = hashlib.sha256(model.encode())
-    for array in (dataset.train.x, dataset.train.y, dataset.test.x, split.indices, split.offsets):
+    parts = (dataset.train.x, dataset.train.y, dataset.test.x, dataset.test.y)
+    for array in (*parts, split.indices, split.offsets):
         digest.update(repr((array.shape, array.dtype)).encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
