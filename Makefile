@@ -1,7 +1,7 @@
 # The README's two commands. Each makes the environment first where it is not there yet.
 PYTHON ?= python3.11
 VENV ?= .venv
-# The exact release first: a range would bring the newest build with gigabytes of GPU libraries.
+# The release that the tests ran with, first: nothing that comes later chooses another.
 TORCH ?= torch==2.13.0
 NUMPY ?= numpy
 BIN := $(VENV)/bin

@@ -66,9 +66,9 @@ def plain() -> None:
 
 
 def signds() -> None:
-    """The source's settings, 100 rounds."""
+    """The source's settings, 30 rounds."""
     print(HEAD)
-    print(row("signds, 100 clients", train(*HUNDRED, *SIGNDS, "rounds=100")), flush=True)
+    print(row("signds, 100 clients", train(*HUNDRED, *SIGNDS, "rounds=30")), flush=True)
 
 
 def dp_encrypt() -> None:
@@ -77,7 +77,7 @@ def dp_encrypt() -> None:
     for clients in (100, 300, 1000):
         records = train(
             *BASE,
-            "rounds=15",
+            "rounds=12",
             f"clients={{number: {clients}, fraction: 1.0}}",
             "protection=dp_encrypt",
             f"protection.dp_encrypt.dp_delta={1 / clients!r}",
@@ -86,7 +86,7 @@ def dp_encrypt() -> None:
 
 
 def unary() -> None:
-    """RR and OUE by epsilon, clients, split and cells: 15 rounds, batch 10, half of the clients."""
+    """RR and OUE by epsilon, clients, split and cells: 10 rounds, batch 10, half of the clients."""
     print(HEAD)
     many = "clients={number: 1000, fraction: 0.5}"
     few = "clients={number: 100, fraction: 0.5}"
@@ -103,7 +103,7 @@ def unary() -> None:
         (f"rr, eps 4.8, {cells} cells", "rr", 4.8, (many, f"protection.unary.cells={cells}"))
         for cells in (5, 120)
     ]
-    base = (*BASE, "rounds=15", "training.batch_size=10")
+    base = (*BASE, "rounds=10", "training.batch_size=10")
     print(row("not_encrypt, 1,000 clients", train(*base, many)), flush=True)
     print(row("not_encrypt, 100 clients", train(*base, few)), flush=True)
     print(row("not_encrypt, shards", train(*base, many, "data.split=shards")), flush=True)
