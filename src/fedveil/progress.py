@@ -66,7 +66,7 @@ class RunDisplay:
             rows["loss"] = f"{last['loss']:.4f}"
             rows["AUC"] = f"{last['auc']:.4f}"
         rows["upload"] = f"{_bytes(last.get('bytes_up_per_client', 0))} per client and round"
-        rows["epsilon"] = _spent(last)
+        rows["epsilon"] = "\n".join(_spent(last))
         rows["randomness"] = last.get("randomness", "")
         for name, value in rows.items():
             table.add_row(name, str(value))
@@ -94,16 +94,23 @@ def describe(record: Record) -> str:
     return " · ".join(parts)
 
 
-def _spent(record: Record) -> str:
-    if not record:
-        return ""
-    names = {
-        "epsilon_per_bit": "a bit",
-        "epsilon_per_parameter": "a parameter",
-        "epsilon_per_round": "a round",
-        "epsilon_run_most_drawn": "the run, for the most-drawn client",
-    }
-    return "; ".join(f"{format_epsilon(record[key])} {what}" for key, what in names.items())
+#: The ledger's figures, and what each is for.
+_FIGURES = {
+    "per_bit": "a bit",
+    "per_parameter": "a parameter",
+    "per_round": "a round",
+    "run_every_round": "the run, for a client drawn in every round",
+    "run_most_drawn": "the run, for the most-drawn client",
+}
+
+
+def _spent(record: Record) -> list[str]:
+    """A line for each figure of the ledger."""
+    return [
+        f"{format_epsilon(record[f'epsilon_{key}'])} for {what}, delta {record[f'delta_{key}']:g}"
+        for key, what in _FIGURES.items()
+        if record
+    ]
 
 
 def _bytes(count: float) -> str:
