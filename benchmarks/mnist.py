@@ -115,11 +115,24 @@ def unary() -> None:
         print(row(name, records), flush=True)
 
 
+def longer() -> None:
+    """RR at two of these epsilons for 16 rounds, beyond the steep part of the curve."""
+    print(HEAD)
+    base = (*BASE, "rounds=16", "training.batch_size=10", "clients={number: 1000, fraction: 0.5}")
+    for name, more in (
+        ("rr, eps 4.8, 500 a round", ("protection=rr", "protection.unary.eps=4.8")),
+        ("rr, eps 9.6, 500 a round", ("protection=rr", "protection.unary.eps=9.6")),
+        ("not_encrypt, 500 a round", ()),
+    ):
+        print(row(name, train(*base, *more)), flush=True)
+
+
 EXPERIMENTS: dict[str, Callable[[], None]] = {
     "plain": plain,
     "signds": signds,
     "dp_encrypt": dp_encrypt,
     "unary": unary,
+    "longer": longer,
 }
 
 
