@@ -38,37 +38,11 @@ from fedveil.secagg.packing import pack
 from fedveil.secagg.phases import SEALED_BYTES, as_ids
 from fedveil.secagg.secret import Secret
 from fedveil.secagg.tags import KEY, SEED, TAG_BYTES, Tagger
+from figures import Figure, best_s, show
 
 PEER_SCRIPT = Path(__file__).parent / "peers" / "flower_secagg.py"
 CLIENTS, ENTRIES = 500, 100_000
 LARGEST = (1 << 15) - 1  # entries of 16 bits
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured figure and the floor that it must keep."""
-
-    work: str
-    value: float
-    unit: str
-    at_most: float | None = None
-    at_least: float | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether the floor, if there is one, is kept."""
-        return (self.at_most is None or self.value <= self.at_most) and (
-            self.at_least is None or self.value >= self.at_least
-        )
-
-    def __str__(self) -> str:
-        floor = ""
-        if self.at_most is not None:
-            floor = f"at most {self.at_most:g}"
-        elif self.at_least is not None:
-            floor = f"at least {self.at_least:g}"
-        verdict = f"{floor}: {'kept' if self.holds else 'MISSED'}" if floor else ""
-        return f"{self.work:<66} {self.value:>10,.3f} {self.unit:<7} {verdict}"
 
 
 def make_terms(clients: int, entries: int, threshold: int, neighbours: int | None = None) -> Terms:
@@ -391,7 +365,7 @@ def masking_s() -> float:
             seeds.append((pair_seed(pair.agree(public_key(peer)), context, 0, i), i % 2 == 0))
         add_masks(lanes, seeds)
 
-    return best_s(work)
+    return best_s(work, clock=time.process_time)
 
 
 def shamir_s() -> dict[str, float]:
@@ -401,21 +375,11 @@ def shamir_s() -> dict[str, float]:
     shares = shamir.split(secrets, 51, 100, entropy)
     some = np.ascontiguousarray(shares[:51].transpose(1, 0, 2))
     points = np.arange(1, 52)
+    clock = time.process_time
     return {
-        "share_s": best_s(lambda: shamir.split(secrets, 51, 100, entropy)),
-        "join_s": best_s(lambda: shamir.join(points, some)),
+        "share_s": best_s(lambda: shamir.split(secrets, 51, 100, entropy), clock=clock),
+        "join_s": best_s(lambda: shamir.join(points, some), clock=clock),
     }
-
-
-def best_s(work: Callable[[], Any], repeats: int = 5) -> float:
-    """CPU seconds of the fastest run; one more before it warms the caches."""
-    work()
-    seconds = []
-    for _ in range(repeats):
-        began = time.process_time()
-        work()
-        seconds.append(time.process_time() - began)
-    return min(seconds)
 
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -439,13 +403,10 @@ def main() -> int:
         parser.error(f"unknown part {', '.join(sorted(unknown))}")
     if "peers" in chosen and not arguments.peers_python:
         parser.error("the part peers needs --peers-python")
-    missed = False
+    missed = 0
     for part in chosen:
-        figures = peer_figures(arguments.peers_python) if part == "peers" else PARTS[part]()
-        for figure in figures:
-            print(figure, flush=True)
-            missed |= not figure.holds
-    return int(missed)
+        missed |= show(peer_figures(arguments.peers_python) if part == "peers" else PARTS[part]())
+    return missed
 
 
 if __name__ == "__main__":
