@@ -15,22 +15,32 @@ from fedveil.protections.exact_sum import ExactSum
 ENTRIES = st.one_of(
     st.floats(-(2.0**30), 2.0**30, width=32),
     st.floats(-(2.0**-10), 2.0**-10, width=32),
-    st.sampled_from([0.0, -0.0, 1e-40, -1e-40, -1e-30, 2.0**-64, -(2.0**-64), -1.0, 0.99999994]),
+    st.sampled_from([0.0, -0.0, 1e-40, -1e-40, 2.0**-44, -(2.0**-44), -1.0, 0.99999994, 511.99997]),
 )
 TERMS = st.lists(st.tuples(ENTRIES, st.integers(1, 1000)), max_size=20)
 
 
-def total(terms: list[tuple[float, int]]) -> tuple[int, int]:
+def summed(terms: list[tuple[float, int]]) -> ExactSum:
     running = ExactSum(1)
     for value, weight in terms:
         running.add(np.array([value], np.float32), weight)
-    return int(running._whole[0]), int(running._places[0])
+    return running
 
 
-def by_fractions(terms: list[tuple[float, int]]) -> tuple[int, int]:
-    """The same sum written out: every term cut to 64 binary places, then added."""
-    cut = sum(int(Fraction(float(np.float32(v))) * w * 2**64) for v, w in terms)
-    return divmod(cut, 2**64)
+def units(running: ExactSum) -> int:
+    """The sum in units of 2^-44, whatever its parts."""
+    far = running._far
+    high = 0 if far is None else (int(far._whole[0]) << 44) + int(far._places[0])
+    return high + int(running._near[0])
+
+
+def total(terms: list[tuple[float, int]]) -> int:
+    return units(summed(terms))
+
+
+def by_fractions(terms: list[tuple[float, int]]) -> int:
+    """The same sum written out: every term cut to 44 binary places, then added."""
+    return sum(int(Fraction(float(np.float32(v))) * w * 2**44) for v, w in terms)
 
 
 @given(TERMS)
@@ -47,24 +57,47 @@ def test_the_order_changes_nothing(terms: list[tuple[float, int]], shuffle: obje
 
 @given(TERMS, TERMS)
 def test_merging_is_adding(left: list[tuple[float, int]], right: list[tuple[float, int]]) -> None:
-    one, other = ExactSum(1), ExactSum(1)
-    for value, weight in left:
-        one.add(np.array([value], np.float32), weight)
-    for value, weight in right:
-        other.add(np.array([value], np.float32), weight)
-    one.merge(other)
-    assert (int(one._whole[0]), int(one._places[0])) == total(left + right)
+    one = summed(left)
+    one.merge(summed(right))
+    assert units(one) == total(left + right)
+    assert one.value().tobytes() == summed(left + right).value().tobytes()
     assert one.terms == len(left) + len(right)
+
+
+@given(st.integers(1, 3), st.floats(0, 500, width=32))
+def test_many_terms_move_into_the_wide_sum_before_they_could_overflow(
+    parts: int, value: float
+) -> None:
+    terms = [(value, 1), (-value / 3, 1), (511.99997, 1)] * 400
+    whole = summed(terms)
+    merged = ExactSum(1)
+    for part in range(parts):
+        merged.merge(summed(terms[part::parts]))
+    assert units(whole) == units(merged) == by_fractions(terms)
+    assert whole.value().tobytes() == merged.value().tobytes()
+    assert whole.value()[0] == pytest.approx(by_fractions(terms) / 2**44, rel=1e-15)
 
 
 @given(st.lists(st.tuples(ENTRIES, st.integers(1, 1000)), min_size=1, max_size=20))
 def test_the_compiled_loop_and_numpy_give_the_same_bytes(terms: list[tuple[float, int]]) -> None:
-    sums = [(np.zeros(1, np.int64), np.zeros(1, np.uint64)) for _ in range(2)]
+    sums = [np.zeros(1, np.int64) for _ in range(2)]
     for value, weight in terms:
         vector = np.array([value], np.float32)
-        exact_sum._add(*sums[0], vector, float(weight))
-        exact_sum._add_numpy(*sums[1], vector, float(weight))
+        if abs(value) * weight < 2**9:
+            exact_sum._add(sums[0], vector, weight * 2.0**44)
+            exact_sum._add_numpy(sums[1], vector, weight * 2.0**44)
+        pattern = vector.view(np.uint32)
+        assert exact_sum._largest_pattern(pattern) == exact_sum._largest_pattern_numpy(pattern)
     assert sums[0] == sums[1]
+
+
+@pytest.mark.parametrize(
+    "values", [[], [0.0], [1, -3, 2], [-np.inf, 1], [np.nan, np.inf], [-np.nan, 1]]
+)
+def test_the_largest_magnitude(values: list[float]) -> None:
+    vector = np.array(values, np.float32)
+    expected = np.abs(vector).max(initial=0.0)
+    np.testing.assert_equal(exact_sum.largest_magnitude(vector), float(expected))
 
 
 def test_value_is_the_sum() -> None:

@@ -36,3 +36,18 @@ def compiled(fallback: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P,
         return result
 
     return choose
+
+
+def compiled_fast(loop: Callable[P, R]) -> Callable[P, R]:
+    """Compile a floating-point loop, free to fuse and to reorder its sums as a BLAS does.
+
+    Its last bits are those of the machine kind. There is no NumPy path: ask `HAVE_NUMBA` first.
+    """
+    if _njit is None:
+        return loop
+    flags = {"contract", "reassoc", "nsz"}
+    try:
+        result: Callable[P, R] = _njit(loop, cache=True, nogil=True, fastmath=flags)
+    except RuntimeError:  # nowhere to keep compiled code: compile it in every process
+        result = _njit(loop, nogil=True, fastmath=flags)
+    return result

@@ -41,13 +41,22 @@ _MAX_DIMENSIONS = 8
 _MAX_VARINT_BITS = 128
 
 
-def encode(message: Message) -> bytes:
-    """The one encoding of `message`."""
+def encode(message: Message, *, header: bytes = b"") -> bytes:
+    """The one encoding of `message`; a carrier's `header` stands before it without a copy."""
+    return b"".join([header, *_parts(message)])
+
+
+def encoded_bytes(message: Message) -> int:
+    """The length of the encoding, without making it."""
+    return sum(map(len, _parts(message)))
+
+
+def _parts(message: Message) -> list[bytes | memoryview]:
     parts: list[bytes | memoryview] = [MAGIC]
     for name in sorted(message):
         raw = name.encode()
         parts += [_varint(len(raw)), raw, *_encode_value(name, message[name])]
-    return b"".join(parts)
+    return parts
 
 
 def decode(data: bytes | memoryview) -> dict[str, Value]:

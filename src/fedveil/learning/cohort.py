@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedveil.entropy import Entropy
+from fedveil.learning.chain import Chain
 from fedveil.learning.fused_linear import FusedSteps
 from fedveil.learning.layout import Layout
 from fedveil.learning.pooling import fuse_pools
@@ -79,8 +80,9 @@ class LoopTrainer:
     """One client after another through one model object, on one thread.
 
     The step is written for small models on a CPU, where the time between the products counts:
-    gradients are never accumulated into buffers, all parameters step in one call, large dense
-    layers step inside their gradient's product, and images lie channels-last.
+    a plain chain of layers is trained without autograd (`chain`); otherwise gradients are never
+    accumulated into buffers, all parameters step in one call, large dense layers step inside their
+    gradient's product, and images lie channels-last.
     """
 
     chunk = 1
@@ -92,12 +94,14 @@ class LoopTrainer:
         self._model = model.to(self._device)
         if self._images:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            if self._device.type == "cpu":
-                fuse_pools(model)
+        bare = plan.plain_sgd and not plan.weight_decay
+        self._chain = Chain.of(self._model) if bare else None
+        if self._images and self._chain is None and self._device.type == "cpu":
+            fuse_pools(model)
         self._layout = Layout(self._model)
         self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
         self._loss = nn.CrossEntropyLoss()
-        self._fused = FusedSteps(model) if plan.plain_sgd and not plan.weight_decay else None
+        self._fused = FusedSteps(model) if bare and self._chain is None else None
 
     def train(
         self,
@@ -111,9 +115,7 @@ class LoopTrainer:
         for client, row in zip(clients, updates, strict=True):
             try:
                 self._train_one(start, client)
-                out = torch.from_numpy(row)
-                self._layout.read(out)
-                out -= start.cpu()
+                self._layout.change(weights, row)
                 failures.append(None)
             except Exception as error:  # the user's model may raise anything
                 failures.append(error)
@@ -123,6 +125,10 @@ class LoopTrainer:
         self._layout.write(start)
         self._model.train()
         seed_torch(client.entropy, self._device)
+        if self._chain is not None:
+            for x, y in self._batches(client):
+                self._chain.step(x, y, self._plan.lr)
+            return
         if self._plan.plain_sgd:
             for x, y in self._batches(client):
                 self._plain_step(x, y)

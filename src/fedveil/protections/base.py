@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -143,6 +143,18 @@ class ClientRound(Protocol):
         """The answer to `message`; raises `ClientWithheld` where the client reports nothing."""
         ...
 
+    def keep(self) -> State:
+        """All that another half of this client and round needs to answer the next message.
+
+        For an engine in which every message meets a new process. Secret, and to be taken up
+        once; empty where no further message is answered.
+        """
+        ...
+
+    def take_up(self, kept: State) -> None:
+        """Go on from what an earlier half has kept."""
+        ...
+
 
 class Protection(Protocol):
     """A switch position, made once from the job."""
@@ -169,7 +181,15 @@ class Protection(Protocol):
 
 
 class OneReportRound(ABC):
-    """A server half in which every client sends one report; checks what all of them share."""
+    """A server half in which every client sends one report; checks what all of them share.
+
+    Halves of the same round may be opened in several places, each with the reports of other
+    clients, and merged: into the same bytes, however the clients were dealt. A half that is
+    pickled takes along what `merge` reads and nothing else.
+    """
+
+    #: The attributes that hold a subclass's running sums.
+    sums: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
@@ -209,6 +229,12 @@ class OneReportRound(ABC):
         self._merge_sums(other)
         self._reported |= other._reported
         self._invited |= other._invited
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The running sums, and whose reports are in them."""
+        context = RoundContext((), self._context.round, np.empty(0, np.float32))
+        kept = {name: vars(self)[name] for name in ("_invited", "_reported", "_open", *self.sums)}
+        return {"_context": context, **kept}
 
     def aggregate(self) -> Aggregate:
         """The mean of what was folded."""
@@ -251,6 +277,14 @@ class OneReportClient(ABC):
         if update.shape != self._context.model.shape:
             raise ClientWithheld("the update is not of the length of the model")
         return self._report(message, update)
+
+    def keep(self) -> State:
+        """The one report is all there is."""
+        return {}
+
+    def take_up(self, kept: State) -> None:
+        """There is nothing to take up: an answer was given before."""
+        raise ClientWithheld("this client has answered the round before")
 
     @abstractmethod
     def _report(self, opening: Message, update: Update) -> Message:

@@ -94,6 +94,8 @@ class DPEncrypt:
 class DPEncryptServerRound(OneReportRound):
     """The running exact sum of the reports, in the units that they are written in."""
 
+    sums = ("_sum",)
+
     def __init__(self, context: RoundContext, form: _Form) -> None:
         super().__init__(context)
         self._form = form

@@ -1,9 +1,8 @@
 """Sums of vectors that do not depend on the order of their terms.
 
-A term is cut to 64 binary places (towards zero, 2^-64 = 5.4e-20), split into a whole part and
-those places, and both are added as integers with carry: Q64.64 fixed point. Integer sums are
-exact, so that reports may arrive in any order, and running sums of several servers merge to the
-same bytes.
+A term is cut to 44 binary places (towards zero, 2^-44 = 5.7e-14) and added as an integer: integer
+sums are exact, so that reports may arrive in any order, and running sums of several servers merge
+to the same bytes.
 """
 
 from __future__ import annotations
@@ -15,81 +14,134 @@ import numpy.typing as npt
 
 from fedveil._kernels import compiled
 
+PLACES = 44
 #: A larger entry is refused: 2^22 such terms still fit the whole part.
 MAX_MAGNITUDE = 2.0**40
 MAX_TERMS = 1 << 22
 
+#: Up to 2^9 terms below 2^9 fit 62 bits, places included.
+_NEAR_MAGNITUDE = 2.0**9
+_NEAR_TERMS = 1 << 9
+_SIGNLESS = np.uint32(0x7FFFFFFF)
+
 
 class ExactSum:
-    """A running sum of `weight * vector` terms over vectors of one length."""
+    """A running sum of `weight * vector` terms over float32 vectors of one length.
+
+    Terms of ordinary size gather in one integer an entry, `_near`, in units of 2^-44. `_far` takes
+    that sum over before it could overflow, and larger terms at once.
+    """
 
     def __init__(self, length: int) -> None:
         self.terms = 0
-        self._whole = np.zeros(length, np.int64)
-        self._places = np.zeros(length, np.uint64)
+        self._near = np.zeros(length, np.int64)
+        self._near_terms = 0
+        self._far: _WideSum | None = None
 
-    def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None:
+    def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
         """Add one term. Raises ValueError, and adds nothing, if an entry is NaN or too large."""
-        if self.terms + 1 > MAX_TERMS:
-            raise ValueError(f"more than {MAX_TERMS} terms")
-        bound = _largest(vector) * weight
+        self._claim(1)
+        bound = largest_magnitude(vector) * weight
         if not bound <= MAX_MAGNITUDE:
             raise ValueError("an entry is not finite or too large")
-        _add(self._whole, self._places, vector, float(weight))
+        if bound < _NEAR_MAGNITUDE:
+            if self._near_terms == _NEAR_TERMS:
+                self._move_away()
+            _add(self._near, vector, weight * 2.0**PLACES)
+            self._near_terms += 1
+        else:
+            self._wide().add(vector.astype(np.float64) * weight)
         self.terms += 1
 
     def merge(self, other: ExactSum) -> None:
         """Add another running sum of the same length."""
-        if self.terms + other.terms > MAX_TERMS:
-            raise ValueError(f"more than {MAX_TERMS} terms")
-        self._places += other._places
-        self._whole += other._whole + (self._places < other._places)
+        self._claim(other.terms)
+        if self._near_terms + other._near_terms > _NEAR_TERMS:
+            self._move_away()
+        self._near += other._near
+        self._near_terms += other._near_terms
+        if other._far is not None:
+            self._wide().merge(other._far)
         self.terms += other.terms
 
     def value(self) -> npt.NDArray[np.float64]:
         """The sum, rounded to float64."""
-        return self._whole.astype(np.float64) + self._places.astype(np.float64) * 2.0**-64
+        if self._far is None:
+            return self._near.astype(np.float64) * 2.0**-PLACES
+        self._move_away()
+        return self._far.value()
+
+    def _claim(self, terms: int) -> None:
+        if self.terms + terms > MAX_TERMS:
+            raise ValueError(f"more than {MAX_TERMS} terms")
+
+    def _wide(self) -> _WideSum:
+        if self._far is None:
+            self._far = _WideSum(len(self._near))
+        return self._far
+
+    def _move_away(self) -> None:
+        self._wide().add_units(self._near)
+        self._near[:] = 0
+        self._near_terms = 0
 
 
-def _largest(vector: npt.NDArray[Any]) -> float:
-    """The largest magnitude; NaN where an entry is NaN."""
-    return float(max(vector.max(initial=0.0), -vector.min(initial=0.0)))
+class _WideSum:
+    """Whole parts, and places in 0..2^44 - 1 above them: one form for every sum."""
+
+    def __init__(self, length: int) -> None:
+        self._whole = np.zeros(length, np.int64)
+        self._places = np.zeros(length, np.int64)
+
+    def add(self, term: npt.NDArray[np.float64]) -> None:
+        magnitude = np.abs(term)
+        whole = magnitude.astype(np.int64)
+        places = ((magnitude - whole) * 2.0**PLACES).astype(np.int64)
+        sign = np.sign(term).astype(np.int64)
+        self._carry(sign * whole, sign * places)
+
+    def add_units(self, units: npt.NDArray[np.int64]) -> None:
+        self._carry(np.zeros_like(units), units)
+
+    def merge(self, other: _WideSum) -> None:
+        self._carry(other._whole, other._places)
+
+    def value(self) -> npt.NDArray[np.float64]:
+        return self._whole.astype(np.float64) + self._places.astype(np.float64) * 2.0**-PLACES
+
+    def _carry(self, whole: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> None:
+        self._places += places
+        self._whole += whole + (self._places >> PLACES)
+        self._places &= (1 << PLACES) - 1
 
 
-def _add_numpy(
-    whole: npt.NDArray[np.int64],
-    places: npt.NDArray[np.uint64],
-    vector: npt.NDArray[Any],
-    weight: float,
-) -> None:
-    term = vector.astype(np.float64) * weight
-    magnitude = np.abs(term)
-    high = magnitude.astype(np.int64)
-    low = ((magnitude - high) * 2.0**64).astype(np.uint64)
-    mask = -(term < 0).astype(np.int64)
-    low = (low ^ mask.astype(np.uint64)) - mask.astype(np.uint64)
-    high = (high ^ mask) + ((low == 0) & (mask != 0))
-    places += low
-    whole += high + (places < low)
+def largest_magnitude(vector: npt.NDArray[np.float32]) -> float:
+    """The largest magnitude of a contiguous vector; NaN where an entry is NaN.
+
+    Without its sign, the bit pattern of a float is larger the larger the float, and NaN's largest.
+    """
+    pattern = _largest_pattern(vector.view(np.uint32))
+    return float(np.array(pattern, np.uint32).view(np.float32))
+
+
+def _largest_pattern_numpy(patterns: npt.NDArray[np.uint32]) -> int:
+    return int((patterns & _SIGNLESS).max(initial=0))
+
+
+@compiled(_largest_pattern_numpy)
+def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
+    largest = np.uint32(0)
+    for i in range(len(patterns)):
+        pattern = patterns[i] & _SIGNLESS
+        largest = pattern if pattern > largest else largest
+    return int(largest)
+
+
+def _add_numpy(units: npt.NDArray[np.int64], vector: npt.NDArray[Any], factor: float) -> None:
+    units += (vector.astype(np.float64) * factor).astype(np.int64)
 
 
 @compiled(_add_numpy)
-def _add(
-    whole: npt.NDArray[np.int64],
-    places: npt.NDArray[np.uint64],
-    vector: npt.NDArray[Any],
-    weight: float,
-) -> None:
-    # Without branches, so that it becomes vector instructions: a negative term is negated in two's
-    # complement by flipping all bits and adding one.
-    for i in range(len(vector)):
-        term = np.float64(vector[i]) * weight
-        magnitude = abs(term)
-        high = np.int64(magnitude)
-        low = np.uint64((magnitude - np.float64(high)) * 18446744073709551616.0)
-        mask = np.int64(-1) if term < 0 else np.int64(0)
-        low = (low ^ np.uint64(mask)) - np.uint64(mask)
-        high = (high ^ mask) + (np.int64(1) if low == 0 and mask != 0 else np.int64(0))
-        new_places = places[i] + low
-        places[i] = new_places
-        whole[i] += high + (np.int64(1) if new_places < low else np.int64(0))
+def _add(units: npt.NDArray[np.int64], vector: npt.NDArray[Any], factor: float) -> None:
+    for i in range(len(units)):
+        units[i] += np.int64(np.float64(vector[i]) * factor)

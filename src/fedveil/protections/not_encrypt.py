@@ -61,6 +61,8 @@ class NotEncrypt:
 class NotEncryptServerRound(OneReportRound):
     """Running exact sums of `examples * update` and of `examples` (of 1 each, weighted equally)."""
 
+    sums = ("_sum", "_total")
+
     def __init__(self, context: RoundContext, weighting: Weighting) -> None:
         super().__init__(context)
         self._by_size = weighting == "by_size"

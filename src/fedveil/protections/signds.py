@@ -113,6 +113,8 @@ class SignDSProtection:
 class SignDSServerRound(OneReportRound):
     """Running whole-number sums: signs in each dimension, bits, and bits that are 1."""
 
+    sums = ("_signs", "_bits", "_ones")
+
     def __init__(self, context: RoundContext, protection: SignDSProtection) -> None:
         super().__init__(context)
         self._protection = protection

@@ -209,6 +209,8 @@ class _ServerRound(OneReportRound):
 class UnaryServerRound(_ServerRound):
     """Running sums of the reports' S, parameter by parameter."""
 
+    sums = ("_running",)
+
     def __init__(self, context: RoundContext, protection: Unary) -> None:
         super().__init__(context, protection)
         self._running: Running = np.zeros(self._dimension, np.int64)
@@ -230,6 +232,8 @@ class UnaryCohortRound(_ServerRound):
     The draw's key is the exclusive or of a token from each client's own randomness, so that it
     repeats with a seeded run, whatever the order of arrival, and is fresh otherwise.
     """
+
+    sums = ("_cohort", "_key")
 
     def __init__(self, context: RoundContext, protection: Unary, clients_per_round: int) -> None:
         super().__init__(context, protection)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,17 @@ import numpy.typing as npt
 import torch
 
 from fedveil.entropy import Entropy
-from fedveil.errors import ClientWithheld
+from fedveil.errors import ClientWithheld, ReportRejected
 from fedveil.learning.cohort import ClientData, Trainer
-from fedveil.message import Message, encode
-from fedveil.protections.base import ClientContext, ClientId, ClientRound, Protection
+from fedveil.message import Message, encode, encoded_bytes
+from fedveil.protections.base import (
+    ClientContext,
+    ClientId,
+    ClientRound,
+    Protection,
+    RoundContext,
+    ServerRound,
+)
 
 
 @dataclass
@@ -29,14 +36,18 @@ class Answer:
     """What came of asking one client: an encoded report, or the reason why there is none.
 
     On its way out of a worker a report in shared memory is the pair of its begin and end there.
+    A report that was folded where it was made left `report_bytes` and, if refused, the reason.
     """
 
     client: ClientId
     report: bytes | memoryview | tuple[int, int] | None = None
+    report_bytes: int = 0
+    rejected: str | None = None
     failed: str | None = None
     withheld: str | None = None
     training_s: float = 0.0
     protection_s: float = 0.0
+    aggregation_s: float = 0.0
     warnings: list[str] = field(default_factory=list)
 
 
@@ -91,8 +102,14 @@ class ClientSide:
         self._round = round
         self._rounds.clear()
 
-    def answer(self, asked: Sequence[tuple[ClientId, Message]]) -> list[Answer]:
-        """Each client's answer to its message."""
+    def server_round(self, context: RoundContext) -> ServerRound:
+        """A server half to fold reports in here; `context` need not hold the model."""
+        return self._protection.server_round(replace(context, model=self._model))
+
+    def answer(
+        self, asked: Sequence[tuple[ClientId, Message]], server: ServerRound | None = None
+    ) -> list[Answer]:
+        """Each client's answer to its message; with `server`, reports are folded in that half."""
         answers = [Answer(client) for client, _ in asked]
         updates: dict[int, npt.NDArray[np.float32]] = {}
         learners = [
@@ -103,10 +120,10 @@ class ClientSide:
             self._train([answers[i] for i in part])
             for row, i in enumerate(part):
                 updates[i] = self._updates[row]
-                self._respond(answers[i], asked[i][1], updates[i])
+                self._respond(answers[i], asked[i][1], updates[i], server)
         for i, (_, message) in enumerate(asked):
             if i not in updates:
-                self._respond(answers[i], message, None)
+                self._respond(answers[i], message, None, server)
         return answers
 
     def _half(self, client: ClientId) -> ClientRound:
@@ -135,26 +152,50 @@ class ClientSide:
         for answer, failure, row in zip(answers, failures, rows, strict=True):
             if failure is not None:
                 answer.failed = f"{type(failure).__name__}: {failure}"
-            # The square of the norm is finite in one pass where all entries are, or too large.
-            elif not np.isfinite(np.dot(row, row)) and not np.isfinite(row).all():
+            elif not _all_finite(row):
                 answer.withheld = "the update is not finite"
             answer.training_s = (time.perf_counter() - began) / len(clients)
         answers[0].warnings += _texts(caught)
 
     def _respond(
-        self, answer: Answer, message: Message, update: npt.NDArray[np.float32] | None
+        self,
+        answer: Answer,
+        message: Message,
+        update: npt.NDArray[np.float32] | None,
+        server: ServerRound | None,
     ) -> None:
         if answer.failed is not None or answer.withheld is not None:
             return
         began = time.perf_counter()
+        report: Message | None = None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                answer.report = encode(self._half(answer.client).respond(message, update))
+                report = self._half(answer.client).respond(message, update)
+                if server is None:
+                    answer.report = encode(report)
             except ClientWithheld as reason:
                 answer.withheld = str(reason)
         answer.protection_s = time.perf_counter() - began
         answer.warnings += _texts(caught)
+        if report is not None and server is not None:
+            _fold(answer, report, server)
+
+
+def _fold(answer: Answer, report: Message, server: ServerRound) -> None:
+    began = time.perf_counter()
+    answer.report_bytes = encoded_bytes(report)
+    try:
+        server.receive(answer.client, report)
+    except ReportRejected as rejected:
+        answer.rejected = rejected.reason
+    answer.aggregation_s = time.perf_counter() - began
+
+
+def _all_finite(row: npt.NDArray[np.float32]) -> bool:
+    # The square of the norm is finite where all entries are, unless they are huge: one pass.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(row, row)) or np.isfinite(row).all())
 
 
 def _texts(caught: Sequence[Any]) -> list[str]:

@@ -10,6 +10,7 @@ operating system sees to however the calling process ends.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import torch
 from fedveil.errors import RunStopped, WorkerDied
 from fedveil.job import Job
 from fedveil.message import Message, encode
-from fedveil.protections.base import ClientId
+from fedveil.protections.base import ClientId, RoundContext, ServerRound
 from fedveil.runtime.assembly import Task
 from fedveil.runtime.client_side import Answer, ClientsData, ClientSide
 from fedveil.runtime.shared import Place, SharedBlock
@@ -40,6 +41,9 @@ _WORKER_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
+#: Room for a worker's running sums, for each entry of the model; what does not fit, as above.
+_SUM_BYTES = 8
+_NO_MODEL = np.empty(0, np.float32)
 #: A worker trains into one slot while the other is being folded.
 _SLOTS = 2
 #: A worker gets at most this share of what is left, so that all finish together.
@@ -50,12 +54,19 @@ _MAX_CHUNK = 8
 class Executor(Protocol):
     """Carries messages to clients and answers back."""
 
-    def open(self, round: int, model: npt.NDArray[np.float32]) -> None:
-        """Begin a round with these global weights."""
+    def open(self, context: RoundContext) -> None:
+        """Begin a round, with its global weights."""
         ...
 
     def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """The answers, as they come; a report is valid until the next answer is asked for."""
+        ...
+
+    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
+        """As `ask`, for a round of one report: reports are folded where the clients are served.
+
+        `server` holds all of them when the answers have ended.
+        """
         ...
 
     def close(self) -> None:
@@ -70,19 +81,28 @@ class InProcess:
         self._side = side
         self._model = model
 
-    def open(self, round: int, model: npt.NDArray[np.float32]) -> None:
-        """Begin a round with these global weights."""
-        self._model[:] = model
-        self._side.open(round)
+    def open(self, context: RoundContext) -> None:
+        """Begin a round, with its global weights."""
+        self._model[:] = context.model
+        self._side.open(context.round)
 
     def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """The answers, a chunk at a time."""
+        return self._answers(messages, None)
+
+    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
+        """As `ask`, with the reports folded as they are made."""
+        return self._answers(messages, server)
+
+    def _answers(
+        self, messages: Mapping[ClientId, Message], server: ServerRound | None
+    ) -> Iterator[Answer]:
         asked = list(messages.items())
         for start in range(0, len(asked), self._side.chunk):
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             try:
-                answers = self._side.answer(asked[start : start + self._side.chunk])
+                answers = self._side.answer(asked[start : start + self._side.chunk], server)
             finally:
                 torch.set_num_threads(threads)
             yield from answers
@@ -166,7 +186,11 @@ class WorkerPool:
         try:
             self._data = SharedBlock.of(vars(data))
             self._exchange = SharedBlock.allocate(
-                {"model": (np.float32, (dimension,)), "slots": (np.uint8, slots)}
+                {
+                    "model": (np.float32, (dimension,)),
+                    "slots": (np.uint8, slots),
+                    "sums": (np.uint8, (workers, _SUM_BYTES * dimension)),
+                }
             )
             blocks = (self._data.descriptor, self._exchange.descriptor)
             for number in range(workers):
@@ -193,12 +217,12 @@ class WorkerPool:
             self._chunk = worker.receive()[1]
         self._capacity = max(self._capacity, self._chunk)
 
-    def open(self, round: int, model: npt.NDArray[np.float32]) -> None:
-        """Begin a round with these global weights."""
-        self._exchange.array("model")[:] = model
+    def open(self, context: RoundContext) -> None:
+        """Begin a round, with its global weights."""
+        self._exchange.array("model")[:] = context.model
         self._owner.clear()
         for worker in self._workers:
-            worker.send(("open", round))
+            worker.send(("open", replace(context, model=_NO_MODEL)))
 
     def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """The answers, as they come.
@@ -206,6 +230,20 @@ class WorkerPool:
         Clients that a worker has met in this round stay with it, since it holds their halves;
         the others go to whoever is free, in portions that shrink towards the end.
         """
+        return self._answers("ask", messages)
+
+    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
+        """As `ask`; every worker folds in a server half of its own, merged at the end."""
+        yield from self._answers("fold", messages)
+        for worker in self._workers:
+            worker.send(("sums",))
+        for worker in self._workers:
+            _, pickled, places = worker.receive()
+            sums = self._exchange.array("sums")[worker.number]
+            buffers = [p if isinstance(p, bytes) else sums[slice(*p)] for p in places]
+            server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process
+
+    def _answers(self, word: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         shared = self._say_common(messages)
         anyone: deque[tuple[ClientId, bytes | None]] = deque()
         for client, message in messages.items():
@@ -216,7 +254,7 @@ class WorkerPool:
         by_connection: dict[Any, _Worker] = {w.connection: w for w in self._workers}
         while waiting:
             for worker in self._workers:
-                self._dispatch(worker, anyone)
+                self._dispatch(word, worker, anyone)
             for connection in wait(list(by_connection)):
                 worker = by_connection[connection]
                 _, slot, answers = worker.receive()
@@ -239,7 +277,9 @@ class WorkerPool:
             worker.send(("say", encoded))
         return True
 
-    def _dispatch(self, worker: _Worker, anyone: deque[tuple[ClientId, bytes | None]]) -> None:
+    def _dispatch(
+        self, word: str, worker: _Worker, anyone: deque[tuple[ClientId, bytes | None]]
+    ) -> None:
         while worker.free and (worker.mine or anyone):
             queue = worker.mine or anyone
             guided = len(queue) // (1 if queue is worker.mine else _GUIDE * len(self._workers))
@@ -247,7 +287,7 @@ class WorkerPool:
             items = [queue.popleft() for _ in range(size)]
             for client, _ in items:
                 self._owner[client] = worker
-            worker.send(("ask", worker.free.pop(), items))
+            worker.send((word, worker.free.pop(), items))
 
     def close(self) -> None:
         """End the workers and let go of the shared memory."""

@@ -1,4 +1,4 @@
-"""One round of a simulation: carry the messages between the two halves, and count."""
+"""One round: carry the messages between the two halves, and count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 from fedveil.entropy import Entropy
 from fedveil.errors import MessageInvalid, ReportRejected, RoundVoid, RunStopped
 from fedveil.message import Message, decode, encode
-from fedveil.protections.base import Aggregate, ClientId, RoundContext, ServerRound
+from fedveil.protections.base import (
+    Aggregate,
+    ClientId,
+    OneReportRound,
+    RoundContext,
+    ServerRound,
+)
 from fedveil.runtime.client_side import Answer
 from fedveil.runtime.pool import Executor
 
@@ -51,13 +57,14 @@ def play(
     """Drive one round to its end.
 
     A report that is refused, a client that withholds one, a client whose training raises and one
-    that falls silent (`silent` says from which phase on) are counted and left out. A round in
+    that falls silent (by `silent`, which says from which phase on, or by itself) are counted and
+    left out. A round in
     which every client that was asked fails ends the run.
     """
     silent = silent or {}
     outcome = Outcome()
     skipped: set[ClientId] = set()
-    executor.open(context.round, context.model)
+    executor.open(context)
     opening = server.opening()
     messages: Mapping[ClientId, Message] | None = dict.fromkeys(context.cohort, opening)
     outcome.bytes_down = len(context.cohort) * context.model.nbytes
@@ -66,10 +73,14 @@ def play(
             outcome.bytes_down += _encoded_bytes(messages)
             heard = {c: m for c, m in messages.items() if not _is_silent(c, m, silent)}
             skipped |= messages.keys() - heard.keys()
-            outcome.dropped = len(skipped)
+            answered: set[ClientId] = set()
             failed_before = outcome.failed.total()
-            for answer in executor.ask(heard):
-                _take(answer, _phase(heard[answer.client]), server, outcome)
+            lone = isinstance(server, OneReportRound)
+            for answer in executor.fold(heard, server) if lone else executor.ask(heard):
+                answered.add(answer.client)
+                _take(answer, phase_of(heard[answer.client]), server, outcome)
+            skipped |= heard.keys() - answered
+            outcome.dropped = len(skipped)
             if heard and outcome.failed.total() - failed_before == len(heard):
                 reason, _ = outcome.failed.most_common(1)[0]
                 raise RunStopped(f"every client of round {context.round} failed: {reason}")
@@ -93,10 +104,10 @@ def silent_clients(
 
 
 def _is_silent(client: ClientId, message: Message, silent: Mapping[ClientId, str]) -> bool:
-    return client in silent and PHASES.index(silent[client]) <= PHASES.index(_phase(message))
+    return client in silent and PHASES.index(silent[client]) <= PHASES.index(phase_of(message))
 
 
-def _phase(message: Message) -> Phase:
+def phase_of(message: Message) -> Phase:
     """The phase that a message opens; any other is the one before a lone report."""
     return next((phase for phase in PHASES if phase == message.get("phase")), "masked")
 
@@ -104,11 +115,17 @@ def _phase(message: Message) -> Phase:
 def _take(answer: Answer, phase: Phase, server: ServerRound, outcome: Outcome) -> None:
     outcome.seconds["training"] += answer.training_s
     outcome.seconds["protection"] += answer.protection_s
+    outcome.seconds["aggregation"] += answer.aggregation_s
     outcome.warnings.update(answer.warnings)
     if answer.failed is not None:
         outcome.failed[answer.failed] += 1
     elif answer.withheld is not None:
         outcome.withheld[answer.withheld] += 1
+    elif answer.report_bytes:
+        outcome.bytes_up += answer.report_bytes
+        outcome.senders.add(answer.client)
+        if answer.rejected is not None:
+            outcome.rejected[answer.rejected] += 1
     elif isinstance(answer.report, bytes | memoryview):
         report = answer.report
         outcome.bytes_up += len(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ import torch
 
 from fedveil.errors import FedveilError
 from fedveil.message import Message, decode
+from fedveil.protections.base import RoundContext, ServerRound
 from fedveil.runtime.assembly import make_client_side
 from fedveil.runtime.client_side import Answer, ClientsData, ClientSide
 from fedveil.runtime.pool import WorkerSetup
@@ -37,7 +39,8 @@ def main(descriptor: int) -> None:
         connection.send(("error", error))
         return
     connection.send(("ready", side.chunk))
-    _serve(connection, inbox, side, exchange.array("slots")[setup.number])
+    slots, sums = (exchange.array(name)[setup.number] for name in ("slots", "sums"))
+    _serve(connection, inbox, side, slots, sums)
 
 
 def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:
@@ -65,18 +68,50 @@ def _serve(
     inbox: SimpleQueue[tuple[Any, ...]],
     side: ClientSide,
     slots: npt.NDArray[np.uint8],
+    sums: npt.NDArray[np.uint8],
 ) -> None:
     common: Message = {}
+    context = RoundContext((), 0, np.empty(0, np.float32))
+    server: ServerRound | None = None
     while True:
         word, *rest = inbox.get()
         if word == "open":
-            side.open(rest[0])
+            context, server = rest[0], None
+            side.open(context.round)
         elif word == "say":
             common = decode(rest[0])
+        elif word == "sums":
+            connection.send(("sums", *_pickled(server or side.server_round(context), sums)))
+            server = None
         else:
             slot, items = rest
             asked = [(c, common if message is None else decode(message)) for c, message in items]
-            connection.send(("answers", slot, _into_slot(side.answer(asked), slots[slot])))
+            if word == "fold":
+                server = server or side.server_round(context)
+                answers = side.answer(asked, server)
+            else:
+                answers = _into_slot(side.answer(asked), slots[slot])
+            connection.send(("answers", slot, answers))
+
+
+def _pickled(
+    server: ServerRound, sums: npt.NDArray[np.uint8]
+) -> tuple[bytes, list[bytes | tuple[int, int]]]:
+    """A server half, its arrays in shared memory as far as they fit, and their places there."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(server, protocol=5, buffer_callback=buffers.append)
+    places: list[bytes | tuple[int, int]] = []
+    used = 0
+    for buffer in buffers:
+        raw = buffer.raw()
+        end = used + len(raw)
+        if end > len(sums):
+            places.append(bytes(raw))
+            continue
+        sums[used:end] = np.frombuffer(raw, np.uint8)
+        places.append((used, end))
+        used = end
+    return pickled, places
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
