@@ -31,10 +31,10 @@ import numpy as np
 
 from fedveil.entropy import Seeded
 from fedveil.message import Message, encode
+from fedveil.packing import pack
 from fedveil.secagg import Client, Server, Terms, graph, keys, shamir
 from fedveil.secagg.keys import KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
-from fedveil.secagg.packing import pack
 from fedveil.secagg.phases import SEALED_BYTES, as_ids
 from fedveil.secagg.secret import Secret
 from fedveil.secagg.tags import KEY, SEED, TAG_BYTES, Tagger
@@ -153,7 +153,7 @@ class Crowd:
                     seeds.append((pair_seed(shared, self.terms.context, i, peer), i < peer))
                 add_masks(lanes, seeds)
             self._ring.reduce(lanes)
-            self._vectors[i if self._true_masks else -1] = pack(lanes, self._ring)
+            self._vectors[i if self._true_masks else -1] = pack(lanes, 0, self._ring.bits)
         vector = self._vectors[i if self._true_masks else -1]
         return {"vector": vector, "refused": as_ids([])}
 

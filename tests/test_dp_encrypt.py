@@ -15,8 +15,8 @@ from scipy import stats
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportRejected
 from fedveil.mechanisms.gaussian import GaussianMechanism
-from fedveil.mechanisms.unary_packing import pack, unpack
 from fedveil.message import decode, encode
+from fedveil.packing import pack, unpack
 from fedveil.protections import build, exact_sum
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedveil import packing
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms import unary, unary_bits, unary_packing, unary_states
+from fedveil.mechanisms import unary, unary_bits, unary_states
 from fedveil.mechanisms.unary import UnaryEncoding
 from fedveil.mechanisms.unary_bits import code_count, unpack_codes
 from fedveil.privacy import LossDistribution, compose
@@ -222,12 +223,12 @@ def test_packing_is_inverted_and_the_same_without_numba(width: int, data: Any) -
     lowest = -(1 << (width - 1))
     numbers = data.draw(st.lists(st.integers(lowest, lowest + (1 << width) - 1), max_size=40))
     values = np.array(numbers, np.int64)
-    packed = unary_packing.pack(values, lowest, width)
+    packed = packing.pack(values, lowest, width)
     assert len(packed) == (len(values) * width + 7) // 8
     words = np.zeros((len(values) * width + 63) // 64, np.uint64)
-    unary_packing._pack_numpy(values, lowest, width, words)
+    packing._pack_numpy(values, lowest, width, words)
     np.testing.assert_array_equal(words.view(np.uint8)[: len(packed)], packed)
-    for path in (unary_packing._unpack, unary_packing._unpack_numpy):
+    for path in (packing._unpack, packing._unpack_numpy):
         out = np.empty(len(values), np.int64)
         padded = np.append(packed, np.zeros(8, np.uint8))
         assert path(padded, lowest, width, out) == max(numbers, default=lowest) - lowest

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from decimal import ROUND_UP, Decimal, localcontext
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from fedveil._validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
+from fedveil.mechanisms.drawn_bytes import double_above_q
 from fedveil.mechanisms.unary_bits import (
     CodeBits,
     code_count,
@@ -27,11 +27,11 @@ from fedveil.mechanisms.unary_bits import (
     packed_codes_size,
     unpack_codes,
 )
-from fedveil.mechanisms.unary_packing import pack, packed_size, unpack
 from fedveil.mechanisms.unary_release import UnaryRelease
 from fedveil.mechanisms.unary_states import States, nearest_states, stochastic_states
 from fedveil.mechanisms.unary_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
-from fedveil.privacy.loss import PrivacyLoss, exact
+from fedveil.packing import pack, packed_size, unpack
+from fedveil.privacy.loss import PrivacyLoss
 
 Kind: TypeAlias = Literal["rr", "oue"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
@@ -86,7 +86,7 @@ class UnaryEncoding:
         self.rounding = choice("rounding", rounding, ("nearest", "stochastic"))
         self.report = choice("report", report, ("sum", "bits"))
         self.value_range = positive("value_range", value_range)
-        q = _double_above_q(self.eps)
+        q = double_above_q(self.eps)
         if q >= 0.5:
             raise InvalidValue(
                 f"eps = {eps!r} is too small: 1 / (e^eps + 1) must be below 1/2 in double precision"
@@ -289,16 +289,3 @@ class UnaryEncoding:
         if not unpack(packed, -self.largest_sum, self.largest_sum, self.sum_bits, sums):
             raise InvalidValue("the packed report has the wrong length, padding or range")
         return sums
-
-
-def _double_above_q(eps: float) -> float:
-    """1 / (e^eps + 1) rounded up, so that the loss that it gives is nowhere above the stated one.
-
-    eps is the decimal number that its shortest notation shows: the one that a job's author wrote.
-    """
-    with localcontext(prec=60, rounding=ROUND_UP):
-        q = 1 / (exact(eps).exp() + 1) * (1 + Decimal("1e-55"))
-        result = float(q)
-        while Decimal(result) < q:
-            result = math.nextafter(result, 1.0)
-        return result

@@ -8,7 +8,6 @@ from the bytes themselves, and there is one packing of any codes.
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.alias import AliasTables
+from fedveil.mechanisms.drawn_bytes import byte_tables
 
 _Bytes = npt.NDArray[np.uint8]
 _States = npt.NDArray[np.int16]
@@ -41,17 +40,6 @@ class CodeBits:
         last, spare = divmod(count, 8)
         packed[last] = (packed[last] & ((1 << spare) - 1)) | (1 << spare)
         return packed
-
-
-@lru_cache(maxsize=16)
-def byte_tables(probability: Fraction) -> AliasTables:
-    """The law of eight independent bits that are 1 with the given probability."""
-    law = np.ones(1)
-    for _ in range(8):
-        law = np.concatenate([float(1 - probability) * law, float(probability) * law])
-    ones, all_ = probability.as_integer_ratio()
-    exact = [ones ** k.bit_count() * (all_ - ones) ** (8 - k.bit_count()) for k in range(256)]
-    return AliasTables(law[np.newaxis], exact=lambda row: exact)
 
 
 def packed_codes_size(bits: int) -> int:

@@ -14,8 +14,8 @@ from pydantic import Field
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.gaussian import GaussianMechanism
-from fedveil.mechanisms.unary_packing import pack, packed_size, unpack
 from fedveil.message import Message, Value
+from fedveil.packing import pack, packed_size, unpack
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,

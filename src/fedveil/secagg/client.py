@@ -10,14 +10,16 @@ import numpy.typing as npt
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.message import Message, Value, take, take_array
+from fedveil.packing import pack
 from fedveil.secagg import keys, phases, shamir
 from fedveil.secagg.keys import Identity, KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
-from fedveil.secagg.packing import pack
 from fedveil.secagg.phases import SEALED_BYTES, as_ids, take_ids
 from fedveil.secagg.secret import SECRET_BYTES, Secret
 from fedveil.secagg.tags import KEY, SEED, TAG_BYTES, Tagger
 from fedveil.secagg.terms import Terms
+
+_DEALT_BYTES = 2 * shamir.SHARE_BYTES
 
 
 class Client:
@@ -66,6 +68,41 @@ class Client:
         self._ended = False
         self._next = next(self._flow, None)
         return {"phase": phase, "round": self.terms.round, **answer}
+
+    def keep(self) -> Message:
+        """All that a client needs to answer the next message in place of this one; secret.
+
+        Empty where this client answers nothing more. Two clients that go on from the same state
+        could be asked for both kinds of share of one peer: who stores it must give it out once.
+        """
+        if self._ended or self._next is None:
+            return {}
+        kept: dict[str, Value] = {
+            "next": self._next,
+            "cipher": self._cipher.secret.reveal(),
+            "mask": self._mask.secret.reveal(),
+            "seed": self._seed.reveal(),
+            "sharers": as_ids(self._sharers),
+            **_table("mask_keys", self._mask_keys, keys.KEY_BYTES),
+            **_table("channels", self._channels, keys.KEY_BYTES),
+            **_table("held", self._held, _DEALT_BYTES),
+        }
+        if self._signed is not None:
+            kept["signed"] = as_ids(self._signed)
+        return kept
+
+    def take_up(self, kept: Message) -> None:
+        """Go on from what `keep` gave for the same client and terms."""
+        self._cipher = KeyPair(Secret(take(kept, "cipher", bytes)))
+        self._mask = KeyPair(Secret(take(kept, "mask", bytes)))
+        self._seed = Secret(take(kept, "seed", bytes))
+        self._sharers = take_ids(kept, "sharers")
+        self._mask_keys = _read_table(kept, "mask_keys", keys.KEY_BYTES)
+        self._channels = _read_table(kept, "channels", keys.KEY_BYTES)
+        self._held = _read_table(kept, "held", _DEALT_BYTES)
+        self._signed = take_ids(kept, "signed") if "signed" in kept else None
+        while self._next != kept["next"]:
+            self._next = next(self._flow)
 
     def _expected(self, message: Message) -> phases.Phase:
         phase = take(message, "phase", str)
@@ -127,8 +164,8 @@ class Client:
         """Keep the mask keys of the neighbourhood and give its cipher keys; check them all."""
         members = take_ids(message, "clients")
         shape = (len(members), keys.KEY_BYTES)
-        cipher_keys = _key_rows(take_array(message, "cipher_keys", "uint8", shape))
-        mask_keys = _key_rows(take_array(message, "mask_keys", "uint8", shape))
+        cipher_keys = _byte_rows(take_array(message, "cipher_keys", "uint8", shape))
+        mask_keys = _byte_rows(take_array(message, "mask_keys", "uint8", shape))
         by_client = dict(zip(members, zip(cipher_keys, mask_keys, strict=True), strict=True))
         if by_client.get(self.client) != (self._cipher.public, self._mask.public):
             raise ClientWithheld("the list of keys has another key than this client's own")
@@ -201,7 +238,7 @@ class Client:
             seeds.append((pair_seed(shared, context, self.client, peer), self.client < peer))
         add_masks(lanes, seeds)
         ring.reduce(lanes)
-        return pack(lanes, ring)
+        return pack(lanes, 0, ring.bits)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
         """Sign the list of survivors that this client was shown."""
@@ -261,9 +298,21 @@ def _part(dealt: bytes, kind: int) -> bytes:
     return dealt[kind * shamir.SHARE_BYTES : (kind + 1) * shamir.SHARE_BYTES]
 
 
+def _table(name: str, table: dict[int, bytes], size: int) -> dict[str, Value]:
+    """What is known of other clients as two fields, in ascending order of their numbers."""
+    rows = [table[client] for client in sorted(table)]
+    return {name: _rows(rows, size), f"{name}_of": as_ids(sorted(table))}
+
+
+def _read_table(kept: Message, name: str, size: int) -> dict[int, bytes]:
+    clients = take_ids(kept, f"{name}_of")
+    rows = _byte_rows(take_array(kept, name, "uint8", (len(clients), size)))
+    return dict(zip(clients, rows, strict=True))
+
+
 def _rows(rows: list[bytes], size: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
 
 
-def _key_rows(array: npt.NDArray[np.uint8]) -> list[bytes]:
+def _byte_rows(array: npt.NDArray[np.uint8]) -> list[bytes]:
     return [row.tobytes() for row in array]

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil import packing
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
 from fedveil.message import Message, Value, take, take_array
-from fedveil.secagg import graph, keys, packing, phases
+from fedveil.secagg import graph, keys, phases
 from fedveil.secagg.disclosure import Disclosure
 from fedveil.secagg.helpers import Helper, helpers_worth_having
 from fedveil.secagg.masking import Ring
@@ -178,7 +179,7 @@ class Server:
         if client in refused or not set(refused) <= set(self._disclosure.dealers_to(client)):
             raise MessageInvalid("field refused names a client that has dealt it nothing")
         self._disclosure.refuse(client, refused)
-        packing.add_packed(vector, self.ring, self._total)
+        packing.add_packed(vector, bits, self._total)
 
     def _take_signature(self, client: int, message: Message) -> None:
         signature, roster = _signature(message), self.terms.roster(client) or b""

@@ -1,0 +1,139 @@
+"""Whole numbers of a fixed width, packed bit by bit: the lowest bit first, no gaps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._kernels import compiled
+
+_Bytes = npt.NDArray[np.uint8]
+_Words = npt.NDArray[np.uint64]
+_Whole = npt.NDArray[np.integer[Any]]
+
+# A multiple of 8, so that every part but the last begins and ends with a byte.
+_PART = 1 << 14
+
+
+def packed_size(count: int, width: int) -> int:
+    """Bytes that `count` numbers of `width` bits take; the last byte's spare bits are zero."""
+    return (count * width + 7) // 8
+
+
+def spare_bits_zero(packed: _Bytes, count: int, width: int) -> bool:
+    """Whether nothing is hidden behind the last of `count` numbers."""
+    spare = 8 * len(packed) - count * width
+    return not spare or int(packed[-1]) >> (8 - spare) == 0
+
+
+def pack(values: _Whole, lowest: int, width: int) -> _Bytes:
+    """`value - lowest` for every value, each in `width` bits, 1 to 64."""
+    words = np.zeros((len(values) * width + 63) // 64, "<u8")
+    _pack(values, lowest, width, words)
+    return words.view(np.uint8)[: packed_size(len(values), width)]
+
+
+def unpack(packed: _Bytes, lowest: int, highest: int, width: int, out: _Whole) -> bool:
+    """Overwrite `out` with the numbers of `packed`, the inverse of `pack`, of 1 to 32 bits.
+
+    Returns whether `packed` is one that `pack` can have made of numbers in lowest..highest: the
+    right length, all of them in that range, spare bits zero. Otherwise `out` is meaningless.
+    """
+    if len(packed) != packed_size(len(out), width) or not spare_bits_zero(packed, len(out), width):
+        return False
+    padded = np.zeros(len(packed) + 8, np.uint8)  # a number is read from eight bytes
+    padded[: len(packed)] = packed
+    return bool(_unpack(padded, lowest, width, out) <= highest - lowest)
+
+
+def add_packed(packed: _Bytes, width: int, total: _Whole) -> None:
+    """Add the numbers of `packed`, of 1 to 64 bits, to those of `total`, as many as there are."""
+    padded = np.zeros(len(packed) // 8 * 8 + 16, np.uint8)  # two whole words are read at a time
+    padded[: len(packed)] = packed
+    _add_packed(padded.view("<u8"), width, total)
+
+
+def _pack_numpy(values: _Whole, lowest: int, width: int, words: _Words) -> None:
+    target = words.view(np.uint8)
+    for start in range(0, len(values), _PART):
+        part = values[start : start + _PART].astype(np.int64) - lowest
+        digits = np.unpackbits(
+            part.astype("<i8").view(np.uint8).reshape(len(part), 8),
+            axis=1,
+            count=width,
+            bitorder="little",
+        )
+        packed = np.packbits(digits.reshape(-1), bitorder="little")
+        begin = start * width // 8
+        target[begin : begin + len(packed)] = packed
+
+
+@compiled(_pack_numpy)
+def _pack(values: _Whole, lowest: int, width: int, words: _Words) -> None:
+    held = np.uint64(0)
+    bits = word = 0
+    for i in range(len(values)):
+        value = np.uint64(np.int64(values[i]) - lowest)
+        held |= value << np.uint64(bits)
+        bits += width
+        if bits >= 64:
+            words[word] = held
+            word += 1
+            bits -= 64
+            held = value >> np.uint64(width - bits) if bits else np.uint64(0)
+    if bits:
+        words[word] = held
+
+
+def _unpack_numpy(padded: _Bytes, lowest: int, width: int, out: _Whole) -> int:
+    bits = np.unpackbits(padded, count=len(out) * width, bitorder="little")
+    columns = np.packbits(bits.reshape(-1, width), axis=1, bitorder="little")
+    numbers = np.zeros((len(out), 4), np.uint8)
+    numbers[:, : columns.shape[1]] = columns
+    values = numbers.view("<u4").reshape(-1).astype(np.int64)
+    out[:] = values + lowest
+    return int(values.max(initial=0))
+
+
+@compiled(_unpack_numpy)
+def _unpack(padded: _Bytes, lowest: int, width: int, out: _Whole) -> int:
+    """Overwrite `out`; returns the largest number before `lowest` was added."""
+    mask = np.uint64((1 << width) - 1)
+    largest = np.uint64(0)
+    for i in range(len(out)):
+        at = np.uint64(i) * np.uint64(width)
+        byte = at >> np.uint64(3)
+        eight = np.uint64(0)
+        for k in range(8):  # one load, for a compiler
+            eight |= np.uint64(padded[byte + np.uint64(k)]) << np.uint64(8 * k)
+        number = (eight >> (at & np.uint64(7))) & mask
+        largest = max(largest, number)
+        out[i] = np.int64(number) + lowest
+    return int(largest)
+
+
+def _add_packed_numpy(words: _Words, width: int, total: _Whole) -> None:
+    source = words.view(np.uint8)
+    for start in range(0, len(total), _PART):
+        part = total[start : start + _PART]
+        begin = start * width // 8
+        end = begin + packed_size(len(part), width)
+        digits = np.unpackbits(source[begin:end], count=len(part) * width, bitorder="little")
+        columns = np.packbits(digits.reshape(-1, width), axis=1, bitorder="little")
+        rows = np.zeros((len(part), part.itemsize), np.uint8)
+        rows[:, : columns.shape[1]] = columns
+        part += rows.view(part.dtype).reshape(-1)
+
+
+@compiled(_add_packed_numpy)
+def _add_packed(words: _Words, width: int, total: _Whole) -> None:
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    for i in range(len(total)):
+        at = np.uint64(i) * np.uint64(width)
+        word, shift = at >> np.uint64(6), at & np.uint64(63)
+        # In two steps, because a shift by 64 is none.
+        above = (words[word + np.uint64(1)] << np.uint64(1)) << (np.uint64(63) - shift)
+        element = ((words[word] >> shift) | above) & mask
+        total[i] += total.dtype.type(element)
