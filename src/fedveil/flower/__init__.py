@@ -1,0 +1,52 @@
+"""fedveil's protections inside anybody's Flower app, of the Message API, in two lines.
+
+app = ClientApp(mods=[ProtectMod()])
+strategy = ProtectedStrategy(FedAvg(...), protection="signds")
+
+arrays.py     the arrays of a Flower record as one flat vector, and back
+options.py    the settings, from keywords and from Flower's configurations
+offer.py      what the server tells the clients about a round, and what they both make of it
+pins.py       what a client insists on, whatever it is told
+mod.py        the client's side: what leaves a client
+strategy.py   the server's side: what is made of it, for any strategy that averages
+play.py       one round over Flower's grid, and its record
+exchange.py   one exchange over the grid, reply by reply
+reveal.py     the metrics that travel in clear, by name
+own_ledger.py what a client has spent, by its own account
+wire.py       what both sides know about the messages between them
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedveil.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from fedveil.flower.mod import ProtectMod
+    from fedveil.flower.play import RoundRecord
+    from fedveil.flower.strategy import ProtectedStrategy
+
+__all__ = ["ProtectMod", "ProtectedStrategy", "RoundRecord"]
+
+_HOMES = {
+    "ProtectMod": "fedveil.flower.mod",
+    "ProtectedStrategy": "fedveil.flower.strategy",
+    "RoundRecord": "fedveil.flower.play",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for; says what to install without Flower."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedveil.flower' has no attribute {name!r}")
+    try:
+        importlib.import_module("flwr")
+    except ImportError:
+        raise MissingExtra("flwr", "flower", f"fedveil.flower.{name}") from None
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

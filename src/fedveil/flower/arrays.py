@@ -1,0 +1,149 @@
+"""The arrays of a Flower record as one flat float32 vector, and back.
+
+Every array is in the vector, kept or refused, by name; none is passed on as it is:
+- float16, float32 and float64 arrays of every shape, those of no dimension and of no entry
+  included, are in the vector, in the order of the record;
+- arrays whose names `keep` matches are not: each client starts from the server's value, and what
+  it makes of it stays with the client;
+- every other type (whole numbers, truth values, complex numbers, bfloat16) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord
+
+from fedveil.errors import ModelInvalid
+from fedveil.protections.base import Update
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+
+AVERAGED = ("float16", "float32", "float64")
+#: The names that PyTorch's BatchNorm gives its statistics.
+STATISTICS = ("*running_mean", "*running_var")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One array of the vector."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class ArrayLayout:
+    """Where the arrays of a record lie in the vector; raises `ModelInvalid` for what has no place.
+
+    `perturbed`: whether the vector will have noise in it, which the statistics of BatchNorm do
+    not survive (a noisy variance may be negative).
+    """
+
+    def __init__(
+        self, arrays: Arrays, keep: Sequence[str] = (), *, perturbed: bool = False
+    ) -> None:
+        self.places: list[Place] = []
+        self.kept: list[str] = []
+        self.dimension = 0
+        problems = []
+        for name, array in arrays.items():
+            if matches(name, keep):
+                self.kept.append(name)
+            elif str(array.dtype) not in AVERAGED:
+                problems.append(
+                    f"{name} has type {array.dtype}; {', '.join(AVERAGED)} are averaged"
+                )
+            elif perturbed and matches(name, STATISTICS):
+                problems.append(
+                    f"{name} is a statistic of BatchNorm, which does not survive noise (GroupNorm "
+                    f"has none)"
+                )
+            else:
+                stop = self.dimension + array.size
+                place = Place(name, array.dtype, array.shape, self.dimension, stop)
+                self.places.append(place)
+                self.dimension = stop
+        if problems:
+            raise ModelInvalid(
+                f"the arrays cannot be protected: {'; '.join(problems)}; what `keep` names stays "
+                f"at the server's value and is never sent"
+            )
+        if not self.dimension:
+            raise ModelInvalid("the arrays cannot be protected: there is nothing in them to send")
+
+    def vector(self, arrays: Arrays) -> Update:
+        """The values of the arrays."""
+        out = np.empty(self.dimension, np.float32)
+        with np.errstate(over="ignore"):  # an infinite value is refused where it matters
+            for place in self.places:
+                out[place.start : place.stop] = arrays[place.name].reshape(-1)
+        return out
+
+    def update(self, old: Arrays, new: Arrays) -> Update:
+        """The new arrays less the old; raises `ModelInvalid` where they are not alike.
+
+        Each difference is taken in float32, or in the arrays' own type where that is wider.
+        """
+        self._check_alike(new)
+        out = np.empty(self.dimension, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for place in self.places:
+                wide = np.promote_types(place.dtype, np.float32)
+                after, before = (a[place.name].reshape(-1).astype(wide) for a in (new, old))
+                out[place.start : place.stop] = after - before
+        return out
+
+    def _check_alike(self, new: Arrays) -> None:
+        known = {place.name for place in self.places} | set(self.kept)
+        if set(new) != known:
+            other = ", ".join(sorted(set(new) ^ known))
+            raise ModelInvalid(f"the reply's arrays are not those received: {other}")
+        for place in self.places:
+            array = new[place.name]
+            if array.shape != place.shape or str(array.dtype) not in AVERAGED:
+                raise ModelInvalid(
+                    f"the reply's array {place.name} has type {array.dtype} and shape "
+                    f"{array.shape}; {place.dtype} and {place.shape} were received"
+                )
+
+    def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
+        """The record's arrays plus the update, in their own types; kept arrays as they are."""
+        arrays = read(record)
+        out: dict[str, Array] = dict(record.items())
+        with np.errstate(over="ignore"):
+            for place in self.places:
+                part = update[place.start : place.stop].reshape(place.shape)
+                total = arrays[place.name].astype(np.float64) + part
+                out[place.name] = Array(np.asarray(total, place.dtype))
+        return ArrayRecord(out)
+
+
+def read(record: ArrayRecord) -> Arrays:
+    """The arrays of a record; raises `ModelInvalid` for one that NumPy cannot hold."""
+    arrays: Arrays = {}
+    for name, array in record.items():
+        try:
+            arrays[name] = array.numpy()
+        except (TypeError, ValueError, EOFError, OSError) as error:
+            raise ModelInvalid(
+                f"the array {name} of type {array.dtype} cannot be read: {error}"
+            ) from None
+        if arrays[name].dtype.kind == "V":  # NumPy's files hold bfloat16 as bytes without a type
+            raise ModelInvalid(
+                f"the arrays cannot be protected: {name} has type {array.dtype}, which NumPy does "
+                f"not know; {', '.join(AVERAGED)} are averaged"
+            )
+    return arrays
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the shell-style patterns is the name's."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

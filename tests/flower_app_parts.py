@@ -1,0 +1,157 @@
+"""A Flower app in one process: real ClientApps behind a grid that encodes every message."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+RUN = 7
+Arrays = dict[str, np.ndarray]
+Train = Callable[[Arrays, int], tuple[Arrays, dict[str, Any]]]
+
+
+def record_of(arrays: Mapping[str, Any]) -> ArrayRecord:
+    """An ArrayRecord of NumPy arrays."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def arrays_of(record: ArrayRecord) -> Arrays:
+    """The NumPy arrays of a record."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def over_the_wire(message: Message) -> Message:
+    """The message as the other side has it: through Flower's own objects and back."""
+    contents = {i: thing.deflate() for i, thing in get_all_nested_objects(message).items()}
+    copy = inflate_object_from_contents(message.object_id, contents)
+    copy.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return copy
+
+
+class Node:
+    """A SuperNode: one ClientApp and its context."""
+
+    def __init__(
+        self,
+        node_id: int,
+        app: ClientApp,
+        run_config: Mapping[str, Any] | None = None,
+        node_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.app = app
+        self.context = Context(
+            RUN, node_id, dict(node_config or {}), RecordDict(), dict(run_config or {})
+        )
+
+    def answer(self, message: Message) -> Message:
+        """What the app replies; an error where it raises, as Flower has it."""
+        try:
+            return self.app(message, self.context)
+        except Exception as error:
+            return Message(Error(2, f"{type(error)}: {error}"), reply_to=message)
+
+
+class FakeGrid(Grid):
+    """Delivers at once; of several replies the last comes first.
+
+    `tamper` sees every message before its client does, and loses it where it gives None;
+    `tamper_reply` sees every reply before the server does.
+    """
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        # What Flower sets in a ServerApp's process: messages are made with it.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, 1, 1
+        self.nodes = {node.context.node_id: node for node in nodes}
+        self.silent: set[int] = set()
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []
+        self.most_pulled = 0
+        self.tamper: Callable[[Message], Message | None] = lambda message: message
+        self.tamper_reply: Callable[[Message], Message] = lambda reply: reply
+        self._ids = itertools.count(1)
+        self._waiting: dict[str, Message] = {}
+
+    @property
+    def run(self) -> Any:
+        return SimpleNamespace(run_id=RUN)
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"m{next(self._ids)}"
+            ids.append(message.metadata.message_id)
+            self._deliver(message)
+        return ids
+
+    def _deliver(self, message: Message) -> None:
+        received = self.tamper(over_the_wire(message))
+        if received is None or message.metadata.dst_node_id in self.silent:
+            return
+        self.sent.append(over_the_wire(received))
+        reply = over_the_wire(self.nodes[message.metadata.dst_node_id].answer(received))
+        self.replies.append(reply)
+        self._waiting[message.metadata.message_id] = self.tamper_reply(over_the_wire(reply))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ready = [i for i in message_ids if i in self._waiting]
+        self.most_pulled = max(self.most_pulled, len(ready))
+        return [self._waiting.pop(i) for i in reversed(ready)]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+def client_app(train: Train, mods: Sequence[Any] = (), calls: list[int] | None = None) -> ClientApp:
+    """An app as Flower's quickstart has it: arrays and a config in, arrays and metrics out."""
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def _train(message: Message, context: Context) -> Message:
+        if calls is not None:
+            calls.append(context.node_id)
+        assert set(message.content) == {"arrays", "config"}, "the app sees its own records alone"
+        arrays, metrics = train(arrays_of(message.content["arrays"]), context.node_id)
+        content = RecordDict({"arrays": record_of(arrays), "metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def _evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"loss": 0.5, "accuracy": 0.25, "num-examples": 10})
+        extra = ConfigRecord({"secret": "text"})
+        return Message(RecordDict({"metrics": metrics, "extra": extra}), reply_to=message)
+
+    @app.query()
+    def _query(message: Message, context: Context) -> Message:
+        return Message(message.content, reply_to=message)
+
+    return app
