@@ -11,7 +11,9 @@ import numpy as np
 from fedveil.entropy import Entropy
 from fedveil.mechanisms import (
     BinaryRandomizedResponse,
+    EmbeddingDP,
     GaussianMechanism,
+    LabelDP,
     SignDS,
     UnaryEncoding,
 )
@@ -38,7 +40,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Every mechanism that a switch position rests on."""
+    """Every mechanism that a switch position or a crossing rests on."""
     response = BinaryRandomizedResponse(EPS)
     yield Case(
         "randomised response, a bit",
@@ -68,3 +70,10 @@ def cases() -> Iterator[Case]:
     selection = SignDS(k=0.25, eps=EPS, thr_ratio=0.5, dim_out=2)
     ramp = np.linspace(-1, 1, 8, dtype=np.float32)
     yield Case("signds, an update", selection.select, ramp, -ramp, selection.loss)
+    embedding, rows = EmbeddingDP(EPS), np.eye(6)
+    yield Case("embedding_dp, a bit", embedding, rows[0, :1], -rows[0, :1], embedding.loss.per_bit)
+    yield Case("embedding_dp, a one-hot row", embedding, rows[0], rows[3], embedding.loss.per_row)
+    vector = np.ones(4)
+    yield Case("embedding_dp, a vector", embedding, vector, -vector, embedding.loss.per_vector(4))
+    label = LabelDP(EPS)
+    yield Case("label_dp, one of six classes", label, rows[:1], rows[3:4], label.loss)

@@ -1,7 +1,9 @@
 """The mathematics under the protections, each usable alone on NumPy arrays."""
 
 from fedveil.mechanisms.adaptive import AdaptiveBudget
+from fedveil.mechanisms.embedding import EmbeddingDP
 from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.mechanisms.label import LabelDP
 from fedveil.mechanisms.magnitude import MagnitudeEstimator
 from fedveil.mechanisms.response import BinaryRandomizedResponse
 from fedveil.mechanisms.selection import SignDS
@@ -10,7 +12,9 @@ from fedveil.mechanisms.unary import UnaryEncoding
 __all__ = [
     "AdaptiveBudget",
     "BinaryRandomizedResponse",
+    "EmbeddingDP",
     "GaussianMechanism",
+    "LabelDP",
     "MagnitudeEstimator",
     "SignDS",
     "UnaryEncoding",

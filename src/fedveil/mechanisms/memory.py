@@ -1,0 +1,93 @@
+"""Reports that are drawn once for an example and given again afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import integer
+from fedveil.errors import InvalidValue
+from fedveil.message import Message
+
+Rows = npt.NDArray[np.uint8]
+_FIRST_ROWS = 1 << 8
+
+
+class ReportMemory:
+    """One report of `width` bytes for each key, an example's number or its id.
+
+    Privacy: to give a report again is post-processing, so that an example pays once, however
+    often it is asked for. This holds for what was stored: whoever can be interrupted stores
+    `to_state` before a new report leaves, or pays for a second one.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = integer("width", width, 1)
+        self._rows: Rows = np.empty((_FIRST_ROWS, self.width), np.uint8)
+        self._places: dict[int | str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def reports(
+        self,
+        keys: Iterable[int | str] | npt.NDArray[Any],
+        draw: Callable[[npt.NDArray[np.int64]], Rows],
+    ) -> Rows:
+        """The reports of `keys`, a row each; `draw` makes those that are not there yet.
+
+        It is called with their places in `keys`, the first place where a key is there twice, and
+        not at all where nothing is new. Nothing is remembered if it raises.
+        """
+        named = _plain_keys(keys)
+        new = {
+            key: place for place, key in reversed(list(enumerate(named))) if key not in self._places
+        }
+        if new:
+            places = np.array(sorted(new.values()), np.int64)
+            rows = np.asarray(draw(places))
+            if rows.shape != (len(places), self.width) or rows.dtype != np.uint8:
+                raise InvalidValue(
+                    f"draw gave {rows.dtype} of shape {rows.shape}, uint8 of shape "
+                    f"{(len(places), self.width)} is needed"
+                )
+            self._append([named[place] for place in places.tolist()], rows)
+        return self._rows[[self._places[key] for key in named]]
+
+    def _append(self, keys: list[int | str], rows: Rows) -> None:
+        begin, end = len(self), len(self) + len(rows)
+        if end > len(self._rows):
+            grown = np.empty((max(end, 2 * len(self._rows)), self.width), np.uint8)
+            grown[:begin] = self._rows[:begin]
+            self._rows = grown
+        self._rows[begin:end] = rows
+        self._places.update(zip(keys, range(begin, end), strict=True))
+
+    def to_state(self) -> Message:
+        """The memory as a flat mapping that `fedveil.message` encodes."""
+        return {"keys": json.dumps(list(self._places)), "rows": self._rows[: len(self)].copy()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ReportMemory:
+        """The memory that `to_state` gave."""
+        try:
+            keys, rows = _plain_keys(json.loads(state["keys"])), state["rows"]
+            memory = cls(rows.shape[1])
+            if rows.dtype != np.uint8 or len(set(keys)) != len(rows) or len(keys) != len(rows):
+                raise ValueError("the keys and rows do not belong together")
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise InvalidValue(f"state is not one of a report memory: {error!r}") from None
+        memory._append(keys, rows)
+        return memory
+
+
+def _plain_keys(keys: Iterable[int | str] | npt.NDArray[Any]) -> list[int | str]:
+    plain = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
+    for key in plain:
+        if isinstance(key, bool) or not isinstance(key, int | str):
+            raise InvalidValue(f"keys holds {key!r}, only whole numbers and texts can be")
+    return plain
