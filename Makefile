@@ -7,7 +7,7 @@ NUMPY ?= numpy
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint docs wheel clean
+.PHONY: run test lint docs wheel mindspore clean
 
 run: $(VENV)/installed
 	$(BIN)/fedveil run
@@ -31,6 +31,16 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH) '$(NUMPY)'
 	$(PIP) '$(NUMPY)' --editable '.[all,dev]'
+	touch $@
+
+# MindSpore Tensors in an environment of their own: 800 MB, and an older NumPy than all else needs.
+mindspore: .venv-mindspore/installed
+	.venv-mindspore/bin/python tests/mindspore_check.py
+
+.venv-mindspore/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-mindspore
+	.venv-mindspore/bin/python -m pip install --quiet --disable-pip-version-check \
+	  mindspore 'numpy==1.26.*' --editable .
 	touch $@
 
 clean:

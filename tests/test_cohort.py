@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -81,6 +82,10 @@ def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nda
     return Layout(model).vector() - before
 
 
+def by_autograd_loop(model: nn.Module, plan: TrainingPlan) -> Trainer:
+    return LoopTrainer(model, plan, chains=False)
+
+
 def train(trainer: Trainer, model: nn.Module, cohort: list[ClientData]) -> np.ndarray:
     weights = Layout(model).vector()
     updates = np.full((len(cohort), len(weights)), np.nan, np.float32)
@@ -90,22 +95,24 @@ def train(trainer: Trainer, model: nn.Module, cohort: list[ClientData]) -> np.nd
     return updates
 
 
-@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer])
+@pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_plan_is_torchs_own(engine: type[Trainer], plan: TrainingPlan) -> None:
+def test_every_plan_is_torchs_own(
+    engine: Callable[[nn.Module, TrainingPlan], Trainer], plan: TrainingPlan
+) -> None:
     model = dense()
     cohort = clients((6,), 3, (10, 4, 1, 7))
-    updates = train(engine(copy.deepcopy(model), plan), model, cohort)  # type: ignore[call-arg]
+    updates = train(engine(copy.deepcopy(model), plan), model, cohort)
     for client, update in zip(cohort, updates, strict=True):
         np.testing.assert_allclose(update, by_torch(model, plan, client), atol=2e-6)
 
 
-@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer])
-def test_lenet(engine: type[Trainer]) -> None:
+@pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
+def test_lenet(engine: Callable[[nn.Module, TrainingPlan], Trainer]) -> None:
     torch.manual_seed(0)
     model = lenet((1, 28, 28), 10)
     cohort = clients((1, 28, 28), 10, (9, 6))
-    updates = train(engine(copy.deepcopy(model), plan()), model, cohort)  # type: ignore[call-arg]
+    updates = train(engine(copy.deepcopy(model), plan()), model, cohort)
     for client, update in zip(cohort, updates, strict=True):
         np.testing.assert_allclose(update, by_torch(model, plan(), client), atol=2e-6)
 

@@ -30,7 +30,7 @@ from fedveil.learning.layout import Layout
 from fedveil.protections import POSITIONS, is_built
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.not_encrypt import NotEncrypt
-from fedveil.runtime import assembly, simulation
+from fedveil.runtime import assembly, federation, simulation
 from fedveil.runtime.client_side import ClientsData, ClientSide
 from fedveil.runtime.pool import InProcess
 from fedveil.runtime.rounds import play, silent_clients
@@ -183,13 +183,13 @@ def test_resuming_with_other_data_or_another_model_is_refused(tmp_path: Path) ->
 
 def test_checkpoints_every_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    original = simulation.Checkpoint.write
+    original = federation.Checkpoint.write
 
     def write(self: Any, folder: Any) -> None:
         written.append(self.round)
         original(self, folder)
 
-    monkeypatch.setattr(simulation.Checkpoint, "write", write)
+    monkeypatch.setattr(federation.Checkpoint, "write", write)
     fedveil.simulate(job(rounds=5, checkpoint={"every": 2}), tmp_path / "run")
     assert written == [2, 4, 5]
 

@@ -9,8 +9,8 @@ import difflib
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, ValidationError
@@ -20,6 +20,7 @@ _LONGEST_SHOWN = 60
 
 #: A key's place in a job: ("protection", "signds", "sign_k").
 Path = tuple[str, ...]
+NAME = "NAME"
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,15 @@ class Allowed:
     flag: bool = False
     null: bool = False
     each: Allowed | None = None  #: values of a mapping whose keys are `words`
+    several: bool = False  #: a list of such values
 
     def __str__(self) -> str:
         if self.each is not None:
             return f"a mapping of {', '.join(self.words)} to {self.each}"
+        if self.several:
+            what = f"{self.number}s in {self.interval}" if self.interval else f"{self.number}s"
+            what = " and ".join(self.words) or self.text or what
+            return f"a list of {what}" + (" or null" if self.null else "")
         number = f"a {self.number}" if self.number else ""
         if self.interval:
             number += f" in {self.interval}"
@@ -88,19 +94,32 @@ def allowed(field: FieldInfo) -> Allowed:
 
 
 def block_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The settings class of a field that is a block of keys; None where it holds a value."""
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    """The settings class of a field that is a block of keys; None where it holds a value.
+
+    A block that may be null is one too.
+    """
+    kind, *others = [member for member in _members(field.annotation) if member is not type(None)]
+    return kind if not others and _is_block(kind) else None
+
+
+def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The settings class of a field that is a mapping of names of the user's to blocks."""
+    if get_origin(field.annotation) is not dict:
+        return None
+    _, kind = get_args(field.annotation)
+    return kind if _is_block(kind) else None
 
 
 def keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
-    """The place of every value under `model`, in order."""
+    """The place of every value under `model`, in order; NAME stands for a name of the user's."""
     for name, field in model.model_fields.items():
-        block = block_of(field)
-        if block is None:
-            yield (*prefix, name)
-        else:
+        block, blocks = block_of(field), blocks_of(field)
+        if block is not None:
             yield from keys(block, (*prefix, name))
+        elif blocks is not None:
+            yield from keys(blocks, (*prefix, name, NAME))
+        else:
+            yield (*prefix, name)
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]:
@@ -151,18 +170,24 @@ def shown(value: object) -> str:
 
 
 def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) -> tuple[Path, str]:
-    block, path = root, Path()
+    block, path, named = root, Path(), False
     for i, key in enumerate(map(str, loc)):
+        if key == "[key]":
+            return path, f"{dotted(path)} is a name that is not text"
         path = (*path, key)
+        if named:  # a name of the user's, for the block that follows
+            named = False
+            continue
         field = block.model_fields.get(key)
         if field is None:
             return path, unknown_key(path, value, block, root)
-        inner = block_of(field)
+        inner = block_of(field) or blocks_of(field)
         if inner is not None:
-            block = inner
+            block, named = inner, block_of(field) is None
             continue
         return _value_sentence(path, allowed(field), list(map(str, loc[i + 1 :])), value)
-    return path, f"{dotted(path)} = {shown(value)} is not a block of keys"
+    what = "a mapping of names to blocks of keys" if named else "a block of keys"
+    return path, f"{dotted(path)} = {shown(value)} is not {what}"
 
 
 def _value_sentence(path: Path, field: Allowed, rest: list[str], value: object) -> tuple[Path, str]:
@@ -185,6 +210,8 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> Allowed:
         return _either([_allowed(member, metadata) for member in arguments])
     if origin is Literal:
         return Allowed(words=arguments)
+    if origin is list:
+        return replace(_allowed(arguments[0], ()), several=True)
     if origin is dict:
         key, value = arguments
         return Allowed(words=_allowed(key, ()).words, each=_allowed(value, ()))
@@ -200,6 +227,15 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> Allowed:
     if annotation is type(None):
         return Allowed(null=True)
     raise TypeError(f"no words for {annotation!r}")
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    either = get_origin(annotation) in (Union, types.UnionType)
+    return get_args(annotation) if either else (annotation,)
+
+
+def _is_block(kind: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _unpacked(metadata: Iterable[Any]) -> Iterator[Any]:
@@ -219,6 +255,7 @@ def _either(members: Sequence[Allowed]) -> Allowed:
         flag=any(member.flag for member in members),
         null=any(member.null for member in members),
         each=next((member.each for member in members if member.each), None),
+        several=any(member.several for member in members),
     )
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fedveil._version import __version__
 from fedveil.errors import FedveilError, JobError, MissingExtra
+from fedveil.vertical.cli_machines import app as vertical_app
 
 if TYPE_CHECKING:
     from fedveil.job import Job
@@ -28,6 +29,7 @@ data_app = typer.Typer(help="Data sets: what there is, and fetching it.", no_arg
 job_app = typer.Typer(help="Job files: check and convert them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(job_app, name="job")
+app.add_typer(vertical_app, name="vertical")
 
 _TORCH_EXTRA = ("torch", "safetensors", "sklearn")
 _out = Console()
@@ -142,6 +144,13 @@ def _load(path: Path | None, overrides: list[str] | None) -> Job:
     return job
 
 
+def _need_flower(purpose: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise MissingExtra("flwr", "flower", purpose)
+
+
 def _remark(kind: str, texts: Iterable[str]) -> None:
     for text in texts:
         _err.print(f"[yellow]{kind}:[/]", end=" ")
@@ -194,6 +203,47 @@ def init(
     for path in write_starter(directory):
         _out.print(f"wrote {path}", markup=False, highlight=False)
     _out.print(f"next: cd {directory} && fedveil run job.yaml", markup=False, highlight=False)
+
+
+@app.command()
+def deploy(
+    directory: Annotated[Path, typer.Argument(help="Where the Flower app is written to.")],
+    job: JobPath = None,
+    overrides: Overrides = None,
+    seeded: Annotated[
+        bool,
+        typer.Option(
+            help="Let reports draw from the job's seed, as the simulator does: for tests alone."
+        ),
+    ] = False,
+) -> None:
+    """Write a job as a Flower app, for clients on other machines."""
+    _need_flower("fedveil deploy")
+    from fedveil.runtime.flower.deploy import deployable, write_app
+
+    settings = deployable(_load(job, overrides), seeded=seeded)
+    for path in write_app(directory, settings):
+        _out.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    if seeded:
+        seen = "reports draw from the job's seed: whoever reads the job can take the protection off"
+        _remark("warning", [seen])
+    if settings.protection.name == "not_encrypt" and settings.weighting == "by_size":
+        _remark(
+            "note",
+            ["under not_encrypt and server.weighting = by_size a report says how many examples "
+             "its client has"],
+        )  # fmt: skip
+    _out.print(f"next: flwr run {directory}; docs/deployment.md", markup=False, highlight=False)
+
+
+@app.command()
+def identity(
+    file: Annotated[Path, typer.Argument(help="Where the private key is written to.")],
+) -> None:
+    """Make a client's signing key, for pw_encrypt with active_security; prints its public half."""
+    from fedveil.runtime.flower.identity import make_identity
+
+    typer.echo(make_identity(file))
 
 
 @job_app.command()

@@ -107,3 +107,50 @@ class WorkerDied(RunStopped):
 
 class RunFolderError(FedveilError):
     """A run folder cannot be written, read or resumed."""
+
+
+class FolderInUse(RunFolderError):
+    """Another process writes in a run folder."""
+
+
+class SplitInvalid(FedveilError, ValueError):
+    """A split model that cannot be trained by its parties."""
+
+
+class ExchangeError(FedveilError):
+    """A step between parties ended without being applied on either side.
+
+    `told` is what the other parties hear: less, where the reason may speak of a party's data.
+    """
+
+    def __init__(self, reason: str, told: str | None = None) -> None:
+        self.told = reason if told is None else told
+        super().__init__(reason)
+
+
+class PeerAborted(ExchangeError):
+    """The other side ended the step, and knows that it did."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        self.peer = peer
+        super().__init__(f"{peer} ended the step: {reason}")
+
+
+class LinkLost(FedveilError):
+    """The other party cannot be reached, or went away; a checkpoint is where to go on from."""
+
+
+class PeerRestarted(LinkLost):
+    """The other party is a new process: both go back to the last step that both hold."""
+
+
+class PeerRefused(FedveilError):
+    """The other party refuses to work with this one, for the reason it states."""
+
+
+class CertificateError(FedveilError):
+    """A party's certificate, key or authority cannot be made, read or used."""
+
+
+class DeploymentError(FedveilError):
+    """A deployment's folder, client or server is not set up as it must be."""

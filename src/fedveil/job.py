@@ -142,8 +142,10 @@ class TrainingSettings(Block):
     device: Device = Field("cpu", description="where clients train")
     engine: Literal["auto", "loop", "vmap"] = Field(
         "auto",
-        description="clients one after another, or many at once; auto takes vmap on a GPU where "
-        "the model can",
+        description="loop: clients one after another, by torch's autograd; vmap: many at once; "
+        "auto: the fastest, which is vmap on a GPU where the model can, and on a CPU a loop whose "
+        "steps are written out where the model is a plain chain of layers and the optimiser plain "
+        "SGD",
     )
 
 
@@ -240,6 +242,44 @@ class SimulationSettings(Block):
         description="fault plan: the share of the cohort that falls silent at each phase; where "
         "clients send a single report, those silent up to `masked` send none",
     )
+    answer_ms: float = Field(
+        0.0,
+        ge=0,
+        description="virtual time in which half of the clients answer a message; who takes longer "
+        "than `pw_encrypt.cipher_time_window` for a phase has dropped out. 0: nobody is late",
+    )
+    answer_spread: float = Field(
+        1.0,
+        ge=0,
+        description="how far their times lie apart: the standard deviation of their logarithm",
+    )
+
+
+class DeploymentSettings(Block):
+    """What matters where clients are other machines (`fedveil deploy`)."""
+
+    reveal: list[Literal["examples"]] = Field(
+        default_factory=list,
+        description="what a client may tell the server in clear beside its reports; examples: how "
+        "many it has",
+    )
+    repeats: int = Field(
+        3,
+        ge=0,
+        description="how many private reports beyond `rounds` a client gives, for rounds that were "
+        "cut off and begun again; it keeps count itself",
+    )
+    start_clients: int | None = Field(
+        None,
+        ge=1,
+        description="how many clients must be connected before the first round; null: all",
+    )
+    wait_s: float = Field(
+        600.0,
+        gt=0,
+        description="seconds that the server waits for them, and later for clients of a cohort "
+        "without which its round could only be void, before it ends the run",
+    )
 
 
 class RecordSettings(Block):
@@ -274,6 +314,7 @@ class Job(Settings):
     protection: ProtectionSettings = Field(default_factory=ProtectionSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     simulation: SimulationSettings = Field(default_factory=SimulationSettings)
+    deployment: DeploymentSettings = Field(default_factory=DeploymentSettings)
     record: RecordSettings = Field(default_factory=RecordSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 

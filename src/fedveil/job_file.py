@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from fedveil import _allowed
-from fedveil._allowed import Path, block_of
+from fedveil._allowed import Path, block_of, blocks_of
 from fedveil.errors import JobError
 
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
@@ -150,15 +150,19 @@ def _parse(text: str, source: str) -> Any:
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
     """The sentence about a path that `model` does not have; nothing where it has it."""
     block: type[BaseModel] = model
+    named = False
     for i, name in enumerate(path):
+        if named:  # a name of the user's, for the block that follows
+            named = False
+            continue
         field = block.model_fields.get(name)
         if field is None:
             for further in reversed(path[i + 1 :]):
                 value = {further: value}
             return _allowed.unknown_key(path[: i + 1], value, block, model)
-        inner = block_of(field)
+        inner = block_of(field) or blocks_of(field)
         if inner is not None:
-            block = inner
+            block, named = inner, block_of(field) is None
             continue
         rest = path[i + 1 :]
         if rest and (_allowed.allowed(field).each is None or len(rest) > 1):
@@ -177,9 +181,14 @@ def _set(data: dict[str, Any], path: Path, value: Any, model: type[BaseModel]) -
     field = model.model_fields.get(name)
     block = block_of(field) if field is not None else None
     held = data.get(name)
+    blocks = blocks_of(field) if field is not None else None
+    if blocks is not None and rest and isinstance(held, Mapping | None):
+        data[name] = {**(held or {})}
+        _set_named(data[name], rest, value, blocks)
+        return
     if block is not None and isinstance(held, str):
         held = named(block, {}, held)
-    if held is None and (block is not None or rest):
+    if held is None and (rest or (block is not None and value is not None)):
         held = {}
     if not isinstance(held, dict) or not (rest or block is not None):
         data[name] = held if rest else value  # where it is no block, validation says so
@@ -194,6 +203,20 @@ def _set(data: dict[str, Any], path: Path, value: Any, model: type[BaseModel]) -
         data[name] = named(block, held, value)
     else:
         data[name] = value
+
+
+def _set_named(
+    blocks: dict[str, Any], path: Sequence[str], value: Any, block: type[BaseModel]
+) -> None:
+    """Put `value` under a name of the user's, for a block or for what is in it."""
+    name, *rest = path
+    held = blocks.get(name)
+    if not rest and not isinstance(value, Mapping):
+        blocks[name] = value
+        return
+    blocks[name] = inner = dict(held) if isinstance(held, Mapping) else {}
+    for key, part in [(rest, value)] if rest else [([key], part) for key, part in value.items()]:
+        _set(inner, tuple(key), part, block)
 
 
 def named(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:

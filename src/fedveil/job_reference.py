@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fedveil import job_rules
-from fedveil._allowed import allowed, block_of
+from fedveil._allowed import NAME, allowed, block_of, blocks_of
 from fedveil.job import Job
 
 _INTRODUCTION = """\
@@ -61,13 +61,18 @@ _RULES = """\
 def reference() -> str:
     """The page, in Markdown."""
     parts = [_INTRODUCTION.format(default=Job().to_yaml())]
-    parts += _tables(Job, "")
-    rules = [inspect.cleandoc(rule.__doc__ or "") for rule in job_rules.RULES]
-    parts.append(_RULES + "\n".join(f"- {' '.join(rule.split())}" for rule in rules) + "\n")
+    parts += tables(Job)
+    parts.append(rules(job_rules.RULES))
     return "\n".join(parts)
 
 
-def _tables(model: type[BaseModel], place: str) -> Iterator[str]:
+def rules(found: Iterable[Callable[..., Any]]) -> str:
+    """What holds between keys, a line for each rule."""
+    texts = (inspect.cleandoc(rule.__doc__ or "") for rule in found)
+    return _RULES + "\n".join(f"- {' '.join(text.split())}" for text in texts) + "\n"
+
+
+def tables(model: type[BaseModel], place: str = "") -> Iterator[str]:
     """A table of the values in `model`, then those of the blocks in it."""
     blocks = []
     title = f"### `{place}`" if place else "### At the top"
@@ -75,15 +80,23 @@ def _tables(model: type[BaseModel], place: str) -> Iterator[str]:
     lines += ["| key | allowed | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         key = f"{place}.{name}" if place else name
-        block = block_of(field)
-        if block is None:
-            row = (f"`{key}`", str(allowed(field)), f"`{_default(field)}`", field.description or "")
-            lines.append(f"| {' | '.join(row)} |")
-        else:
+        block, named = block_of(field), blocks_of(field)
+        if block is None and named is None:
+            lines.append(_row(key, str(allowed(field)), field))
+        elif named is not None:
+            lines.append(_row(key, "a mapping of names to blocks", field))
+            blocks.append((f"{key}.{NAME}", named))
+        elif block is not None:
+            if field.get_default(call_default_factory=True) is None:
+                lines.append(_row(key, "a block of keys or null", field))
             blocks.append((key, block))
     yield "\n".join(lines) + "\n"
     for key, block in blocks:
-        yield from _tables(block, key)
+        yield from tables(block, key)
+
+
+def _row(key: str, values: str, field: FieldInfo) -> str:
+    return f"| `{key}` | {values} | `{_default(field)}` | {field.description or ''} |"
 
 
 def _default(field: FieldInfo) -> str:

@@ -137,6 +137,15 @@ def _graph_fits(job: Job) -> str | None:
     return None
 
 
+@_rule("clients.number", "deployment.start_clients")
+def _enough_to_start(job: Job) -> str | None:
+    """`deployment.start_clients` is at most `clients.number`."""
+    wanted, number = job.deployment.start_clients, job.clients.number
+    if wanted is None or number is None or wanted <= number:
+        return None
+    return f"deployment.start_clients = {wanted} is outside [1, {number}], the clients there are"
+
+
 @_advised
 def _threshold_safe(job: Job) -> str | None:
     if job.protection.name != "pw_encrypt" or job.clients.number is None:

@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedveil.privacy.loss import format_epsilon
+from fedveil.runtime.federation import Run
 from fedveil.runtime.recorder import Record
-from fedveil.runtime.simulation import Run
 
 
 class RunDisplay:

@@ -80,14 +80,16 @@ class LoopTrainer:
     """One client after another through one model object, on one thread.
 
     The step is written for small models on a CPU, where the time between the products counts:
-    a plain chain of layers is trained without autograd (`chain`); otherwise gradients are never
+    a plain chain of layers is trained without autograd (`chains`); otherwise gradients are never
     accumulated into buffers, all parameters step in one call, large dense layers step inside their
     gradient's product, and images lie channels-last.
     """
 
     chunk = 1
 
-    def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
+    def __init__(
+        self, model: nn.Module, plan: TrainingPlan, device: str = "cpu", *, chains: bool = True
+    ) -> None:
         self._device = torch.device(device)
         self._plan = plan
         self._images = any(isinstance(module, nn.Conv2d) for module in model.modules())
@@ -95,7 +97,7 @@ class LoopTrainer:
         if self._images:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bare = plan.plain_sgd and not plan.weight_decay
-        self._chain = Chain.of(self._model) if bare else None
+        self._chain = Chain.of(self._model) if bare and chains else None
         if self._images and self._chain is None and self._device.type == "cpu":
             fuse_pools(model)
         self._layout = Layout(self._model)

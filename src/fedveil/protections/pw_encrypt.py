@@ -55,7 +55,10 @@ class PWEncryptSettings(Settings):
         34, ge=1, description="clients needed to reconstruct; below those that share secrets"
     )
     cipher_time_window: int = Field(
-        300_000, gt=0, description="deadline of each phase in milliseconds"
+        300_000,
+        gt=0,
+        description="deadline of each phase in milliseconds; on other machines, that of every "
+        "answer, whatever the protection",
     )
     neighbours: Literal["auto", "complete"] | int = Field(
         "auto", description="masking graph: complete, k neighbours each, or sparse for many clients"
@@ -249,6 +252,14 @@ class PWEncryptClientRound:
     def respond(self, message: Message, update: Update | None) -> Message:
         """The answer; raises `ClientWithheld` for a message that could get more than it should."""
         return self._client.respond(message, None if update is None else self._vector(update))
+
+    def keep(self) -> State:
+        """The keys and shares of the round."""
+        return self._client.keep()
+
+    def take_up(self, kept: State) -> None:
+        """Go on with them."""
+        self._client.take_up(kept)
 
     def _vector(self, update: Update) -> npt.NDArray[np.int64]:
         """The client's weight times its quantised update, and the weight."""

@@ -11,16 +11,18 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil.entropy import Entropy, Secure, Seeded
+from fedveil.data.datasets import Dataset
+from fedveil.data.partition import Partition, partition
+from fedveil.entropy import Seeded
 from fedveil.errors import JobError, ModelInvalid
 from fedveil.job import Job
 from fedveil.learning import models
 from fedveil.learning.cohort import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.layout import Layout
 from fedveil.learning.vmap import VmapTrainer
-from fedveil.protections import build as build_protection
-from fedveil.protections.base import JobContext, Protection
 from fedveil.runtime.client_side import ClientsData, ClientSide
+from fedveil.runtime.protecting import make_protection as make_protection
+from fedveil.runtime.protecting import report_entropy as report_entropy
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def make_trainer(job: Job, model: nn.Module) -> Trainer:
-    """The trainer that `training.engine` names; auto takes vmap on a GPU where the model can."""
+    """The trainer that `training.engine` names; auto takes the fastest that the model allows."""
     settings = job.training
     plan = TrainingPlan(
         epochs=settings.epochs,
@@ -71,7 +73,9 @@ def make_trainer(job: Job, model: nn.Module) -> Trainer:
     vectorise = settings.engine == "vmap"
     if settings.engine == "auto" and settings.device != "cpu":
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
-    return (VmapTrainer if vectorise else LoopTrainer)(model, plan, settings.device)
+    if vectorise:
+        return VmapTrainer(model, plan, settings.device)
+    return LoopTrainer(model, plan, settings.device, chains=settings.engine == "auto")
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
@@ -94,22 +98,17 @@ def check_device(name: str) -> None:
         raise JobError([f"training.device = {name} cannot be used here: {reason}"]) from None
 
 
-def make_protection(job: Job, dimension: int) -> Protection:
-    """The protection in the job's switch position."""
-    context = JobContext(
-        weighting=job.weighting,
-        dimension=dimension,
-        clients_per_round=job.clients_per_round,
-        rounds=job.rounds,
-        job=hashlib.sha256(job.to_yaml().encode()).digest(),
-        seed=job.seed,
+def make_partition(job: Job, dataset: Dataset) -> Partition:
+    """Who holds which examples: the job's seed and split decide."""
+    return partition(
+        job.data.split,
+        dataset.train.y,
+        dataset.owners,
+        job.clients.number,
+        shards_per_client=job.data.shards_per_client,
+        alpha=job.data.alpha,
+        entropy=Seeded(job.seed, "partition"),
     )
-    return build_protection(job.protection.name, job.protection.settings, context)
-
-
-def report_entropy(job: Job) -> Entropy:
-    """What reports draw from: the seed's keystream in a repeatable simulation, or the system's."""
-    return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "reports")
 
 
 def make_client_side(

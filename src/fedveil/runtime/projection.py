@@ -9,8 +9,7 @@ from fedveil.data.datasets import load
 from fedveil.job import Job
 from fedveil.learning.layout import Layout
 from fedveil.privacy.ledger import project
-from fedveil.runtime.assembly import Task, make_model, make_protection
-from fedveil.runtime.simulation import make_partition
+from fedveil.runtime.assembly import Task, make_model, make_partition, make_protection
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,22 @@ Record = dict[str, Any]
 
 
 class Recorder:
-    """Appends to a run folder's metrics and events, and to TensorBoard where it is wanted."""
+    """Appends to a run folder's metrics and events, and to TensorBoard where it is wanted.
+
+    A record is on the disk when `record` returns, or, without `durable`, when `sync` does.
+    """
 
     def __init__(
-        self, folder: RunFolder, *, keep_bytes: int = 0, tensorboard: bool = False
+        self,
+        folder: RunFolder,
+        *,
+        keep_bytes: int = 0,
+        tensorboard: bool = False,
+        durable: bool = True,
     ) -> None:
         self.records: list[Record] = []
         self._folder = folder
+        self._durable = durable
         with explained(folder.path):
             # Unbuffered: a line that found no room is not tried again when the file is closed.
             self._metrics: IO[bytes] = (folder.path / METRICS).open("ab", buffering=0)
@@ -49,12 +58,18 @@ class Recorder:
         line = json.dumps(_strict(record), allow_nan=False)
         with explained(self._folder.path):
             _append(self._metrics, line + "\n")
-            os.fsync(self._metrics.fileno())
+        if self._durable:
+            self.sync()
         self.records.append(record)
         if self._board is not None:
             for name, value in record.items():
                 if isinstance(value, int | float) and name != "round":
                     self._board.add_scalar(name, value, record["round"])
+
+    def sync(self) -> None:
+        """Wait until all records are on the disk."""
+        with explained(self._folder.path):
+            os.fsync(self._metrics.fileno())
 
     def event(self, text: str) -> None:
         """Append a line of text with the time."""

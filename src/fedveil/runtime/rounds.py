@@ -93,10 +93,10 @@ def play(
 
 def silent_clients(
     cohort: Sequence[ClientId], shares: Mapping[Phase, float], entropy: Entropy
-) -> dict[ClientId, str]:
+) -> dict[ClientId, Phase]:
     """Who falls silent at which phase: of the cohort, the share that a fault plan gives it."""
     order = iter(entropy.permutation(len(cohort)))
-    plan: dict[ClientId, str] = {}
+    plan: dict[ClientId, Phase] = {}
     for phase in PHASES:
         for place in islice(order, round(shares.get(phase, 0.0) * len(cohort))):
             plan[cohort[place]] = phase

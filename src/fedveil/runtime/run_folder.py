@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from fedveil.errors import RunFolderError
+from fedveil.errors import FolderInUse, RunFolderError
 
 JOB = "job.yaml"
 IMPORTS = "imports.txt"
@@ -34,10 +34,13 @@ class RunFolder:
         self._lock = lock
 
     @classmethod
-    def create(cls, path: str | Path | None, name: str = "run") -> RunFolder:
+    def create(
+        cls, path: str | Path | None, name: str = "run", command: str = "fedveil run"
+    ) -> RunFolder:
         """A new folder, or one that is empty; refuses a folder that holds anything.
 
-        Without a path, a new one under runs/ that is named for the run and the time.
+        Without a path, a new one under runs/ that is named for the run and the time. `command`
+        is what goes on with a run.
         """
         if path is None:
             path = _new_path(name)
@@ -50,7 +53,7 @@ class RunFolder:
                 lock.close()
                 raise RunFolderError(
                     f"{path} is not empty: name another folder, or go on with that run by "
-                    f"`fedveil run --resume {path}`"
+                    f"`{command} --resume {path}`"
                 )
             return cls(path, lock)
 
@@ -61,6 +64,13 @@ class RunFolder:
             raise RunFolderError(f"{path} is not a run's folder: it has no {JOB}")
         with explained(path):
             return cls(path, _take_lock(path))
+
+    def within(self, name: str) -> RunFolder:
+        """A folder in this one, under the same lock; only this one is closed."""
+        path = self.path / name
+        with explained(path):
+            path.mkdir(exist_ok=True)
+        return RunFolder(path, self._lock)
 
     def read_lines(self, name: str) -> list[str]:
         """The lines of a file; none where there is no such file."""
@@ -132,7 +142,7 @@ def _take_lock(path: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise RunFolderError(f"{path} is in use by another run") from None
+        raise FolderInUse(f"{path} is in use by another run") from None
     return lock
 
 

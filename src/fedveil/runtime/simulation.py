@@ -2,65 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
+import numpy.typing as npt
 
-from fedveil._version import __version__
-from fedveil.data.datasets import Dataset, load
-from fedveil.data.partition import Partition, partition
+from fedveil.data.datasets import Dataset
+from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
-from fedveil.errors import LimitReached, RunFolderError, RunStopped
 from fedveil.job import Job
-from fedveil.learning.evaluate import evaluate
-from fedveil.learning.layout import Layout
-from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.loss import format_epsilon
-from fedveil.protections.base import ClientId, RoundContext, Spending, State
+from fedveil.protections.base import ClientId, Protection
 from fedveil.runtime.assembly import (
     Task,
-    check_buffers,
     make_client_side,
     make_model,
+    make_partition,
     make_protection,
     make_trainer,
-    model_fingerprint,
-    report_entropy,
     worker_count,
 )
-from fedveil.runtime.checkpoint import Checkpoint
 from fedveil.runtime.client_side import ClientsData
-from fedveil.runtime.model_file import model_bytes
-from fedveil.runtime.own_code import import_roots, make_importable
+from fedveil.runtime.federation import Federation, Progress
+from fedveil.runtime.federation import Run as Run
+from fedveil.runtime.own_code import make_importable
 from fedveil.runtime.pool import Executor, InProcess, WorkerPool
-from fedveil.runtime.recorder import Record, Recorder, find_board
-from fedveil.runtime.rounds import Outcome, play, silent_clients
-from fedveil.runtime.run_folder import IMPORTS, JOB, MODEL, RunFolder, uninterrupted
-from fedveil.runtime.server_optimizer import ServerOptimizer
-
-Progress = Callable[[Record], None]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended: its metrics (a record a round), trained model, folder and ledger."""
-
-    job: Job
-    metrics: list[Record]
-    model: nn.Module
-    folder: Path
-    ledger: Ledger
-    #: Why it ended before its last round; None where it did not.
-    stopped: str | None = None
+from fedveil.runtime.run_folder import IMPORTS, JOB, RunFolder
+from fedveil.runtime.virtual_time import silent_in
 
 
 def simulate(
@@ -75,7 +46,8 @@ def simulate(
     round's record.
     """
     with ExitStack() as stack:
-        return Simulation(job, lambda: RunFolder.create(out, job.name), stack).run(progress)
+        open_folder = partial(RunFolder.create, out, job.name)
+        return Federation(job, Simulator(), open_folder, stack).run(progress)
 
 
 def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
@@ -89,258 +61,61 @@ def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
         stack.callback(opened.close)
         make_importable(opened.read_lines(IMPORTS))
         job = Job.load(opened.path / JOB)
-        return Simulation(job, lambda: opened, stack).run(progress)
+        return Federation(job, Simulator(), lambda: opened, stack).run(progress)
 
 
-class Simulation:
-    """One job being run in one folder; what it opens is closed with `stack`.
+class Simulator:
+    """Plays all clients on this machine: each has the part of the data that the split gives it."""
 
-    The folder is opened when data, model and protection are known to be good, so that a job that
-    cannot run leaves nothing behind.
-    """
+    how_to_resume = "`fedveil run --resume {folder}` goes on from the last complete round"
+    reports_leave = False
 
-    def __init__(self, job: Job, open_folder: Callable[[], RunFolder], stack: ExitStack) -> None:
-        began = time.perf_counter()
-        self.job = job
-        self._dataset = load(job.data.name)
-        self._partition = make_partition(job, self._dataset)
-        if job.clients.number is None:
-            self.job = job = job.with_clients(self._partition.clients)
-        task = Task(self._dataset.example_shape, self._dataset.classes)
-        self._model = make_model(job, task)
-        task = Task(task.example_shape, task.classes, model_fingerprint(self._model))
-        make_trainer(job, make_model(job, task))  # what cannot train says so here
-        self._layout = Layout(self._model)
-        check_buffers(job, self._layout)
-        if job.record.tensorboard:
-            find_board()
-        self._weights = self._layout.vector()
-        self._protection = make_protection(job, self._layout.dimension)
-        self._state: State = self._protection.initial_state()
-        self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
-        self._ledger = Ledger(adaptive=self._protection.adaptive)
-        self._fingerprint = _fingerprint(self._dataset, self._partition, task.fingerprint)
-        self._folder = open_folder()
-        stack.callback(self._folder.close)
-        stack.push(self._tell_how_to_resume)
-        self._done, kept = self._restore(Checkpoint.read(self._folder))
-        self._folder.write_atomically(JOB, job.to_yaml().encode())
-        roots = import_roots([job.model, job.data.name])
-        self._folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
-        self._recorder = Recorder(self._folder, keep_bytes=kept, tensorboard=job.record.tensorboard)
-        stack.callback(self._recorder.close)
-        self._executor = self._start_executor(task)
-        stack.callback(self._executor.close)
-        self._introduce(time.perf_counter() - began)
+    def __init__(self) -> None:
+        self._dataset: Dataset
+        self._partition: Partition
 
-    def _tell_how_to_resume(self, kind: object, end: BaseException | None, trace: object) -> None:
-        if isinstance(end, RunStopped | KeyboardInterrupt):
-            how = f"`fedveil run --resume {self._folder.path}` goes on from the last complete round"
-            end.add_note(how)
+    def settle(self, job: Job, dataset: Dataset) -> Job:
+        """Deal the examples; as many clients as the data has owners, where the job leaves it."""
+        self._dataset = dataset
+        self._partition = make_partition(job, dataset)
+        return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
-    def _restore(self, saved: Checkpoint | None) -> tuple[int, int]:
-        """Take over a checkpoint; gives the rounds done and the bytes of metrics that count."""
-        if saved is None:
-            return 0, 0
-        if saved.fingerprint != self._fingerprint:
-            raise RunFolderError(
-                f"{self._folder.path} was made with another model or other data than are here now"
-            )
-        self._weights = saved.weights.copy()
-        self._optimizer.restore(saved.optimizer)
-        self._state = saved.protection
-        self._ledger = Ledger.from_state(saved.ledger)
-        return saved.round, saved.metrics_bytes
+    def check(self, job: Job, task: Task) -> None:
+        """Make a trainer once."""
+        make_trainer(job, make_model(job, task))
 
-    def _start_executor(self, task: Task) -> Executor:
-        train = self._dataset.train
-        data = ClientsData(train.x, train.y, self._partition.indices, self._partition.offsets)
-        workers = worker_count(self.job)
+    def protection(self, job: Job, dimension: int) -> Protection:
+        """The keys come from the job's seed."""
+        return make_protection(job, dimension)
+
+    def identify(self) -> Iterable[npt.NDArray[Any]]:
+        """The training examples, and whose they are."""
+        train, split = self._dataset.train, self._partition
+        return (train.x, train.y, split.indices, split.offsets)
+
+    def describe(self) -> Iterable[str]:
+        """The sizes of the clients' parts."""
+        yield f"{self._dataset.name}: {self._partition.summary(self._dataset.train.y)}"
+
+    def start(
+        self, job: Job, task: Task, weights: npt.NDArray[np.float32], event: Callable[[str], None]
+    ) -> Executor:
+        """Start the worker processes."""
+        train, split = self._dataset.train, self._partition
+        data = ClientsData(train.x, train.y, split.indices, split.offsets)
+        workers = worker_count(job)
         if workers == 0:
-            model = self._weights.copy()
-            return InProcess(make_client_side(self.job, task, data, model), model)
-        pool = WorkerPool(workers, self._layout.dimension, data)
+            model = weights.copy()
+            return InProcess(make_client_side(job, task, data, model), model)
+        pool = WorkerPool(workers, len(weights), data)
         try:
-            pool.start(self.job, task)
+            pool.start(job, task)
         except BaseException:
             pool.close()
             raise
         return pool
 
-    def _introduce(self, seconds: float) -> None:
-        event = self._recorder.event
-        event(
-            f"{f'went on after round {self._done}' if self._done else 'began'}: "
-            f"fedveil {__version__}, Python {platform.python_version()}, NumPy {np.__version__}, "
-            f"torch {torch.__version__}, {platform.machine()}; ready after {seconds:.1f} s"
-        )
-        event(f"randomness of reports: {report_entropy(self.job).description}")
-        event(f"{self._dataset.name}: {self._partition.summary(self._dataset.train.y)}")
-        for line in (*self._layout.explain(), *self.job.warnings):
-            event(line)
-
-    def run(self, progress: Progress | None = None) -> Run:
-        """All rounds that are left."""
-        try:
-            return self._run(progress)
-        except RunFolderError as error:  # nothing more can be written down
-            raise RunStopped(str(error)) from error
-
-    def _run(self, progress: Progress | None) -> Run:
-        tell = progress or (lambda record: None)
-        stopped = None
-        try:
-            for record in self._recorder.records:
-                tell(record)
-            while self._done < self.job.rounds:
-                tell(self._round(self._done + 1))
-        except LimitReached as limit:
-            stopped = str(limit)
-        except (RunStopped, KeyboardInterrupt) as end:
-            with suppress(RunFolderError):  # the reason counts more than its place in the file
-                self._recorder.event(f"ended after round {self._done}: {str(end) or 'interrupted'}")
-            raise
-        return self._finish(stopped)
-
-    def _finish(self, stopped: str | None) -> Run:
-        self._layout.write(torch.from_numpy(self._weights))
-        with uninterrupted():
-            self._folder.write_atomically(MODEL, model_bytes(self._model))
-            self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
-        return Run(
-            self.job,
-            self._recorder.records,
-            self._model,
-            self._folder.path,
-            self._ledger,
-            stopped,
-        )
-
-    def _round(self, number: int) -> Record:
-        began = time.perf_counter()
-        cohort = self._cohort(number)
-        spending = self._protection.spending(self._state)
-        self._check_limit(spending, cohort, number)
-        context = RoundContext(cohort, number, self._weights, self._state)
-        dropouts = Seeded(self.job.seed, "dropouts", number)
-        silent = silent_clients(cohort, self.job.simulation.dropouts, dropouts)
-        outcome = play(self._protection.server_round(context), self._executor, context, silent)
-        if outcome.aggregate is not None:
-            self._weights = self._optimizer.step(self._weights, outcome.aggregate.update)
-            self._state = outcome.aggregate.state
-        self._ledger.record_many(spending, round=number, clients=sorted(outcome.senders))
-        evaluation = time.perf_counter()
-        quality = self._evaluate(number)
-        outcome.seconds["evaluation"] = time.perf_counter() - evaluation
-        outcome.seconds["round"] = time.perf_counter() - began
-        record = {
-            "round": number,
-            "clients": len(cohort),
-            **_counted(outcome),
-            **quality,
-            **self._privacy(),
-            **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
-        }
-        self._keep(record, outcome)
-        return record
-
-    def _cohort(self, number: int) -> list[ClientId]:
-        clients = self._partition.clients
-        drawn = Seeded(self.job.seed, "cohort", number).permutation(clients)
-        return sorted(map(int, drawn[: self.job.clients_per_round]))
-
-    def _check_limit(
-        self, spending: Sequence[Spending], cohort: list[ClientId], number: int
-    ) -> None:
-        limit = self.job.privacy.max_epsilon
-        if limit is None:
-            return
-        figures = self._ledger.preview(
-            spending, round=number, clients=cohort, delta=self.job.privacy.delta
-        )
-        ahead = figures["run_most_drawn"]
-        if ahead.epsilon > limit:
-            raise LimitReached(
-                f"round {number} would bring the most-drawn client to epsilon "
-                f"{format_epsilon(ahead.epsilon)} at delta {ahead.delta:g}, above "
-                f"privacy.max_epsilon = {limit:g}"
-            )
-
-    def _evaluate(self, number: int) -> dict[str, float]:
-        if number % self.job.evaluation.every and number != self.job.rounds:
-            return {}
-        self._layout.write(torch.from_numpy(self._weights))
-        test = self._dataset.test
-        try:
-            quality = evaluate(self._model, test.x, test.y)
-        except Exception as error:  # the user's model may raise anything
-            raise RunStopped(f"the model cannot be evaluated: {error!r}") from error
-        return {"loss": quality.loss, "accuracy": quality.accuracy, "auc": quality.auc}
-
-    def _privacy(self) -> dict[str, Any]:
-        record: dict[str, Any] = {"randomness": report_entropy(self.job).description}
-        for name, figure in self._ledger.figures(self.job.privacy.delta).items():
-            record[f"epsilon_{name}"], record[f"delta_{name}"] = figure
-        return record
-
-    def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Write the round down; the checkpoint comes last and vouches for the rest."""
-        number = record["round"]
-        with uninterrupted():
-            for text in sorted(outcome.warnings):
-                self._recorder.event(f"round {number}: {text}")
-            if outcome.void is not None:
-                self._recorder.event(f"round {number}: {outcome.void}")
-            self._recorder.record(record)
-            self._done = number
-            if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
-                self._checkpoint()
-
-    def _checkpoint(self) -> None:
-        Checkpoint(
-            round=self._done,
-            metrics_bytes=self._recorder.metrics_bytes,
-            fingerprint=self._fingerprint,
-            weights=self._weights,
-            optimizer=self._optimizer.state(),
-            protection=self._state,
-            ledger=self._ledger.to_state(),
-        ).write(self._folder)
-
-
-def make_partition(job: Job, dataset: Dataset) -> Partition:
-    """Who holds which examples: the job's seed and split decide."""
-    return partition(
-        job.data.split,
-        dataset.train.y,
-        dataset.owners,
-        job.clients.number,
-        shards_per_client=job.data.shards_per_client,
-        alpha=job.data.alpha,
-        entropy=Seeded(job.seed, "partition"),
-    )
-
-
-def _counted(outcome: Outcome) -> dict[str, Any]:
-    senders = len(outcome.senders)
-    return {
-        "reports": outcome.aggregate.reports if outcome.aggregate is not None else 0,
-        "rejected": dict(outcome.rejected),
-        "withheld": dict(outcome.withheld),
-        "failed": dict(outcome.failed),
-        "dropped": outcome.dropped,
-        "void": outcome.void,
-        "bytes_up": outcome.bytes_up,
-        "bytes_up_per_client": outcome.bytes_up / senders if senders else 0,
-        "bytes_down": outcome.bytes_down,
-    }
-
-
-def _fingerprint(dataset: Dataset, split: Partition, model: str) -> str:
-    """A digest of what a resumed run must find again."""
-    digest = hashlib.sha256(model.encode())
-    parts = (dataset.train.x, dataset.train.y, dataset.test.x, dataset.test.y)
-    for array in (*parts, split.indices, split.offsets):
-        digest.update(repr((array.shape, array.dtype)).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    def silent(self, job: Job, round: int, cohort: Sequence[ClientId]) -> Mapping[ClientId, str]:
+        """What the job's fault plan says, and who is late in virtual time."""
+        faults, times = (Seeded(job.seed, name, round) for name in ("dropouts", "answer times"))
+        return silent_in(job, cohort, faults, times)

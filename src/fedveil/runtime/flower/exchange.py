@@ -1,0 +1,53 @@
+"""One exchange over Flower's grid: all messages out, then the replies one by one as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+#: So many replies may wait in memory while one is folded.
+BATCH = 8
+#: The pause between two looks for replies grows from the first to the second.
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
+
+
+def exchange(
+    grid: Grid, messages: Sequence[Message], timeout_s: float
+) -> Iterator[tuple[int, Message]]:
+    """Send the messages; yield each client's number and reply until all are there or time is up.
+
+    A client that the grid could not take a message for, and one that does not reply in time, has
+    no reply. At most `BATCH` replies are held at once: Flower's own `send_and_receive` returns a
+    list of all of them.
+    """
+    pushed = set(grid.push_messages(messages))
+    waiting = {
+        message.metadata.message_id: message.metadata.dst_node_id
+        for message in messages
+        if message.metadata.message_id in pushed
+    }
+    end = time.monotonic() + timeout_s
+    pause = FIRST_PAUSE_S
+    while waiting:
+        heard = False
+        for batch in _batches(list(waiting)):
+            for reply in grid.pull_messages(batch):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    heard = True
+                    yield node, reply
+        left = end - time.monotonic()
+        if left <= 0 or not waiting:
+            return
+        pause = FIRST_PAUSE_S if heard else min(2 * pause, LAST_PAUSE_S)
+        time.sleep(min(pause, left))
+
+
+def _batches(ids: list[str]) -> Iterator[list[str]]:
+    remaining = iter(ids)
+    while batch := list(islice(remaining, BATCH)):
+        yield batch

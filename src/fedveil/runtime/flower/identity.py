@@ -1,0 +1,58 @@
+"""A client's long-lived signing key in a file that only its user can read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedveil.errors import DeploymentError
+from fedveil.secagg.keys import Identity
+from fedveil.secagg.secret import Secret
+
+
+def make_identity(path: Path) -> str:
+    """Write a new key to `path`, an existing file is never overwritten; gives its public half."""
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise DeploymentError(f"{path} exists, and a key is never overwritten") from None
+    except OSError as error:
+        raise DeploymentError(f"{path} cannot be written: {error.strerror}") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(pem)
+    return key.public_key().public_bytes_raw().hex()
+
+
+def read_identity(path: Path) -> Secret:
+    """The private key in `path`; refuses a file that other users can read."""
+    try:
+        pem = path.read_bytes()
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise DeploymentError(f"identity {path} cannot be read: {error.strerror}") from None
+    if mode & 0o077:
+        raise DeploymentError(f"identity {path} is open to other users: its mode is {mode:o}")
+    try:
+        key = serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise DeploymentError(
+            f"identity {path} does not hold an Ed25519 key in PEM: `fedveil identity` makes one"
+        )
+    return Secret(key.private_bytes_raw())
+
+
+def public_key(path: Path) -> str:
+    """The public half of the key in `path`, as a roster writes it."""
+    return Identity(read_identity(path)).public.hex()

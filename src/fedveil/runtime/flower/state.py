@@ -1,0 +1,124 @@
+"""What a client keeps between the messages of a round, sealed, given out once, then erased.
+
+Flower starts a new process for every message and hands it the client's context. The state lies
+in that context as a sealed record; its key lies in a file that only the client's user can read,
+in a folder of the client's own. Each state has a key of its own, and whoever takes the state up
+removes the key first: two processes cannot both go on from one state, an older record cannot be
+put back in place of a newer one, and a record that outlives its round is noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from secrets import token_hex
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from flwr.app import ConfigRecord, RecordDict
+
+from fedveil.errors import ClientWithheld, DeploymentError
+from fedveil.message import Message, decode, encode
+
+_RECORD = "fedveil.state"
+_FIELD = "sealed"
+_KEY_BYTES = 32
+# A key seals one state and is never used again: the nonce never meets it twice.
+_NONCE = bytes(12)
+
+
+class StateFolder:
+    """The folder of a client's keys; made where it is missing, and refused where others read it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = path.stat()
+        except OSError as error:
+            raise DeploymentError(
+                f"the state folder {path} cannot be made: {error.strerror}; name another in the "
+                f"node configuration, state-folder"
+            ) from None
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise DeploymentError(
+                f"the state folder {path} is open to other users: its mode is "
+                f"{stat.S_IMODE(status.st_mode):o}, 700 and this user as its owner are needed"
+            )
+
+    def file(self, job: bytes, client: int, kind: str) -> Path:
+        """Where something of that kind lies, for one client in one job."""
+        name = hashlib.sha256(b"fedveil client state" + job).hexdigest()[:16]
+        return self.path / f"{name}-{client}.{kind}"
+
+    @classmethod
+    def of_user(cls) -> StateFolder:
+        """The default: in memory where the system gives a user such a folder, else in the home."""
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        if runtime and Path(runtime).is_dir():
+            return cls(Path(runtime, "fedveil"))
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return cls(Path(home, "fedveil"))
+
+
+class SealedState:
+    """One client's state in one job; `records` are those of its context."""
+
+    def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
+        self._key_file = folder.file(job, client, "key")
+        self._bound = job + client.to_bytes(8, "little")
+        self._records = records
+
+    def take(self, round: int) -> Message | None:
+        """The state that was put for this round, which is gone then; None where there is none."""
+        sealed = self._records.pop(_RECORD, None)
+        key = self._take_key()
+        if key is None or not isinstance(sealed, ConfigRecord):
+            return None
+        try:
+            return decode(AESGCM(key).decrypt(_NONCE, sealed[_FIELD], self._data(round)))  # type: ignore[arg-type]
+        except InvalidTag:
+            return None  # of another round, or of a run that was started anew
+
+    def put(self, round: int, state: Message) -> None:
+        """Keep `state` for the next message of the round, in place of what was kept before."""
+        self.erase()
+        key = AESGCM.generate_key(8 * _KEY_BYTES)
+        try:
+            descriptor = os.open(self._key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise ClientWithheld("another process answers for this client") from None
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key)
+        sealed = AESGCM(key).encrypt(_NONCE, encode(state), self._data(round))
+        self._records[_RECORD] = ConfigRecord({_FIELD: sealed})
+
+    def erase(self) -> None:
+        """Forget whatever is kept, and what a process that was killed has left of it."""
+        self._records.pop(_RECORD, None)
+        self._take_key()
+        for left in self._key_file.parent.glob(f"{self._key_file.name}.*"):
+            left.unlink(missing_ok=True)
+
+    def _data(self, round: int) -> bytes:
+        return self._bound + round.to_bytes(8, "little")
+
+    def _take_key(self) -> bytes | None:
+        """The key, which no other process can read any more; None where there is none."""
+        mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
+        try:
+            self._key_file.rename(mine)
+            with mine.open("r+b") as file:
+                key = file.read()
+                # A file system in memory forgets these bytes; what a disk keeps is up to the disk.
+                file.seek(0)
+                file.write(bytes(len(key)))
+                file.flush()
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            return None
+        finally:
+            mine.unlink(missing_ok=True)
+        return key if len(key) == _KEY_BYTES else None

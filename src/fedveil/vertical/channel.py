@@ -1,0 +1,178 @@
+"""How the parties' exchanges are driven: in one process, or one party over links.
+
+A party does not send or wait. It is a generator that asks for one thing at a time,
+
+    Send(peer, message)     let `peer` have the message; goes on at once
+    Receive(peer)           go on with the next message of `peer`, in the order it sent them
+
+and returns its result. `drive_together` plays all parties of a run in this process; `drive` plays
+one party over a channel to each of its peers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from fedveil.errors import FedveilError, LinkLost
+from fedveil.message import Message, Value, decode, encode
+
+T = TypeVar("T")
+
+#: In one process a party pauses once a peer has so many unread messages from it.
+_AHEAD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A request to let `peer` have `message`, whose arrays nobody changes afterwards."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """A request for the next message of `peer`."""
+
+    peer: str
+
+
+#: A party's side of a conversation: requests out, received messages in, a result at the end.
+Exchange: TypeAlias = Generator[Send | Receive, Message | None, T]
+
+
+class Channel(Protocol):
+    """One party's end of a link: every message arrives once, whole and in order, or never."""
+
+    peer: str
+
+    def send(self, message: Message) -> None:
+        """Let the peer have `message`; may return before it does. Raises LinkLost, PeerRefused.
+
+        The arrays of `message` stay as they are until the peer has them.
+        """
+        ...
+
+    def receive(self) -> dict[str, Value]:
+        """The peer's next message; waits for it. Raises LinkLost, PeerRefused."""
+        ...
+
+    def close(self) -> None:
+        """Let the link go."""
+        ...
+
+
+def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
+    """Play one party over its channels, to its end or to what a channel or the party raises.
+
+    What a channel raises is raised where the party asked; an error of the party comes out when
+    its last words to the peers have been handed over.
+    """
+    try:
+        request = next(exchange)
+        while True:
+            answer: Message | None = None
+            try:
+                if isinstance(request, Send):
+                    channels[request.peer].send(request.message)
+                else:
+                    answer = channels[request.peer].receive()
+            except FedveilError as error:
+                request = exchange.throw(error)
+            else:
+                request = exchange.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        exchange.close()
+
+
+def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = False) -> dict[str, T]:
+    """Play all parties in this process, by turns that nothing but their requests decides.
+
+    Arrays are handed over as they are; with `encoded` every message goes through its bytes, as
+    between machines. The first error that a party raises is raised here, after the others have
+    been given what it told them.
+    """
+    table = _Table(exchanges, encoded)
+    try:
+        return table.play()
+    finally:
+        for exchange in exchanges.values():
+            exchange.close()
+
+
+class _Seat(Generic[T]):
+    """One party: its exchange, and the peer that it waits for."""
+
+    def __init__(self, exchange: Exchange[T]) -> None:
+        self.exchange = exchange
+        self.waits_for: str | None = None
+        self.done = False
+
+
+class _Table(Generic[T]):
+    def __init__(self, exchanges: Mapping[str, Exchange[T]], encoded: bool) -> None:
+        self._seats = {party: _Seat(exchange) for party, exchange in exchanges.items()}
+        self._queues: dict[tuple[str, str], deque[Message | bytes]] = defaultdict(deque)
+        self._encoded = encoded
+        self._results: dict[str, T] = {}
+        self._error: Exception | None = None
+
+    def play(self) -> dict[str, T]:
+        """Until all are done, or one has failed and the others have heard why."""
+        while not all(seat.done for seat in self._seats.values()):
+            # Those with room to run go first; if all wait for others to read, any may go on.
+            moved = [party for party in self._seats if self._turn(party, _AHEAD)]
+            if not moved and not any(self._turn(party, None) for party in self._seats):
+                break
+        if self._error is not None:
+            raise self._error
+        for party, seat in self._seats.items():
+            if not seat.done:
+                raise LinkLost(f"{party} waits for {seat.waits_for}, which has ended")
+        return self._results
+
+    def _turn(self, party: str, ahead: int | None) -> bool:
+        """Let a party run until it must wait; whether it could do anything at all."""
+        seat, moved = self._seats[party], False
+        while not seat.done:
+            answer = None
+            if seat.waits_for is not None:
+                queue = self._queues[seat.waits_for, party]
+                if not queue:
+                    break
+                answer = self._arrived(queue.popleft())
+                seat.waits_for = None
+            elif ahead is not None and self._unread(party) >= ahead:
+                break
+            moved = True
+            self._advance(party, seat, answer)
+        return moved
+
+    def _advance(self, party: str, seat: _Seat[T], answer: Message | None) -> None:
+        try:
+            request = seat.exchange.send(answer)
+        except StopIteration as end:
+            self._results[party] = end.value
+            seat.done = True
+        except Exception as error:
+            self._error = self._error or error
+            seat.done = True
+        else:
+            if isinstance(request, Receive):
+                seat.waits_for = request.peer
+            else:
+                message = request.message
+                queue = self._queues[party, request.peer]
+                queue.append(encode(message) if self._encoded else message)
+
+    def _arrived(self, message: Message | bytes) -> Message:
+        return decode(message) if isinstance(message, bytes) else message
+
+    def _unread(self, party: str) -> int:
+        return max((len(self._queues[party, peer]) for peer in self._seats), default=0)

@@ -1,0 +1,224 @@
+"""`fedveil vertical`: the commands of split learning."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from fedveil.errors import JobError, RunFolderError
+
+if TYPE_CHECKING:
+    from fedveil.vertical.job import VerticalJob
+    from fedveil.vertical.ledger import Figure
+
+app = typer.Typer(
+    help="Split learning between parties that hold different features of the same examples.",
+    no_args_is_help=True,
+)
+T = TypeVar("T")
+
+_out = Console(soft_wrap=True)
+
+JobPath = Annotated[
+    Path | None, typer.Argument(help="A vertical job file; without it, the default job.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="The run's folder; without it, a new one under runs/.")
+]
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        help="A run's folder: one that holds all parties, or with --listen the leader's own."
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Where the leader listens for followers; port 0: any free one."
+    ),
+]
+Tls = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="This party's folder of `fedveil vertical certificates`."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plaintext, on a loopback address alone.")
+]
+Patience = Annotated[float, typer.Option(min=1, help="Seconds to wait for a party that is away.")]
+PATIENCE_S = 600.0
+
+
+@app.command()
+def run(
+    job: JobPath = None,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder; takes nothing else.")
+    ] = None,
+) -> None:
+    """Train with every party in this process: the leader's figures as they come."""
+    from fedveil.vertical import training
+    from fedveil.vertical.progress import line
+
+    if resume is None:
+        settings = load(job, overrides)
+        work = partial(training.train, settings, out)
+    elif job is None and not overrides and out is None:
+        work = partial(training.resume, resume)
+    else:
+        raise JobError(["--resume takes the run's own job: no JOB, --set or --out beside it"])
+    result = interruptible(partial(work, progress=lambda record: say(line(record))))
+    account(result.figures)
+    say(f"run folder: {result.folder}")
+
+
+@app.command()
+def evaluate(
+    run: RunPath,
+    listen: Listen = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    patience: Patience = PATIENCE_S,
+) -> None:
+    """Look at the held-out examples through the same crossings and the same protection."""
+    if listen is None:
+        from fedveil.vertical import training
+
+        quality, figures = training.evaluate(run)
+    else:
+        from fedveil.vertical import cli_machines
+
+        session = cli_machines.look("evaluate", run, listen, tls, insecure, patience)
+        quality, figures = session.result, {session.run.name: session.figures}
+    for name, value in quality.items():
+        say(f"{name} {value:.6f}")
+    account(figures)
+
+
+@app.command()
+def predict(
+    run: RunPath,
+    out: Annotated[Path, typer.Option(help="Where to: an .npz with ids and outputs.")] = Path(
+        "predictions.npz"
+    ),
+    listen: Listen = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    patience: Patience = PATIENCE_S,
+) -> None:
+    """Write the last part's output for every held-out example."""
+    import numpy as np
+
+    from fedveil.runtime.run_folder import explained
+
+    if out.exists():
+        raise RunFolderError(f"{out} is there already: nothing is overwritten")
+    if listen is None:
+        from fedveil.vertical import training
+
+        ids, outputs = training.predict(run)
+    else:
+        from fedveil.vertical import cli_machines
+
+        session = cli_machines.look("predict", run, listen, tls, insecure, patience)
+        ids, outputs = session.run.setting.rows["test"].ids, session.result
+    with explained(out), out.open("xb") as file:
+        np.savez(file, ids=ids, outputs=outputs)
+    say(f"wrote {out}: {len(outputs)} outputs of shape {outputs.shape[1:]}")
+
+
+@app.command()
+def generate(
+    run: RunPath,
+    prompt: Annotated[str, typer.Option(help="What is continued.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens at most.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="1: as the model has it; 0: the likeliest token always.")
+    ] = 0.8,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="The same choices every time; without it, others."),
+    ] = None,
+    listen: Listen = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    patience: Patience = PATIENCE_S,
+) -> None:
+    """Continue a text with a pangu run's model, through all parties and the same protection."""
+    import codecs
+
+    from fedveil.vertical import generation
+
+    # A character may be spread over several tokens.
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def tell(piece: bytes, last: bool = False) -> None:
+        typer.echo(characters.decode(piece, last), nl=last)
+
+    request = generation.Request.seeded(prompt.encode(), tokens, temperature, seed)
+    typer.echo(prompt, nl=False)
+    if listen is None:
+        found, split = generation.generate(run, request, tell)
+    else:
+        from fedveil.vertical import cli_machines
+
+        own = generation.leading(request)
+        session = cli_machines.look("generate", run, listen, tls, insecure, patience, own)
+        found, split = session.result, session.run.setting.split
+        tell(found.text)
+    tell(b"", last=True)
+    for figure in generation.figures(split, found):
+        say(str(figure))
+
+
+@app.command()
+def show(job: JobPath = None, overrides: Overrides = None) -> None:
+    """Check a vertical job and print it with every key."""
+    typer.echo(load(job, overrides).to_yaml(), nl=False)
+
+
+def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
+    """The job in a file with settings on top; functions of the user's are found beside it."""
+    from fedveil.vertical.job import VerticalJob
+
+    if path is not None:
+        sys.path.append(str(path.parent.resolve()))
+    return VerticalJob.load(path, overrides or [])
+
+
+def say(text: str) -> None:
+    """A line as it is."""
+    _out.print(text, markup=False, highlight=False)
+
+
+def remark(text: str) -> None:
+    """A line on stderr."""
+    Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
+
+
+def account(figures: Mapping[str, Iterable[Figure]]) -> None:
+    """What each party has spent."""
+    for party, lines in figures.items():
+        for figure in lines:
+            say(f"{party}: {figure}")
+
+
+def interruptible(work: Callable[[], T]) -> T:
+    """The result of `work`; Ctrl-C says how to go on and exits with 130."""
+    try:
+        return work()
+    except KeyboardInterrupt as end:
+        notes = "; ".join(["interrupted", *getattr(end, "__notes__", [])])
+        Console(stderr=True, soft_wrap=True).print(notes, markup=False, highlight=False)
+        raise SystemExit(130) from None

@@ -1,0 +1,131 @@
+"""What a tensor becomes on its way between two parties, and what is checked where it arrives.
+
+    {"kind": "tensor", "name": part, "step": n, "micro": m, "data": array}
+
+`name` is the part's, with `.grad` for a gradient that comes back and `.test` for an output of a
+pass that trains nothing. `data` is the values as they are, float32 or the 16 bits of a bfloat16;
+under EmbeddingDP an output crosses as bits, 32 to a float, and arrives as 0.0 and 1.0. Sending
+copies nothing here, arriving copies once where the bytes are read-only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
+from fedveil.mechanisms.embedding import EmbeddingDP
+from fedveil.message import Message
+from fedveil.vertical.schedule import Transfer
+from fedveil.vertical.split import DTYPES
+
+GRADIENT = ".grad"
+LOOK = ".test"
+_TENSOR_FIELDS = frozenset({"kind", "name", "step", "micro", "data"})
+_WORD_FIELDS = frozenset({"kind", "step"})
+_ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
+
+
+def name_of(transfer: Transfer, *, training: bool) -> str:
+    """The name that a tensor crosses under."""
+    part = transfer.crossing.part
+    if not training:
+        return part + LOOK
+    return part + GRADIENT if transfer.gradient else part
+
+
+def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The values of a tensor as an array on their own memory, where that is the processor's."""
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype == torch.bfloat16:
+        plain = plain.view(torch.uint16)
+    array: npt.NDArray[Any] = plain.numpy()
+    return array
+
+
+def check_not_abort(message: Message, peer: str) -> None:
+    """Raise PeerAborted where the peer ended the step."""
+    if message.get("kind") == "abort":
+        reason = message.get("reason")
+        told = isinstance(reason, str) and reason.isprintable()
+        raise PeerAborted(peer, str(reason) if told else "it gave no reason")
+
+
+def check_word(message: Message, peer: str, word: str, step: int) -> None:
+    """Raise ExchangeError where the message of an untrusted peer is not that word of that step."""
+    _check_head(message, peer, word, step)
+    _check_fields(message, peer, word, _WORD_FIELDS)
+
+
+def from_wire(
+    message: Message, transfer: Transfer, *, training: bool, step: int, rows: int
+) -> torch.Tensor:
+    """The tensor that a message of an untrusted peer holds; ExchangeError where it is not due.
+
+    Name, step, micro-batch, type, shape and finiteness have been checked when it returns.
+    """
+    peer, name = transfer.sender, name_of(transfer, training=training)
+    _check_head(message, peer, "tensor", step)
+    if message.get("name") != name:
+        raise ExchangeError(
+            f"{peer} sent the tensor {message.get('name')!r} where {name!r} was due"
+        )
+    if type(message.get("micro")) is not int or message["micro"] != transfer.micro:
+        raise ExchangeError(
+            f"{peer} sent micro-batch {message.get('micro')!r} of {name!r} where micro-batch "
+            f"{transfer.micro} was due"
+        )
+    _check_fields(message, peer, repr(name), _TENSOR_FIELDS)
+    data = message["data"]
+    if not isinstance(data, np.ndarray):
+        raise ExchangeError(f"{peer} sent {name!r} with {type(data).__name__} as data")
+    return _values(data, transfer, peer, name, rows)
+
+
+def _values(
+    data: npt.NDArray[Any], transfer: Transfer, peer: str, name: str, rows: int
+) -> torch.Tensor:
+    crossing = transfer.crossing
+    shape = (rows, *crossing.output)
+    if crossing.privacy is not None and not transfer.gradient:
+        _check_form(data, np.dtype(np.uint8), (-(-math.prod(shape) // 8),), peer, name)
+        try:
+            return torch.from_numpy(EmbeddingDP.unpack(data, shape))
+        except InvalidValue as error:
+            raise ExchangeError(f"{peer} sent {name!r} malformed: {error}") from None
+    _check_form(data, _ON_WIRE[crossing.dtype], shape, peer, name)
+    tensor = torch.from_numpy(data if data.flags.writeable else data.copy())
+    tensor = tensor.view(DTYPES[crossing.dtype])
+    # A sum is finite where all values are, or they are too large; one pass and no memory.
+    if not math.isfinite(tensor.sum().item()) and not bool(tensor.isfinite().all()):
+        raise ExchangeError(f"{peer} sent {name!r} with NaN or infinity in it")
+    return tensor
+
+
+def _check_form(
+    data: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], peer: str, name: str
+) -> None:
+    if data.dtype != dtype:
+        raise ExchangeError(f"{peer} sent {name!r} as {data.dtype} where {dtype} was due")
+    if data.shape != shape:
+        raise ExchangeError(f"{peer} sent {name!r} of shape {data.shape} where {shape} was due")
+
+
+def _check_head(message: Message, peer: str, kind: str, step: int) -> None:
+    check_not_abort(message, peer)
+    if message.get("kind") != kind:
+        found = message.get("kind")
+        raise ExchangeError(f"{peer} sent a message of kind {found!r} where {kind!r} was due")
+    found = message.get("step")
+    if type(found) is not int or found != step:
+        raise ExchangeError(f"{peer} sent a {kind} of step {found!r} where step {step} was due")
+
+
+def _check_fields(message: Message, peer: str, what: str, fields: frozenset[str]) -> None:
+    for name in sorted(fields ^ message.keys()):
+        which = "without" if name in fields else "with the unknown field"
+        raise ExchangeError(f"{peer} sent {what} {which} {name!r}")

@@ -1,0 +1,66 @@
+"""EmbeddingDP as a layer of a torch model."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedveil._validate import choice
+from fedveil.entropy import Entropy
+from fedveil.mechanisms.embedding import EmbeddingDP, EmbeddingLoss
+
+
+class EmbeddingDPLayer(nn.Module):
+    """Sends its input through EmbeddingDP: bits 0 and 1 of the same shape and dtype.
+
+    In training and in evaluation alike: what a party sends for an example is protected whatever
+    it is sent for. Nothing is remembered, so that every pass of an example costs `loss` again.
+
+    gradient = "straight_through" hands the gradient of the bits on as if they were the input, so
+    that the layers below learn; it is not the derivative, which is 0 almost everywhere.
+    gradient = "none" hands on nothing, and needs nothing back from whoever reads the bits.
+
+    Secure randomness is drawn where no `entropy` is given.
+    """
+
+    def __init__(
+        self,
+        eps: float | None = None,
+        gradient: Literal["straight_through", "none"] = "straight_through",
+        entropy: Entropy | None = None,
+    ) -> None:
+        super().__init__()
+        self.mechanism = EmbeddingDP(eps)
+        self.gradient = choice("gradient", gradient, ("straight_through", "none"))
+        self._entropy = entropy
+
+    @property
+    def loss(self) -> EmbeddingLoss:
+        """What one pass costs, per bit, per one-hot row and per vector."""
+        return self.mechanism.loss
+
+    def forward(self, embedding: torch.Tensor) -> torch.Tensor:
+        """The bits."""
+        if self.gradient == "none":
+            return self.mechanism(embedding, self._entropy)
+        through: Any = _StraightThrough
+        bits: torch.Tensor = through.apply(embedding, self.mechanism, self._entropy)
+        return bits
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"eps={self.mechanism.eps}, gradient={self.gradient}"
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, embedding: torch.Tensor, mechanism: EmbeddingDP, entropy: Entropy | None
+    ) -> torch.Tensor:
+        return mechanism(embedding, entropy)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradients[0], None, None

@@ -1,0 +1,225 @@
+"""A decoder-only language model in the shape of PanGu-alpha, in three pieces to be cut apart.
+
+    WordAndPosition    tokens -> vectors: a row of the word table plus a row of the position table
+    Backbone           vectors -> vectors: transformer layers, and the query layer on top of them
+    TiedHead           vectors -> logits: inner products with the rows of the same word table
+
+The query layer is a transformer layer whose attention asks with a learned vector of the position
+(the top query) where the others ask with the token's own vector: what it gives is about the next
+token. Every layer is pre-LayerNorm with GELU; attention sees no later position; nothing is
+dropped out. The word table is read at both ends, so both ends belong to whoever has the text; the
+backbone knows neither the vocabulary's size nor a token.
+
+What differs from PanGu-alpha is there for EmbeddingDP, and costs nothing without it:
+
+- the backbone normalises what enters it: vectors of 0 and 1 have a mean and a scale that say
+  nothing, and would outweigh what every layer adds;
+- word vectors begin four times larger than position vectors: a bit is the sign of their sum, and
+  of two equal parts it would tell neither.
+
+Initial weights are GPT-2's otherwise: N(0, 0.02²), projections into the residual stream by
+1/sqrt(2 layers) smaller, biases 0, and the stream itself at the scale of a word vector. The word
+table's 0.02 is that of width 1,024; it goes with 1/sqrt(width), so that scores begin alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedveil._validate import integer
+from fedveil.errors import InvalidValue
+
+_STD = 0.02
+_WORD_STD = 0.64  # over sqrt(width)
+_POSITION_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a language model; `layers` counts the query layer."""
+
+    vocabulary: int
+    context: int
+    width: int
+    layers: int
+    heads: int
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "context", "width", "layers", "heads"):
+            integer(name, getattr(self, name), 1)
+        if self.width % self.heads:
+            raise InvalidValue(
+                f"width = {self.width} is not a multiple of heads = {self.heads}: every head has "
+                f"the same share of it"
+            )
+
+    @property
+    def parameters(self) -> int:
+        """How many weights there are, the word table once."""
+        layer = 12 * self.width**2 + 13 * self.width
+        tables = (self.vocabulary + 2 * self.context) * self.width
+        return tables + self.layers * layer + 4 * self.width
+
+
+#: Shapes by name. `350M` is the source's 350M configuration of PanGu-alpha.
+PRESETS: dict[str, Shape] = {
+    "tiny": Shape(vocabulary=1024, context=128, width=128, layers=4, heads=4),
+    "small": Shape(vocabulary=8192, context=512, width=512, layers=8, heads=8),
+    "350M": Shape(vocabulary=40_000, context=1024, width=1024, layers=24, heads=16),
+}
+
+
+def _word_std(shape: Shape) -> float:
+    return _WORD_STD / math.sqrt(shape.width)
+
+
+class Memory:
+    """The keys and values of the positions that one layer has seen: (examples, heads, ., size)."""
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """How many positions it holds."""
+        return 0 if self._keys is None else self._keys.shape[2]
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Remember further positions; all that is held then."""
+        if self._keys is not None and self._values is not None:
+            keys = torch.cat([self._keys, keys], dim=2)
+            values = torch.cat([self._values, values], dim=2)
+        self._keys, self._values = keys, values
+        return keys, values
+
+
+class WordAndPosition(nn.Module):
+    """Tokens to vectors: row `token` of the word table plus row `position` of the other."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.word = nn.Embedding(shape.vocabulary, shape.width)
+        self.position = nn.Embedding(shape.context, shape.width)
+        nn.init.normal_(self.word.weight, std=_word_std(shape))
+        nn.init.normal_(self.position.weight, std=_POSITION_SHARE * _word_std(shape))
+
+    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """(examples, length) whole numbers, the first at position `start`, to their vectors."""
+        length = tokens.shape[1]
+        vectors: Tensor = self.word(tokens) + self.position.weight[start : start + length]
+        return vectors
+
+
+class Backbone(nn.Module):
+    """Layers over an entry LayerNorm, the query layer on top, a final LayerNorm.
+
+    Guarantee: the output at a position does not depend on the input at any later one.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.entry = nn.LayerNorm(shape.width)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers - 1))
+        self.query = nn.Embedding(shape.context, shape.width)
+        self.query_layer = Layer(shape)
+        self.final = nn.LayerNorm(shape.width)
+        nn.init.normal_(self.query.weight, std=_STD)
+        nn.init.constant_(self.entry.weight, _word_std(shape))
+
+    def new_memory(self) -> list[Memory]:
+        """What `forward` needs to go on where it stopped: one for each layer, empty."""
+        return [Memory() for _ in range(len(self.layers) + 1)]
+
+    def forward(self, vectors: Tensor, memory: Sequence[Memory] | None = None) -> Tensor:
+        """(examples, length, width) to the same shape.
+
+        With a memory, the vectors follow those of the earlier calls with it: a sequence that is
+        given piece by piece gives what it gives as a whole.
+        """
+        memories = [None] * (len(self.layers) + 1) if memory is None else memory
+        start = memory[0].length if memory else 0
+        hidden = self.entry(vectors)
+        for layer, seen in zip(self.layers, memories, strict=False):
+            hidden = layer(hidden, memory=seen)
+        query = self.query.weight[start : start + vectors.shape[1]]
+        hidden = self.query_layer(hidden, query[None], memory=memories[-1])
+        result: Tensor = self.final(hidden)
+        return result
+
+
+class Layer(nn.Module):
+    """x + attention(LayerNorm(x)), then y + feedforward(LayerNorm(y))."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width = shape.width
+        self.heads = shape.heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.ask = nn.Linear(width, width)
+        self.keys_and_values = nn.Linear(width, 2 * width)
+        self.attended = nn.Linear(width, width)
+        self.feed_norm = nn.LayerNorm(width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+        smaller = _STD / math.sqrt(2 * shape.layers)
+        for linear in (self.ask, self.keys_and_values, self.attended, self.widen, self.narrow):
+            into_residual = linear is self.attended or linear is self.narrow
+            nn.init.normal_(linear.weight, std=smaller if into_residual else _STD)
+            nn.init.zeros_(linear.bias)
+
+    def forward(
+        self, hidden: Tensor, query: Tensor | None = None, memory: Memory | None = None
+    ) -> Tensor:
+        """(examples, length, width) to the same shape.
+
+        Attention asks with `query`, (1, length, width) and so the same for every example; without
+        it, with the layer's own input.
+        """
+        normed = self.attention_norm(hidden)
+        asked = self._by_head(self.ask(normed if query is None else query))
+        keys, values = map(self._by_head, self.keys_and_values(normed).chunk(2, dim=2))
+        if memory is not None:
+            keys, values = memory.extend(keys, values)
+        mixed = _attend(asked.expand(len(hidden), -1, -1, -1), keys, values)
+        hidden = hidden + self.attended(mixed.transpose(1, 2).flatten(2))
+        fed = self.narrow(functional.gelu(self.widen(self.feed_norm(hidden))))
+        result: Tensor = hidden + fed
+        return result
+
+    def _by_head(self, vectors: Tensor) -> Tensor:
+        """(examples, length, width) to (examples, heads, length, width / heads)."""
+        return vectors.view(*vectors.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention, the last question at the position of the last key."""
+    questions, positions = asked.shape[2], keys.shape[2]
+    if questions == positions:
+        return functional.scaled_dot_product_attention(asked, keys, values, is_causal=True)
+    seen = torch.ones(questions, positions, dtype=torch.bool, device=asked.device)
+    mask = seen.tril(positions - questions)
+    return functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
+
+
+class TiedHead(nn.Module):
+    """Vectors to logits: inner products with the rows of a word table that it shares."""
+
+    def __init__(self, word: nn.Embedding) -> None:
+        super().__init__()
+        self.word = word
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., width) to (..., vocabulary)."""
+        return functional.linear(hidden, self.word.weight)
+
+
+def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of the tokens `labels` (examples, length) under `logits`, in nats."""
+    return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())

@@ -1,0 +1,330 @@
+"""A channel that outlives its streams: every message arrives once, whole and in order.
+
+A stream (see `streams`) may break at any byte and be opened anew any number of times. Messages
+are numbered from 1; each frame also says how many have arrived the other way, and what has not
+been acknowledged when a stream breaks is sent again on the next.
+
+    frame := number (8 bytes) arrived (8 bytes) kind (1 byte) body
+    kind  := 0  an acknowledgement alone, number 0
+           | 1  a message, body its encoding
+           | 2  the last frame of this side, body a sentence: empty where all is well
+           | 3  a refusal, body the reason; the last frame of this side
+
+Each process of a party names itself by a random session. A peer that comes back with another
+session is another process, which knows nothing of what was numbered before: both directions start
+again at 1, and `send` and `receive` raise PeerRestarted until `begin` is called.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+
+from fedveil.entropy import Secure
+from fedveil.errors import FedveilError, LinkLost, MessageInvalid, PeerRefused, PeerRestarted
+from fedveil.message import Message, Value, decode, encode
+
+PROTOCOL = 1
+#: How much may have arrived and not been received before a link stops reading its stream.
+INBOX_BYTES = 256 << 20
+#: An acknowledgement goes alone once so much has arrived since the last that went with a message.
+ACK_BYTES = 4 << 20
+#: How long `close` waits for the peer to have had everything.
+CLOSE_S = 10.0
+
+_HEADER = struct.Struct("<QQB")
+_ACK, _MESSAGE, _END, _REFUSAL = range(4)
+_LONGEST_SENTENCE = 2000
+_LOOK_AGAIN_S = 60.0
+
+
+class Link:
+    """One party's end of the link to `peer`; a `Channel` that streams attach to.
+
+    `send` never waits: how far a party runs ahead is its schedule's affair. `receive` waits, as
+    long as there is a stream; without one, `patience_s` seconds before it raises LinkLost.
+    One thread sends and receives; streams come from any.
+    """
+
+    def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
+        self.peer = peer
+        self.session = Secure().token(16)
+        #: Times that a stream was attached after the first, and seconds that none was.
+        self.reconnections = 0
+        self.away_s = 0.0
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._readable = threading.Condition(self._lock)
+        self._writable = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._peer_session = b""
+        self._restarted = False
+        self._stream = 0  # the number of the attached stream; 0 while none is
+        self._streams = 0
+        self._down_since = time.monotonic()
+        self._down_why = ""
+        self._failure: FedveilError | None = None
+        self._closed = False
+        self._forget_conversation()
+
+    def _forget_conversation(self) -> None:
+        self._unacknowledged: deque[tuple[int, bytes]] = deque()
+        self._sent = 0  # the number of the last message that was handed over for sending
+        self._written = 0  # the number of the last that went into the attached stream
+        self._arrived = 0
+        self._acknowledged = 0  # how much of what arrived the peer has been told of
+        self._unacknowledged_bytes = 0
+        self._inbox: deque[memoryview] = deque()
+        self._inbox_bytes = 0
+        self._ended: str | None = None  # the peer's last word
+        self._ending = False
+
+    # --- the channel
+
+    def begin(self) -> None:
+        """Talk to the process that the peer is now."""
+        with self._lock:
+            self._restarted = False
+
+    def send(self, message: Message) -> None:
+        """Let the peer have `message`; returns before it does."""
+        with self._lock:
+            self._check()
+            header = self._next_header(_MESSAGE)
+        frame = encode(message, header=header)
+        with self._lock:
+            self._check()
+            self._hand_over(frame)
+
+    def receive(self) -> dict[str, Value]:
+        """The peer's next message; waits for it."""
+        with self._lock:
+            self._check()
+            while not self._inbox:
+                if self._ended is not None:
+                    said = f": {self._ended}" if self._ended else ""
+                    raise LinkLost(f"{self.peer} has ended{said}")
+                self._readable.wait(self._patience_left())
+                self._check()
+            body = self._inbox.popleft()
+            self._inbox_bytes -= len(body)
+            self._room.notify_all()
+        try:
+            return decode(body)
+        except MessageInvalid as error:
+            raise LinkLost(f"{self.peer} sent what is not a message: {error}") from None
+
+    def refuse(self, reason: str) -> None:
+        """Tell the peer's process why it is refused, and have nothing more to do with it."""
+        self._finish(_REFUSAL, reason)
+
+    def await_another(self) -> None:
+        """Wait for another process of the peer than the one that is there, or was."""
+        with self._lock:
+            while not self._restarted:
+                if self._failure is not None:
+                    raise self._failure
+                self._readable.wait(self._patience_left())
+            self._restarted = False
+
+    def close(self, reason: str = "") -> None:
+        """Say that no more will come, and wait a little until the peer has everything."""
+        self._finish(_END, reason)
+        with self._lock:
+            self._closed, self._stream = True, 0
+            self._wake_all()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further stream is of any use."""
+        with self._lock:
+            return self._closed or self._failure is not None or self._ended is not None
+
+    # --- what streams do
+
+    def greeting(self) -> tuple[bytes, bytes, int]:
+        """This session, the peer's as far as it is known, and how many messages have arrived."""
+        with self._lock:
+            return self.session, self._peer_session, self._arrived
+
+    def attach(self, session: bytes, known: bytes, arrived: int) -> int:
+        """Begin a stream to the process that names itself `session`; the stream's number.
+
+        `known` and `arrived` are what that process said of this side, in its greeting.
+        """
+        with self._lock:
+            if session != self._peer_session:
+                if self._peer_session:
+                    self._restarted = True
+                    self._forget_conversation()
+                self._peer_session = session
+            # What it counted from another process of this party has no meaning here.
+            had = arrived if known == self.session else 0
+            if not 0 <= had <= self._sent:
+                raise MessageInvalid(f"{had} messages have arrived of {self._sent}")
+            self._acknowledge(had)
+            self._written = had
+            if self._streams:
+                self.reconnections += 1
+                self.away_s += time.monotonic() - self._down_since
+            self._streams += 1
+            self._stream = self._streams
+            self._wake_all()
+            return self._stream
+
+    def detach(self, stream: int, why: str = "") -> None:
+        """End a stream; nothing happens where another has taken its place."""
+        with self._lock:
+            if stream == self._stream != 0:
+                self._stream = 0
+                self._down_since, self._down_why = time.monotonic(), why
+                self._wake_all()
+
+    def absent(self, why: str) -> None:
+        """Note why no stream can be had, for the sentence that ends the patience."""
+        with self._lock:
+            self._down_why = why
+
+    def fail(self, error: FedveilError) -> None:
+        """Let `send` and `receive` raise `error` from now on."""
+        with self._lock:
+            self._failure = self._failure or error
+            self._wake_all()
+
+    def frames(self, stream: int) -> Iterator[bytes]:
+        """What is to be written into a stream, as it comes, until the stream ends."""
+        while True:
+            with self._lock:
+                while (frame := self._next_frame(stream)) is None:
+                    if stream != self._stream:
+                        return
+                    self._writable.wait()
+            yield frame
+
+    def frame(self, stream: int) -> bytes | None:
+        """The next of those `frames`; None where there is none now."""
+        with self._lock:
+            return self._next_frame(stream)
+
+    def take(self, stream: int, frame: bytes) -> None:
+        """What was read from a stream; waits where too much lies here unread."""
+        if len(frame) < _HEADER.size:
+            raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
+        number, acknowledged, kind = _HEADER.unpack_from(frame)
+        body = memoryview(frame)[_HEADER.size :]
+        with self._lock:
+            if stream != self._stream:
+                return
+            if acknowledged > self._sent:
+                raise MessageInvalid(f"{acknowledged} messages have arrived of {self._sent}")
+            self._acknowledge(acknowledged)
+            if kind == _ACK or number <= self._arrived:
+                return
+            if number != self._arrived + 1:
+                raise MessageInvalid(f"message {number} follows message {self._arrived}")
+            self._accept(kind, body)
+            while self._inbox_bytes > INBOX_BYTES and stream == self._stream:
+                self._room.wait()
+
+    def belongs_to(self, session: bytes) -> bool:
+        """Whether that process of the peer is the one that this side talks to."""
+        with self._lock:
+            return session == self._peer_session
+
+    # --- under the lock
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._restarted:
+            raise PeerRestarted(f"{self.peer} has started again")
+        if self._closed:
+            raise LinkLost(f"the link to {self.peer} is closed")
+
+    def _patience_left(self) -> float | None:
+        """Seconds to wait for an absent peer; None, for ever, while there is a stream."""
+        if self._stream:
+            return None
+        left = self._down_since + self._patience_s - time.monotonic()
+        if left > 0:
+            return min(left, _LOOK_AGAIN_S)
+        why = f": {self._down_why}" if self._down_why else ""
+        ever = "was away" if self._streams else "did not come"
+        raise LinkLost(f"{self.peer} {ever} for {self._patience_s:g} seconds{why}")
+
+    def _next_header(self, kind: int) -> bytes:
+        self._acknowledged, self._unacknowledged_bytes = self._arrived, 0
+        return _HEADER.pack(self._sent + 1, self._arrived, kind)
+
+    def _hand_over(self, frame: bytes) -> None:
+        self._sent += 1
+        self._unacknowledged.append((self._sent, frame))
+        self._writable.notify_all()
+
+    def _acknowledge(self, count: int) -> None:
+        while self._unacknowledged and self._unacknowledged[0][0] <= count:
+            self._unacknowledged.popleft()
+        if self._ending and not self._unacknowledged:
+            self._readable.notify_all()
+
+    def _next_frame(self, stream: int) -> bytes | None:
+        if stream != self._stream:
+            return None
+        if self._unacknowledged and self._unacknowledged[-1][0] > self._written:
+            first = self._unacknowledged[0][0]
+            self._written = max(self._written + 1, first)
+            return self._unacknowledged[self._written - first][1]
+        last_word = self._ended is not None and self._acknowledged < self._arrived
+        if last_word or self._unacknowledged_bytes >= ACK_BYTES:
+            self._acknowledged, self._unacknowledged_bytes = self._arrived, 0
+            return _HEADER.pack(0, self._arrived, _ACK)
+        return None
+
+    def _accept(self, kind: int, body: memoryview) -> None:
+        self._arrived += 1
+        self._unacknowledged_bytes += len(body)
+        if kind == _MESSAGE:
+            self._inbox.append(body)
+            self._inbox_bytes += len(body)
+        elif kind in (_END, _REFUSAL):
+            self._ended = _sentence(body)
+            if kind == _REFUSAL:
+                reason = self._ended or "it gave no reason"
+                self._failure = PeerRefused(f"{self.peer} refuses: {reason}")
+        else:
+            raise MessageInvalid(f"a frame has the unknown kind {kind}")
+        if self._ended is not None or self._unacknowledged_bytes >= ACK_BYTES:
+            self._writable.notify_all()
+        self._readable.notify_all()
+
+    def _finish(self, kind: int, reason: str) -> None:
+        """Send the last frame, and wait until the peer has it or is not worth waiting for."""
+        deadline = time.monotonic() + CLOSE_S
+        with self._lock:
+            if self._ending or self._closed or self._restarted or not self._peer_session:
+                return
+            self._ending = True
+            body = reason.encode()[:_LONGEST_SENTENCE]
+            self._hand_over(self._next_header(kind) + body)
+            while self._unacknowledged and not self._restarted:
+                over = self._ended is not None or self._failure is not None
+                left = deadline - time.monotonic()
+                if left <= 0 or (over and not self._stream):
+                    break
+                self._readable.wait(left)
+
+    def _wake_all(self) -> None:
+        for condition in (self._readable, self._writable, self._room):
+            condition.notify_all()
+
+
+def _sentence(body: memoryview) -> str:
+    """A peer's words as one line of text."""
+    text = ""
+    with suppress(UnicodeDecodeError):
+        text = str(body[:_LONGEST_SENTENCE], "utf-8")
+    return "".join(character if character.isprintable() else " " for character in text)

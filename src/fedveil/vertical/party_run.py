@@ -1,0 +1,354 @@
+"""One party's side of a whole run: epochs, looks at held-out examples, records, checkpoints.
+
+The same object serves a run in one process and a party alone on its machine, which agrees with
+its peers on the step to go on from, restores it and plays `train` over its channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.mechanisms.label import LabelDP
+from fedveil.message import Message, Value, decode, encode, take_array
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.runtime.model_file import model_bytes
+from fedveil.runtime.recorder import Record, Recorder
+from fedveil.runtime.run_folder import MODEL, RunFolder, uninterrupted
+from fedveil.vertical import ledger as accounts
+from fedveil.vertical.channel import Exchange
+from fedveil.vertical.checkpoint import Checkpoint, forget_after, held
+from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.parties import Party
+from fedveil.vertical.reports import Reports
+from fedveil.vertical.rows import Order, Rows
+from fedveil.vertical.split import SplitModel, module_of
+from fedveil.vertical.tasks import Subset, Task, averages
+
+Progress = Callable[[Record], None]
+_LABELS = "labels"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a party's side of a run is made from.
+
+    `rows` are its examples in the agreed order, `order_seed` is the leader's word on the order of
+    training, `entropy` is what leaves it drawn from, `folder` is where it writes.
+    """
+
+    job: VerticalJob
+    task: Task
+    split: SplitModel
+    party: str
+    rows: Mapping[Subset, Rows]
+    entropy: Entropy
+    order_seed: int
+    folder: RunFolder
+
+
+class PartyRun:
+    """A party in a run; `restore` is called before `train`, with a step that all parties hold.
+
+    After `train` has ended with an error, `restore` and `train` begin again from a step held.
+    """
+
+    def __init__(self, setting: Setting, progress: Progress | None = None) -> None:
+        self.setting = setting
+        self.name = setting.party
+        self.records: list[Record] = []
+        job, task, split = setting.job, setting.task, setting.split
+        self._is_leader = self.name == split.leader
+        self._has_told = False
+        self._tell = progress or (lambda record: None)
+        self._reports = Reports(setting.entropy, setting.folder.path)
+        self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
+        self._releases = accounts.Releases(
+            setting.folder, self._order, fresh=not _repeatable(setting.entropy)
+        )
+        self._fingerprint = _fingerprint(setting)
+        self._rows = dict(setting.rows)
+        self._label_loss = self._protect_labels() if self._is_leader else None
+        self.party = Party(
+            self.name,
+            split,
+            loss=task.loss if self._is_leader else None,
+            in_flight=job.in_flight,
+            seed=job.seed,
+            device=job.device,
+            tell_loss=job.record.followers_see_loss,
+            report=self._reports,
+        )
+        self.done = 0
+        self._window = _Window(self.party)
+        self._recorder: Recorder | None = None
+        if not held(setting.folder):
+            self._checkpoint(metrics_bytes=0)
+
+    @property
+    def total(self) -> int:
+        """The steps of the whole run."""
+        return self.setting.job.epochs * self._order.steps
+
+    def held_steps(self) -> list[int]:
+        """The steps that this party can go on from."""
+        return held(self.setting.folder)
+
+    def restore(self, step: int) -> None:
+        """Go back, or on, to the checkpoint after `step`."""
+        saved = Checkpoint.read(self.setting.folder, step)
+        if saved.fingerprint != self._fingerprint:
+            raise RunFolderError(
+                f"{self.setting.folder.path} was made with another job, model or other data than "
+                f"are here now"
+            )
+        forget_after(self.setting.folder, step)
+        self.party.restore(saved.tensors)
+        self.done = step
+        if self._recorder is not None:
+            self._recorder.close()
+        self._recorder = Recorder(
+            self.setting.folder, keep_bytes=saved.metrics_bytes, durable=False
+        )
+        self.records = self._recorder.records
+        self._window = _Window(self.party, saved.window)
+        looks = sum("look" in record for record in self.records)
+        self._releases.restore(step, looks)
+
+    def train(self) -> Exchange[None]:
+        """All steps that are left, and the files that the run ends with."""
+        job = self.setting.job
+        for record in () if self._has_told else self.records:
+            self._tell(record)
+        self._has_told = True
+        while self.done < self.total:
+            number = self.done + 1
+            epoch, within = divmod(self.done, self._order.steps)
+            batch = self._rows["train"].batch(self._order.of_step(number))
+            self._releases.begin_step(number, batch.positions)
+            loss = yield from self.party.step(number, batch)
+            self.done = number
+            self._window.add(loss, batch.rows)
+            if number % job.record.every_steps == 0 or number == self.total:
+                self._record_step(epoch, within + 1)
+            if within + 1 == self._order.steps and self._looks_after(epoch):
+                yield from self._evaluate(epoch)
+            if number % job.checkpoint.every_steps == 0 or number == self.total:
+                self._checkpoint()
+        self._finish()
+
+    def evaluate(self) -> Exchange[dict[str, float]]:
+        """Look at the held-out examples: the leader's result is the task's averages."""
+        sums: dict[str, float] = {}
+        self._releases.begin_look()
+        for number, positions in enumerate(self._looked_at().in_turn(), start=1):
+            batch = self._rows["test"].batch(positions)
+            outputs = yield from self.party.look(number, batch, occasion=self.done)
+            if outputs is not None and batch.labels is not None:
+                for name, value in self.setting.task.metrics(outputs.cpu(), batch.labels).items():
+                    sums[name] = sums.get(name, 0.0) + value
+        return averages(sums) if sums else {}
+
+    def predict(self) -> Exchange[npt.NDArray[Any] | None]:
+        """Look at the held-out examples: the leader's result is the last part's outputs."""
+        found = []
+        self._releases.begin_look()
+        for number, positions in enumerate(self._looked_at().in_turn(), start=1):
+            batch = self._rows["test"].batch(positions)
+            outputs = yield from self.party.look(number, batch, occasion=self.done)
+            if outputs is not None:
+                found.append(outputs.cpu().float().numpy())
+        return np.concatenate(found) if found else None
+
+    def figures(self) -> list[accounts.Figure]:
+        """What this party's crossings, and the leader's labels, have told of an example so far."""
+        delta = self.setting.job.privacy.delta
+        return accounts.figures(
+            self.setting.split, self.name, self._releases, delta, self._label_loss
+        )
+
+    def ledger(self) -> Ledger:
+        """The account of every example so far."""
+        return accounts.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
+
+    def event(self, text: str) -> None:
+        """Write a line into the party's events."""
+        assert self._recorder is not None, "restore comes first"
+        self._recorder.event(text)
+
+    def close(self) -> None:
+        """Let the files go."""
+        if self._recorder is not None:
+            self._recorder.close()
+        self._reports.close()
+        self._releases.close()
+
+    def _looked_at(self) -> Order:
+        return replace(self._order, count=self._rows["test"].count)
+
+    def _looks_after(self, epoch: int) -> bool:
+        every = self.setting.job.evaluation.every_epochs
+        last = epoch + 1 == self.setting.job.epochs
+        return every is not None and (last or (epoch + 1) % every == 0)
+
+    def _evaluate(self, epoch: int) -> Exchange[None]:
+        began = time.perf_counter()
+        quality = yield from self.evaluate()
+        self._keep(
+            {
+                "party": self.name,
+                "epoch": epoch,
+                "look": self.done,
+                **{f"test_{name}": value for name, value in quality.items()},
+                "seconds": time.perf_counter() - began,
+            }
+        )
+        self._window.look_away()
+
+    def _record_step(self, epoch: int, within: int) -> None:
+        task = self.setting.task
+        self._keep(
+            {
+                "party": self.name,
+                "epoch": epoch,
+                "step": within,
+                "steps": self._order.steps,
+                **self._window.end(task.unit, task.units_per_example),
+            }
+        )
+
+    def _keep(self, record: Record) -> None:
+        assert self._recorder is not None, "restore comes first"
+        self._recorder.record(record)
+        self._tell(record)
+
+    def _checkpoint(self, metrics_bytes: int | None = None) -> None:
+        if self._recorder is not None:
+            self._recorder.sync()
+            metrics_bytes = self._recorder.metrics_bytes
+        with uninterrupted():
+            Checkpoint(
+                step=self.done,
+                fingerprint=self._fingerprint,
+                metrics_bytes=metrics_bytes or 0,
+                window=self._window.state(),
+                tensors=self.party.state(),
+            ).write(self.setting.folder)
+
+    def _finish(self) -> None:
+        with uninterrupted():
+            self.setting.folder.write_atomically(MODEL, model_bytes(self.party.modules))
+        for figure in self.figures():
+            self.event(str(figure))
+        self.event(f"finished after step {self.done}")
+
+    def _protect_labels(self) -> PrivacyLoss | None:
+        """Draw the labels that are trained on, once for the run: they are read back if it goes on.
+
+        They are on the disk before anything is computed from them.
+        """
+        settings = self.setting.job.privacy.label_dp
+        rows = self._rows["train"]
+        if settings is None or rows.labels is None:
+            return None
+        classes = self.setting.task.classes
+        assert classes is not None, "make_task has checked it"
+        mechanism = LabelDP(settings.eps)
+        path = self.setting.folder.path / _LABELS
+        if path.exists():
+            try:
+                told = take_array(decode(path.read_bytes()), "labels", np.int64, (rows.count,))
+            except MessageInvalid as error:
+                raise RunFolderError(f"{path} is damaged: {error}") from None
+        else:
+            truth = rows.labels.reshape(-1).long().numpy()
+            told = mechanism.perturb_classes(truth, classes, self.setting.entropy.stream("labels"))
+            self.setting.folder.write_atomically(_LABELS, encode({"labels": told}))
+        labels = torch.from_numpy(told.copy()).to(rows.labels.dtype).reshape(rows.labels.shape)
+        self._rows["train"] = rows.with_labels(labels)
+        return mechanism.loss
+
+
+class _Window:
+    """What has happened in the steps since the last line; a checkpoint keeps what can be kept."""
+
+    def __init__(self, party: Party, state: Message | None = None) -> None:
+        state = state or {}
+        self._party = party
+        self._loss = float(state.get("loss", 0.0))
+        self._losses = int(state.get("losses", 0))
+        self._steps = int(state.get("steps", 0))
+        self._sent = int(state.get("sent", 0))
+        self._received = int(state.get("received", 0))
+        self._rows, self._seconds, self._waited = 0, 0.0, 0.0
+        self.look_away()
+
+    def add(self, loss: float | None, rows: int) -> None:
+        """A step has ended."""
+        if loss is not None:
+            self._loss += loss
+            self._losses += 1
+        began, sent, received, waited = self._at
+        self.look_away()
+        self._steps += 1
+        self._rows += rows
+        self._sent += self._at[1] - sent
+        self._received += self._at[2] - received
+        self._seconds += self._at[0] - began
+        self._waited += self._at[3] - waited
+
+    def look_away(self) -> None:
+        """What happened since the last step is not a step's."""
+        party = self._party
+        self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
+
+    def end(self, unit: str, units_per_example: int) -> Record:
+        """The figures of the window; the next one begins."""
+        record: Record = {"loss": self._loss / self._losses} if self._losses else {}
+        record |= {
+            "bytes_sent_per_step": self._sent / self._steps,
+            "bytes_received_per_step": self._received / self._steps,
+            "unit": unit,
+            "seconds_per_unit": self._seconds / max(self._rows * units_per_example, 1),
+            "seconds_waiting": self._waited,
+        }
+        self.__init__(self._party)  # type: ignore[misc]
+        return record
+
+    def state(self) -> dict[str, Value]:
+        """What a resumed run goes on with: all but the clock's figures."""
+        return {
+            "loss": self._loss,
+            "losses": self._losses,
+            "steps": self._steps,
+            "sent": self._sent,
+            "received": self._received,
+        }
+
+
+def _repeatable(entropy: Entropy) -> bool:
+    """Whether what is drawn again is the same, and tells nothing new."""
+    return isinstance(entropy, Seeded)
+
+
+def _fingerprint(setting: Setting) -> str:
+    """A digest of what a resumed run must find again."""
+    digest = hashlib.sha256(json.dumps(setting.job.agreed(), sort_keys=True).encode())
+    digest.update(f"{setting.party} {setting.order_seed}".encode())
+    for part in setting.split.owned_by(setting.party):
+        for name, tensor in module_of(part).state_dict().items():
+            digest.update(f"{part.name} {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+    for subset in ("train", "test"):
+        digest.update(setting.rows[subset].fingerprint())
+    return digest.hexdigest()

@@ -1,0 +1,103 @@
+"""The reports that leave a party: drawn anew for every step, or drawn once and kept.
+
+What is kept is in a file before it leaves, so that a process that takes over from a killed one
+sends the same again and an example pays once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.entropy import Entropy
+from fedveil.mechanisms.embedding import EmbeddingDP, packed_size
+from fedveil.mechanisms.memory import ReportMemory
+from fedveil.vertical.split import Crossing
+from fedveil.vertical.step import Occasion
+
+Packed = npt.NDArray[np.uint8]
+_KEY_BYTES = 8
+
+
+class Reports:
+    """EmbeddingDP where a tensor leaves: each report from a stream of its own.
+
+    Reports of a crossing under `reuse` are kept in `folder`; without one, in memory.
+    """
+
+    def __init__(self, entropy: Entropy, folder: Path | None = None) -> None:
+        self._entropy = entropy
+        self._folder = folder
+        self._mechanisms: dict[str, EmbeddingDP] = {}
+        self._memories: dict[tuple[str, str], ReportMemory] = {}
+
+    def __call__(
+        self, crossing: Crossing, values: npt.NDArray[np.float32], occasion: Occasion
+    ) -> Packed:
+        """The packed bits of `values`."""
+        assert crossing.privacy is not None, "only a protected crossing is reported"
+        mechanism = self._mechanisms.get(crossing.part)
+        if mechanism is None:
+            mechanism = self._mechanisms[crossing.part] = EmbeddingDP(crossing.privacy.eps)
+        entropy = self._entropy.stream("report", crossing.part, *occasion.path)
+        if not crossing.privacy.reuse:
+            return mechanism.bits(values, entropy)
+        memory = self._memory(crossing, occasion.subset)
+        return mechanism.bits_of(occasion.positions, values, entropy, memory)
+
+    def close(self) -> None:
+        """Let the files go."""
+        for memory in self._memories.values():
+            if isinstance(memory, _KeptMemory):
+                memory.close()
+        self._memories.clear()
+
+    def _memory(self, crossing: Crossing, subset: str) -> ReportMemory:
+        place = crossing.part, subset
+        memory = self._memories.get(place)
+        if memory is None:
+            width = packed_size(math.prod(crossing.output))
+            memory = ReportMemory(width)
+            if self._folder is not None:
+                memory = _KeptMemory(width, self._folder / f"reports-{crossing.part}-{subset}")
+            self._memories[place] = memory
+        return memory
+
+
+class _KeptMemory(ReportMemory):
+    """A memory of reports that is a file as well: a record of a key and a report for each."""
+
+    def __init__(self, width: int, path: Path) -> None:
+        super().__init__(width)
+        record = _KEY_BYTES + width
+        raw = path.read_bytes() if path.exists() else b""
+        whole = len(raw) - len(raw) % record  # a killed process may have left a part of one
+        records = np.frombuffer(raw[:whole], np.uint8).reshape(-1, record)
+        keys = np.ascontiguousarray(records[:, :_KEY_BYTES]).view("<i8").reshape(-1)
+        self._file: IO[bytes] | None = None
+        self.reports(keys, lambda places: records[places, _KEY_BYTES:])
+        self._file = path.open("ab", buffering=0)
+        self._file.truncate(whole)
+
+    def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
+        """The reports of `keys`; new ones are in the file when this returns."""
+        named = np.asarray(keys, "<i8")
+
+        def kept(places: npt.NDArray[np.int64]) -> Packed:
+            rows = draw(places)
+            if self._file is not None:
+                heads = named[places].reshape(-1, 1).view(np.uint8)
+                self._file.write(np.concatenate([heads, rows], axis=1).tobytes())
+            return rows
+
+        return super().reports(named, kept)
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,351 @@
+"""What each party does in a step, in which order: worked out beforehand, the same everywhere.
+
+A batch is cut into micro-batches so that one party computes while another's tensors travel. The
+order comes from list scheduling on an imagined clock: whoever is free takes what can start first,
+and of several a forward pass that another party waits for, then what leads to a gradient that one
+waits for, the earliest micro-batch first. So a follower runs ahead over its forward passes while
+the leader works, and the leader sends each gradient back before it turns to the next micro-batch.
+No clock is read when the programs run: they are lists of instructions, and a party waits where its
+list says.
+
+What holds for the programs of one step, whatever the speeds:
+
+- every operation is in its owner's program once; those of one part come in micro-batch order, so
+  that gradients are added up in one order;
+- weights change in `apply`, the last instruction of a training program: no gradient is stale;
+- a party receives from another in the order in which that one sends, so that a link is a queue;
+- whoever applies knows that every party has received and checked every tensor of the step:
+
+      `ready`    follower -> leader: it has checked all that it receives in this step
+      `commit`   leader -> follower: so has everybody
+
+  Each is sent as early as it is true, while the last gradients are computed, and left out where
+  the last tensor on that way says it already: where it is sent after its sender's last receipt
+  (and, for `commit`, where there is no further follower to hear from).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from fedveil.vertical.split import Crossing, Part, SplitModel
+
+Kind: TypeAlias = Literal["forward", "loss", "backward"]
+#: What is done with each micro-batch: a kind of operation, and the part.
+_Stage: TypeAlias = tuple[Kind, str]
+
+#: The imagined duration of an operation, and of a tensor's way, against a forward pass.
+_DURATION: dict[Kind, int] = {"forward": 1, "loss": 3, "backward": 2}
+_LATENCY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run one part on one micro-batch, forward or backward.
+
+    `loss` stands for both passes of the last part, with the loss between them.
+    """
+
+    kind: Kind
+    part: str
+    micro: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One tensor on its way: a part's output, or the gradient of it coming back."""
+
+    crossing: Crossing
+    micro: int
+    gradient: bool
+
+    @property
+    def sender(self) -> str:
+        """Who sends it."""
+        return self.crossing.receiver if self.gradient else self.crossing.sender
+
+    @property
+    def receiver(self) -> str:
+        """Who receives it."""
+        return self.crossing.sender if self.gradient else self.crossing.receiver
+
+
+@dataclass(frozen=True, slots=True)
+class SendTensor:
+    """Let the other party have a tensor."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveTensor:
+    """Wait for the other party's next tensor, and check it."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class SendWord:
+    """Let `peer` have a `ready` or a `commit`."""
+
+    word: Literal["ready", "commit"]
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveWord:
+    """Wait for `peer`'s `ready` or `commit`."""
+
+    word: Literal["ready", "commit"]
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Change the weights by the gradients of the whole batch."""
+
+
+Instruction: TypeAlias = Compute | SendTensor | ReceiveTensor | SendWord | ReceiveWord | Apply
+Program: TypeAlias = tuple[Instruction, ...]
+
+
+def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[str, Program]:
+    """Each party's program of a step of `micros` micro-batches.
+
+    Without `training` parts only run forward, up to the last.
+    """
+    orders = _orders(split, micros, training)
+    sent = {party: _with_sends(split, party, orders[party]) for party in split.parties}
+    made = {party: _with_receipts(split, party, sent) for party in split.parties}
+    if not training:
+        return {party: tuple(made[party]) for party in split.parties}
+    return _with_words(split, made)
+
+
+def micro_sizes(rows: int, in_flight: int) -> tuple[int, ...]:
+    """How a batch of `rows` is cut: into `in_flight`, the larger first; fewer where too small."""
+    micros = min(rows, in_flight)
+    size, larger = divmod(rows, micros)
+    return (size + 1,) * larger + (size,) * (micros - larger)
+
+
+def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Compute]]:
+    """Each party's operations in the order in which it runs them."""
+    needs = _needs(split, training)
+    owner = {part.name: part.owner for part in split.parts}
+    forward, backward = _awaited(split)
+    place = {stage: number for number, stage in enumerate(needs)}
+    ends: dict[Compute, int] = {}
+    free = dict.fromkeys(split.parties, 0)
+    orders: dict[str, list[Compute]] = {party: [] for party in split.parties}
+    following = dict.fromkeys(needs, 0)  # each stage's next micro-batch
+
+    def start(stage: _Stage) -> int | None:
+        """When the stage's next operation could start; None where that is not known yet."""
+        party, at = owner[stage[1]], free[owner[stage[1]]]
+        for before in needs[stage]:
+            end = ends.get(Compute(*before, following[stage]))
+            if end is None:
+                return None
+            at = max(at, end + (_LATENCY if owner[before[1]] != party else 0))
+        return at
+
+    def urgency(stage: _Stage) -> tuple[int, int, int]:
+        kind, part = stage
+        idle = kind == "backward" and part not in backward
+        group = 0 if kind == "forward" and part in forward else 2 if idle else 1
+        return group, following[stage], -place[stage]
+
+    while following:
+        starts = {stage: at for stage in following if (at := start(stage)) is not None}
+        stage = min(starts, key=lambda s: (starts[s], urgency(s)))
+        operation, party = Compute(*stage, following[stage]), owner[stage[1]]
+        ends[operation] = free[party] = starts[stage] + _DURATION[stage[0]]
+        orders[party].append(operation)
+        following[stage] += 1
+        if following[stage] == micros:
+            del following[stage]
+    return orders
+
+
+def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
+    """What must be done before each stage of a micro-batch, in an order that respects it."""
+    needs: dict[_Stage, list[_Stage]] = {
+        ("forward", part.name): [("forward", source) for source in part.sources]
+        for part in split.parts
+    }
+    if training:
+        needs["loss", split.last.name] = needs.pop(("forward", split.last.name))
+        for part in reversed(split.parts[:-1]):
+            if split.runs_backward(part.name):
+                needs["backward", part.name] = [
+                    ("forward", part.name),
+                    *(_backward(split, other) for other in _returning(split, part.name)),
+                ]
+    return needs
+
+
+def _returning(split: SplitModel, name: str) -> list[str]:
+    """The parts whose backward pass gives a gradient of `name`'s output."""
+    silent = {
+        consumer
+        for crossing in split.crossings
+        if crossing.part == name and not crossing.gradient
+        for consumer in crossing.consumers
+    }
+    return [
+        consumer.name
+        for consumer in split.consumers(name)
+        if consumer.name not in silent and split.runs_backward(consumer.name)
+    ]
+
+
+def _backward(split: SplitModel, name: str) -> _Stage:
+    return ("loss" if name == split.last.name else "backward", name)
+
+
+def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
+    """The parts whose forward pass leads to a tensor for another party, and whose backward does.
+
+    Both look along the parts of one owner only.
+    """
+    forward = {crossing.part for crossing in split.crossings}
+    backward = {name for c in split.crossings if c.gradient for name in c.consumers}
+
+    def own(part: Part, others: Iterable[str]) -> bool:
+        return any(split.by_name[other].owner == part.owner for other in others)
+
+    for part in reversed(split.parts):
+        if own(part, forward.intersection(other.name for other in split.consumers(part.name))):
+            forward.add(part.name)
+    for part in split.parts:
+        if own(part, backward.intersection(part.sources)):
+            backward.add(part.name)
+    return frozenset(forward), frozenset(backward)
+
+
+def _with_sends(
+    split: SplitModel, party: str, order: Sequence[Compute]
+) -> list[Compute | SendTensor]:
+    """A party's operations, and each tensor as soon as it can leave."""
+    program: list[Compute | SendTensor] = []
+    backward: set[tuple[str, int]] = set()
+    for operation in order:
+        if operation.kind != "forward":
+            backward.add((operation.part, operation.micro))
+        program += [operation, *_sends(split, party, operation, backward)]
+    return program
+
+
+def _sends(
+    split: SplitModel, party: str, done: Compute, backward: Collection[tuple[str, int]]
+) -> list[SendTensor]:
+    """The tensors that `party` can send once `done` is done, and could not before.
+
+    A gradient is whole when all of the party's parts that read the output ran `backward`.
+    """
+    sends = []
+    for crossing in split.crossings:
+        if crossing.sender == party and (done.kind, done.part) == ("forward", crossing.part):
+            sends.append(SendTensor(Transfer(crossing, done.micro, gradient=False)))
+        elif crossing.receiver == party and crossing.gradient and done.kind != "forward":
+            running = [name for name in crossing.consumers if split.runs_backward(name)]
+            whole = all((name, done.micro) in backward for name in running)
+            if done.part in running and whole:
+                sends.append(SendTensor(Transfer(crossing, done.micro, gradient=True)))
+    return sends
+
+
+def _with_receipts(
+    split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
+) -> list[Instruction]:
+    """A party's instructions, each receipt where it is first needed, in its sender's order."""
+    due = {
+        peer: deque(
+            step.transfer
+            for step in sent[peer]
+            if isinstance(step, SendTensor) and step.transfer.receiver == party
+        )
+        for peer in split.parties
+    }
+    program: list[Instruction] = []
+    for step in sent[party]:
+        if isinstance(step, Compute):
+            for needed in _arrivals(split, party, step):
+                queue = due[needed.sender]
+                while needed in queue:
+                    program.append(ReceiveTensor(queue.popleft()))
+        program.append(step)
+    return program
+
+
+def _arrivals(split: SplitModel, party: str, step: Compute) -> list[Transfer]:
+    """The tensors from other parties that an operation reads."""
+    if step.kind != "backward":
+        return [
+            Transfer(crossing, step.micro, gradient=False)
+            for crossing in split.crossings
+            if crossing.receiver == party and step.part in crossing.consumers
+        ]
+    return [
+        Transfer(crossing, step.micro, gradient=True)
+        for crossing in split.crossings
+        if crossing.part == step.part and crossing.gradient
+    ]
+
+
+def _with_words(
+    split: SplitModel, tensors: Mapping[str, Sequence[Instruction]]
+) -> dict[str, Program]:
+    """The programs with `ready`, `commit` and `apply`."""
+    leader = split.leader
+    ready = [name for name in split.followers if not _says_it(tensors[name], leader)]
+    told_already = len(split.followers) == 1 and _says_it(tensors[leader], split.followers[0])
+    commit = () if told_already else split.followers
+
+    made: dict[str, Program] = {}
+    for follower in split.followers:
+        checked = _last(tensors[follower], ReceiveTensor) + 1
+        word = [SendWord("ready", leader)] if follower in ready else []
+        heard = [ReceiveWord("commit", leader)] if follower in commit else []
+        program = tensors[follower]
+        made[follower] = (*program[:checked], *word, *program[checked:], *heard, Apply())
+    program = tensors[leader]
+    # What is left to compute then is the leader's alone: the followers need not wait for it.
+    settled = 1 + max(
+        _last(program, ReceiveTensor), _last(program, SendTensor), _last_loss(program)
+    )
+    made[leader] = (
+        *program[:settled],
+        *(ReceiveWord("ready", follower) for follower in ready),
+        *(SendWord("commit", follower) for follower in commit),
+        *program[settled:],
+        Apply(),
+    )
+    return made
+
+
+def _says_it(program: Sequence[Instruction], peer: str) -> bool:
+    """Whether the last tensor to `peer` leaves after the last receipt from anybody."""
+    last = max(
+        (
+            place
+            for place, step in enumerate(program)
+            if isinstance(step, SendTensor) and step.transfer.receiver == peer
+        ),
+        default=-1,
+    )
+    return last > _last(program, ReceiveTensor)
+
+
+def _last(program: Sequence[Instruction], kind: type[Instruction]) -> int:
+    """The place of the last instruction of that kind; -1 where there is none."""
+    return max((place for place, step in enumerate(program) if isinstance(step, kind)), default=-1)
+
+
+def _last_loss(program: Sequence[Instruction]) -> int:
+    losses = (isinstance(step, Compute) and step.kind == "loss" for step in program)
+    return max((place for place, found in enumerate(losses) if found), default=-1)

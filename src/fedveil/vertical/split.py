@@ -1,0 +1,388 @@
+"""Who computes which part of a network, and what crosses between the parties.
+
+A split model is an ordered list of parts. Each belongs to one party and reads columns of its
+owner's data, or what earlier parts give. What a part gives to another party's part is a crossing;
+its gradient comes back the same way. The last part belongs to the leader, who alone has the
+labels and the loss, and every crossing has the leader at one end: followers talk to nobody else.
+
+    followers' bottoms, leader's top     left:  bank   <- data.x
+                                         right: shop   <- data.x
+                                         top:   leader <- left, right
+    U-shape                              embedding: leader <- data.tokens
+                                         backbone:  bank   <- embedding
+                                         head:      leader <- backbone
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedveil._validate import choice, integer, non_negative, positive, within
+from fedveil.errors import SplitInvalid
+
+#: Inputs of this form are columns of the owner's data; all others are names of earlier parts.
+DATA = "data."
+#: What a crossing may hold, and the bytes of one value.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How a part's parameters follow their gradients: torch's rule of that name.
+
+    The learning rate rises linearly over the first `warmup_steps` steps and is `lr` from then on.
+    """
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        choice("optimizer.name", self.name, ("sgd", "adam", "adamw"))
+        positive("optimizer.lr", self.lr)
+        within("optimizer.momentum", self.momentum, 0, 1, open_high=True)
+        non_negative("optimizer.weight_decay", self.weight_decay)
+        integer("optimizer.warmup_steps", self.warmup_steps, 0)
+
+    def lr_of(self, step: int) -> float:
+        """The learning rate of a step; steps are numbered from 1."""
+        return self.lr * min(1.0, step / max(self.warmup_steps, 1))
+
+    def over(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimiser of `parameters`."""
+        match self.name:
+            case "adam":
+                return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
+            case "adamw":
+                return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(
+            parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+
+@dataclass(frozen=True)
+class EmbeddingPrivacy:
+    """What becomes of a part's output before it leaves its owner: EmbeddingDP.
+
+    `eps` is the source's, eps/2 a bit; None quantises without noise and promises nothing.
+    Under `gradient = "none"` no gradient comes back. `reuse` remembers what was sent for an
+    example and sends it again, which a part alone can do that gives the same in every epoch.
+    """
+
+    eps: float | None = None
+    gradient: Literal["straight_through", "none"] = "straight_through"
+    reuse: bool = False
+
+    def __post_init__(self) -> None:
+        if self.eps is not None:
+            non_negative("embedding_dp.eps", self.eps)
+        choice("embedding_dp.gradient", self.gradient, ("straight_through", "none"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One party's piece of the network.
+
+    `module` is called with one tensor for each of `inputs`, the examples along the first
+    dimension, and gives one tensor of shape (examples, *output) and of type `dtype`; it is None
+    where another party keeps the module to itself. The parameters of a `frozen` part stay as
+    they are. `privacy` is applied where the output leaves its owner, never to what the owner's
+    own parts read.
+    """
+
+    name: str
+    owner: str
+    inputs: tuple[str, ...]
+    output: tuple[int, ...]
+    module: nn.Module | None = field(default=None, compare=False)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    frozen: bool = False
+    optimizer: Optimizer = Optimizer()
+    privacy: EmbeddingPrivacy | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of its owner's data that it reads."""
+        return tuple(name[len(DATA) :] for name in self.inputs if name.startswith(DATA))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The parts that it reads."""
+        return tuple(name for name in self.inputs if not name.startswith(DATA))
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What one part gives to the parts of another party, once for all of them.
+
+    One example's values have the shape `output`. `gradient` says whether theirs comes back.
+    """
+
+    part: str
+    sender: str
+    receiver: str
+    consumers: tuple[str, ...]
+    output: tuple[int, ...]
+    dtype: Literal["float32", "bfloat16"]
+    gradient: bool
+    privacy: EmbeddingPrivacy | None
+
+
+class SplitModel:
+    """An ordered list of parts that has been checked; raises SplitInvalid with one sentence."""
+
+    def __init__(self, parts: Sequence[Part], *, leader: str) -> None:
+        self.parts = tuple(parts)
+        self.leader = leader
+        _check_parts(self.parts)
+        _check_leader(self.parts, leader)
+        self.by_name: Mapping[str, Part] = {part.name: part for part in self.parts}
+        self.crossings = self._find_crossings()
+        _check_star(self.crossings, leader)
+        _check_privacy(self)
+
+    @property
+    def last(self) -> Part:
+        """The part whose output the loss reads."""
+        return self.parts[-1]
+
+    @cached_property
+    def parties(self) -> tuple[str, ...]:
+        """The leader, then the followers as their first parts come."""
+        return (self.leader, *self.followers)
+
+    @cached_property
+    def followers(self) -> tuple[str, ...]:
+        """Everybody but the leader, as their first parts come."""
+        return tuple(dict.fromkeys(part.owner for part in self.parts if part.owner != self.leader))
+
+    def owned_by(self, party: str) -> tuple[Part, ...]:
+        """The parts of one party, in order."""
+        return tuple(part for part in self.parts if part.owner == party)
+
+    def consumers(self, name: str) -> tuple[Part, ...]:
+        """The parts that read the part `name`, in order."""
+        return tuple(part for part in self.parts if name in part.sources)
+
+    def columns(self, party: str) -> tuple[str, ...]:
+        """The columns of its data that a party's parts read, once each."""
+        return tuple(
+            dict.fromkeys(column for part in self.owned_by(party) for column in part.columns)
+        )
+
+    def runs_backward(self, name: str) -> bool:
+        """Whether a gradient of the part's output comes to it and is of use there or behind it."""
+        return name in self._backward
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the part gives the same for an example in every epoch: no weight behind moves."""
+        part = self.by_name[name]
+        moves = self.runs_backward(name) and not part.frozen
+        return not moves and all(self.is_constant(source) for source in part.sources)
+
+    def replace(self, name: str, **changes: Any) -> SplitModel:
+        """The same model with one part changed, checked again."""
+        parts = [replace(part, **changes) if part.name == name else part for part in self.parts]
+        return SplitModel(parts, leader=self.leader)
+
+    def joined(self) -> Joined:
+        """All parts as one module, as one machine would train it: no crossing, no privacy."""
+        return Joined(self)
+
+    @cached_property
+    def _useful(self) -> Mapping[str, bool]:
+        """Whether a gradient of a part's output would change a weight, its own or one behind it."""
+        useful: dict[str, bool] = {}
+        for part in self.parts:
+            useful[part.name] = not part.frozen or any(
+                useful[source] and not _blocks(self.by_name[source], part)
+                for source in part.sources
+            )
+        return useful
+
+    @cached_property
+    def _backward(self) -> frozenset[str]:
+        """The parts that run backward."""
+        found = {self.last.name}
+        for part in reversed(self.parts[:-1]):
+            gives = any(
+                other.name in found and not _blocks(part, other)
+                for other in self.consumers(part.name)
+            )
+            if gives and self._useful[part.name]:
+                found.add(part.name)
+        return frozenset(found)
+
+    def _find_crossings(self) -> tuple[Crossing, ...]:
+        found = []
+        for part in self.parts:
+            foreign = [other for other in self.consumers(part.name) if other.owner != part.owner]
+            for receiver in dict.fromkeys(other.owner for other in foreign):
+                consumers = [other for other in foreign if other.owner == receiver]
+                returns = any(
+                    self.runs_backward(other.name) and not _blocks(part, other)
+                    for other in consumers
+                )
+                found.append(
+                    Crossing(
+                        part=part.name,
+                        sender=part.owner,
+                        receiver=receiver,
+                        consumers=tuple(other.name for other in consumers),
+                        output=part.output,
+                        dtype=part.dtype,
+                        gradient=returns and self._useful[part.name],
+                        privacy=part.privacy,
+                    )
+                )
+        return tuple(found)
+
+
+class Joined(nn.Module):
+    """The parts of a split model in one place; maps columns to the last part's output.
+
+    A column is found under "<party>.<column>", or under its bare name where no such key is.
+    """
+
+    def __init__(self, split: SplitModel) -> None:
+        super().__init__()
+        self._split = split
+        self.parts = nn.ModuleDict({part.name: module_of(part) for part in split.parts})
+
+    def forward(self, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The last part's output."""
+        values: dict[str, torch.Tensor] = {}
+        for part in self._split.parts:
+            read = [
+                _column(columns, part.owner, name[len(DATA) :])
+                if name.startswith(DATA)
+                else values[name]
+                for name in part.inputs
+            ]
+            values[part.name] = self.parts[part.name](*read)
+        return values[self._split.last.name]
+
+
+def module_of(part: Part) -> nn.Module:
+    """The part's module; raises SplitInvalid where this machine has none."""
+    if part.module is None:
+        raise SplitInvalid(f"the part {part.name} of {part.owner} has no module here")
+    return part.module
+
+
+def check_name(what: str, name: object) -> str:
+    """`name`, which can be a part's or a party's: it is also a file's and a certificate's."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise SplitInvalid(
+            f"{what} {name!r} is not a name: a letter or _, then letters, digits, _ and -, "
+            f"at most 63 in all"
+        )
+    return name
+
+
+def _column(columns: Mapping[str, torch.Tensor], party: str, name: str) -> torch.Tensor:
+    own = f"{party}.{name}"
+    return columns[own] if own in columns else columns[name]
+
+
+def _blocks(source: Part, consumer: Part) -> bool:
+    """Whether the privacy of `source` keeps `consumer` from sending a gradient back."""
+    crosses = source.owner != consumer.owner
+    return crosses and source.privacy is not None and source.privacy.gradient == "none"
+
+
+def _check_parts(parts: Sequence[Part]) -> None:
+    if not parts:
+        raise SplitInvalid("a split model has at least one part, and this one has none")
+    earlier: set[str] = set()
+    for part in parts:
+        check_name("the part", part.name)
+        check_name(f"the owner of the part {part.name},", part.owner)
+        if part.name in earlier:
+            raise SplitInvalid(f"the part {part.name} is there twice")
+        _check_inputs(part, earlier)
+        _check_output(part)
+        earlier.add(part.name)
+    read = {source for part in parts for source in part.sources}
+    for part in parts[:-1]:
+        if part.name not in read:
+            raise SplitInvalid(
+                f"the part {part.name} gives to no later part; only the last, {parts[-1].name}, may"
+            )
+
+
+def _check_inputs(part: Part, earlier: set[str]) -> None:
+    if not part.inputs:
+        raise SplitInvalid(f"the part {part.name} has no inputs: at least one is needed")
+    for name in part.inputs:
+        if name.startswith(DATA) and len(name) > len(DATA):
+            continue
+        if name not in earlier:
+            known = ", ".join(sorted(earlier)) or "none"
+            raise SplitInvalid(
+                f"the part {part.name} reads {name!r}, which is neither {DATA}COLUMN nor an "
+                f"earlier part ({known})"
+            )
+    for name in part.inputs:
+        if part.inputs.count(name) > 1:
+            raise SplitInvalid(f"the part {part.name} reads {name!r} twice")
+
+
+def _check_output(part: Part) -> None:
+    for size in part.output:
+        integer(f"output of the part {part.name}", size, 1)
+    if part.dtype not in DTYPES:
+        raise SplitInvalid(
+            f"the part {part.name} has dtype {part.dtype!r}, only {', '.join(DTYPES)} can cross"
+        )
+
+
+def _check_leader(parts: Sequence[Part], leader: str) -> None:
+    check_name("the leader", leader)
+    if parts[-1].owner != leader:
+        raise SplitInvalid(
+            f"the last part, {parts[-1].name}, belongs to {parts[-1].owner}: its owner must be "
+            f"the leader, {leader}, who has the labels"
+        )
+
+
+def _check_star(crossings: Sequence[Crossing], leader: str) -> None:
+    for crossing in crossings:
+        if leader not in (crossing.sender, crossing.receiver):
+            raise SplitInvalid(
+                f"the part {crossing.part} of {crossing.sender} gives to "
+                f"{crossing.consumers[0]} of {crossing.receiver}: a crossing has the leader, "
+                f"{leader}, at one end"
+            )
+
+
+def _check_privacy(split: SplitModel) -> None:
+    crossing = {crossing.part for crossing in split.crossings}
+    for part in split.parts:
+        if part.privacy is None:
+            continue
+        if part.name not in crossing:
+            raise SplitInvalid(
+                f"the privacy of the part {part.name} protects nothing: what it gives stays "
+                f"with {part.owner}"
+            )
+        if part.dtype != "float32":
+            raise SplitInvalid(
+                f"the part {part.name} has dtype {part.dtype}: under embedding_dp it is float32"
+            )
+        if part.privacy.reuse and not split.is_constant(part.name):
+            raise SplitInvalid(
+                f"embedding_dp.reuse of the part {part.name} needs weights that stay as they are, "
+                f"its own and those behind it: frozen: true, or embedding_dp.gradient: none"
+            )

@@ -1,0 +1,370 @@
+"""One party's way through its program: a step that trains, or a look that does not."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
+from fedveil.message import Message, Value, encoded_bytes
+from fedveil.vertical import crossing as wire
+from fedveil.vertical.channel import Exchange, Receive, Send
+from fedveil.vertical.schedule import (
+    Apply,
+    Compute,
+    Program,
+    ReceiveTensor,
+    ReceiveWord,
+    SendTensor,
+    SendWord,
+    Transfer,
+)
+from fedveil.vertical.split import DATA, DTYPES, Crossing, Part, SplitModel, module_of
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+#: A crossing's values under EmbeddingDP, as packed bits.
+Report = Callable[[Crossing, npt.NDArray[np.float32], "Occasion"], npt.NDArray[np.uint8]]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One party's rows of the examples of a step.
+
+    `positions` are the examples' places in the list that all parties hold in the same order.
+    """
+
+    positions: npt.NDArray[np.int64]
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    labels: torch.Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many examples."""
+        return len(self.positions)
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """What a report is drawn for: no two reports of a run are drawn for the same."""
+
+    subset: Literal["train", "test"]
+    number: int
+    step: int
+    micro: int
+    positions: npt.NDArray[np.int64] = field(compare=False)
+
+    @property
+    def path(self) -> tuple[str | int, ...]:
+        """The words that name its randomness."""
+        return self.subset, self.number, self.step, self.micro
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a party brings to every step."""
+
+    name: str
+    split: SplitModel
+    device: torch.device
+    report: Report
+    #: The leader's alone.
+    loss: Loss | None = None
+    #: Whether followers hear the loss of every step.
+    tell_loss: bool = True
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """A number for each part, far enough apart to add that of a micro-batch."""
+        return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
+
+
+@dataclass(frozen=True)
+class _Micro:
+    """One party's rows of a micro-batch."""
+
+    positions: npt.NDArray[np.int64]
+    columns: Mapping[str, torch.Tensor]
+    labels: torch.Tensor | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.positions)
+
+
+class Step:
+    """The instructions of one party for one batch, carried out one after another.
+
+    `tells` are the places of the messages that bring the loss (`last_words`). `occasion` and
+    `number` name the step in reports, `seed` what its modules draw from torch.
+    Bytes are counted where `measure` says so.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        program: Program,
+        tells: frozenset[int],
+        batch: Batch,
+        sizes: tuple[int, ...],
+        *,
+        number: int,
+        training: bool,
+        occasion: int,
+        seed: int,
+        measure: bool,
+    ) -> None:
+        self._context = context
+        self._program = program
+        self.number = number
+        self.rows = batch.rows
+        self.training = training
+        self._occasion = occasion
+        self._seed = seed
+        self._measure = measure
+        self._micros = _cut(batch, sizes, context.device)
+        self._values: dict[tuple[str, int], torch.Tensor] = {}
+        self._leaves: dict[tuple[str, int], torch.Tensor] = {}
+        self._returned: dict[tuple[str, str, int], torch.Tensor] = {}
+        self._reports: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
+        self._tells = tells if training and context.tell_loss else frozenset()
+        #: The batch's mean loss, once it is known here.
+        self.loss: float | None = None
+        #: The last part's outputs by micro-batch, where the leader looks.
+        self.outputs: list[torch.Tensor] = []
+        self.sent_bytes = self.received_bytes = 0
+        self.waited_s = 0.0
+
+    def run(self) -> Exchange[None]:
+        """All instructions up to `Apply`, which is the caller's."""
+        for place, instruction in enumerate(self._program):
+            match instruction:
+                case Compute():
+                    try:
+                        self._compute(instruction)
+                    except ExchangeError:
+                        raise
+                    except Exception as error:  # a user's module may raise anything
+                        raise self._failure(instruction.part, error) from error
+                case SendTensor(transfer):
+                    try:
+                        message = self._tensor(transfer, place)
+                    except Exception as error:  # EmbeddingDP refuses what the module gave
+                        raise self._failure(transfer.crossing.part, error) from error
+                    yield self._send(transfer.receiver, message)
+                case ReceiveTensor(transfer):
+                    arrived = yield from self._receive(transfer.sender)
+                    self._arrive(transfer, self._hear(arrived, transfer.sender, place))
+                case SendWord(word, peer):
+                    told = {"kind": word, "step": self.number, **self._told(place)}
+                    yield self._send(peer, told)
+                case ReceiveWord(word, peer):
+                    arrived = yield from self._receive(peer)
+                    wire.check_word(self._hear(arrived, peer, place), peer, word, self.number)
+                case Apply():
+                    return
+
+    def _send(self, peer: str, message: Message) -> Send:
+        if self._measure:
+            self.sent_bytes += encoded_bytes(message)
+        return Send(peer, message)
+
+    def _receive(self, peer: str) -> Exchange[Message]:
+        began = time.perf_counter()
+        message = yield Receive(peer)
+        self.waited_s += time.perf_counter() - began
+        assert message is not None, "an engine answers a Receive with a message"
+        if self._measure:
+            self.received_bytes += encoded_bytes(message)
+        return message
+
+    def _told(self, place: int) -> dict[str, Value]:
+        """The loss, on the leader's last message to a follower in the step."""
+        return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
+
+    def _hear(self, message: Message, peer: str, place: int) -> Message:
+        """The message without the loss, which the leader's last one brings."""
+        if place not in self._tells or peer != self._context.split.leader:
+            return message
+        wire.check_not_abort(message, peer)
+        loss = message.get("loss")
+        if type(loss) is not float or not math.isfinite(loss):
+            raise ExchangeError(f"{peer} sent the loss {loss!r} where a finite number was due")
+        self.loss = loss
+        return {name: value for name, value in message.items() if name != "loss"}
+
+    # --- what is computed
+
+    def _compute(self, operation: Compute) -> None:
+        part, micro = self._context.split.by_name[operation.part], operation.micro
+        match operation.kind:
+            case "forward":
+                output = self._forward(part, micro)
+                if not self.training and part is self._context.split.last:
+                    self.outputs.append(output)
+                else:
+                    self._values[part.name, micro] = output
+            case "loss":
+                self._learn(self._forward(part, micro), micro)
+            case "backward":
+                output = self._values.pop((part.name, micro))
+                gradient = self._gradient(part.name, micro)
+                if output.requires_grad and gradient is not None:
+                    torch.autograd.backward(output, gradient)
+
+    def _forward(self, part: Part, micro: int) -> torch.Tensor:
+        module = module_of(part)
+        backward = self.training and self._context.split.runs_backward(part.name)
+        seed_torch(self._seed + self._context.places[part.name] + micro, self._context.device)
+        with torch.set_grad_enabled(backward):
+            output = module(*(self._input(part, name, micro) for name in part.inputs))
+        shape = (self._micros[micro].rows, *part.output)
+        if not isinstance(output, torch.Tensor) or output.shape != shape:
+            found = getattr(output, "shape", type(output).__name__)
+            raise ModelInvalid(f"it gives {tuple(found)!r} where its shape is to be {shape}")
+        if output.dtype != DTYPES[part.dtype]:
+            raise ModelInvalid(f"it gives {output.dtype} where {part.dtype} is stated")
+        return output
+
+    def _input(self, part: Part, name: str, micro: int) -> torch.Tensor:
+        if name.startswith(DATA):
+            return self._micros[micro].columns[name[len(DATA) :]]
+        return self._leaf(name, micro)
+
+    def _leaf(self, source: str, micro: int) -> torch.Tensor:
+        """What a part reads of another: one tensor for all its owner's parts, gradients added."""
+        leaf = self._leaves.get((source, micro))
+        if leaf is None:  # a part of this party; another's is put there when it arrives
+            value = self._values[source, micro]
+            leaf = self._leaves[source, micro] = value.detach()
+            if self.training and self._context.split.runs_backward(source):
+                leaf.requires_grad_()
+        return leaf
+
+    def _learn(self, output: torch.Tensor, micro: int) -> None:
+        labels, rows = self._micros[micro].labels, self._micros[micro].rows
+        assert self._context.loss is not None, "the leader has the loss"
+        assert labels is not None, "the leader has the labels"
+        loss = self._context.loss(output, labels)
+        if rows != self.rows:
+            loss = loss * (rows / self.rows)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise ExchangeError(f"the loss of step {self.number} is {value}")
+        self.loss = (self.loss or 0.0) + value
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
+
+    def _gradient(self, name: str, micro: int) -> torch.Tensor | None:
+        """What came back for an output, from this party's own parts and then from the others."""
+        leaf = self._leaves.pop((name, micro), None)
+        found = [] if leaf is None or leaf.grad is None else [leaf.grad]
+        for crossing in self._context.split.crossings:
+            if crossing.part == name and crossing.gradient:
+                found.append(self._returned.pop((name, crossing.receiver, micro)))
+        if not found:
+            return None
+        total = found[0]
+        for further in found[1:]:
+            total = total + further
+        return total
+
+    # --- what crosses
+
+    def _tensor(self, transfer: Transfer, place: int) -> Message:
+        crossing, micro = transfer.crossing, transfer.micro
+        if transfer.gradient:
+            leaf = self._leaves.pop((crossing.part, micro))
+            data = wire.to_wire(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+        elif crossing.privacy is not None:
+            data = self._report(crossing, micro)
+        else:
+            data = wire.to_wire(self._values[crossing.part, micro])
+        name = wire.name_of(transfer, training=self.training)
+        return {
+            "kind": "tensor",
+            "name": name,
+            "step": self.number,
+            "micro": micro,
+            "data": data,
+            **self._told(place),
+        }
+
+    def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
+        """The one report of a part's output, whoever receives it."""
+        report = self._reports.get((crossing.part, micro))
+        if report is None:
+            subset: Literal["train", "test"] = "train" if self.training else "test"
+            positions = self._micros[micro].positions
+            occasion = Occasion(subset, self._occasion, self.number, micro, positions)
+            values = wire.to_wire(self._values[crossing.part, micro])
+            report = self._context.report(crossing, values, occasion)
+            self._reports[crossing.part, micro] = report
+        return report
+
+    def _arrive(self, transfer: Transfer, message: Message) -> None:
+        crossing, micro = transfer.crossing, transfer.micro
+        tensor = wire.from_wire(
+            message,
+            transfer,
+            training=self.training,
+            step=self.number,
+            rows=self._micros[micro].rows,
+        ).to(self._context.device)
+        if transfer.gradient:
+            self._returned[crossing.part, crossing.receiver, micro] = tensor
+        else:
+            backward = self.training and crossing.gradient
+            self._leaves[crossing.part, micro] = tensor.requires_grad_(backward)
+
+    def _failure(self, part: str, error: Exception) -> ExchangeError:
+        """What is raised: it names the part, and tells the other parties no more than that."""
+        kind = "" if isinstance(error, FedveilError) else f"{type(error).__name__}: "
+        told = f"the part {part} of {self._context.name} failed"
+        return ExchangeError(f"{told}: {kind}{error}", told=told)
+
+
+def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[_Micro]:
+    """The micro-batches; views of the batch where the device is the processor."""
+    micros, at = [], 0
+    for size in sizes:
+        rows = slice(at, at + size)
+        micros.append(
+            _Micro(
+                batch.positions[rows],
+                {name: column[rows].to(device) for name, column in batch.columns.items()},
+                None if batch.labels is None else batch.labels[rows].to(device),
+            )
+        )
+        at += size
+    return micros
+
+
+def last_words(program: Program, leader: str) -> frozenset[int]:
+    """The places of the leader's last message to each follower, in the program of either."""
+    places: dict[tuple[str, str], int] = {}
+    for place, step in enumerate(program):
+        match step:
+            case SendTensor(transfer) if transfer.sender == leader:
+                places["to", transfer.receiver] = place
+            case ReceiveTensor(transfer) if transfer.sender == leader:
+                places["from", leader] = place
+            case SendWord("commit", peer):
+                places["to", peer] = place
+            case ReceiveWord("commit", _):
+                places["from", leader] = place
+    return frozenset(places.values())
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed what a module draws from torch itself, dropout above all."""
+    torch.default_generator.manual_seed(seed & (1 << 63) - 1)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed & (1 << 63) - 1)

@@ -1,0 +1,76 @@
+"""The settings of the built-in tasks, as a job file names them; needs no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from fedveil._allowed import TextRule
+from fedveil.protections.base import Settings
+
+TextPath = Annotated[
+    str, AfterValidator(TextRule((), "the path of a file or folder", lambda path: path != ""))
+]
+
+
+class HalvesSettings(Settings):
+    """`mnist_halves`: two followers hold the halves of each image."""
+
+    data: Literal["digits", "mnist", "fashion_mnist"] = Field(
+        "digits", description="the images; all but digits must lie on this machine already"
+    )
+    width: int = Field(512, ge=2, description="numbers of a half that cross to the leader")
+
+
+class TabularSettings(Settings):
+    """`tabular`: the leader and the follower bank hold features of the same rows."""
+
+    table: Literal["breast_cancer", "wine", "diabetes"] = Field(
+        "breast_cancer", description="one of scikit-learn's tables; diabetes is a regression"
+    )
+    width: int = Field(32, ge=2, description="numbers of the deep part that cross to the leader")
+    scores: int = Field(8, ge=1, description="numbers of the wide part that cross to the leader")
+    bins: int = Field(8, ge=2, description="intervals that the wide part cuts a feature into")
+
+
+class PanguSettings(Settings):
+    """`pangu`: a decoder-only language model cut in three."""
+
+    #: What may differ between the parties' copies of a job: where the leader has its text.
+    OWN_KEYS: ClassVar[tuple[str, ...]] = ("text", "test_text")
+
+    preset: Literal["tiny", "small", "350M"] = Field(
+        "tiny", description="the model's sizes: tiny takes minutes on a CPU"
+    )
+    layers: int | None = Field(
+        None, ge=1, description="transformer layers, the query layer included; null: the preset's"
+    )
+    width: int | None = Field(
+        None,
+        ge=1,
+        description="numbers in a token's vector, a multiple of heads; null: the preset's",
+    )
+    heads: int | None = Field(None, ge=1, description="heads of attention; null: the preset's")
+    context: int | None = Field(None, ge=1, description="tokens in an example; null: the preset's")
+    tokenizer: Literal["pairs", "bytes"] = Field(
+        "pairs",
+        description="byte-pair encoding learnt from the leader's training text, or a token a byte",
+    )
+    vocabulary: int | None = Field(
+        None,
+        ge=257,
+        description="tokens of `tokenizer: pairs`, the 256 bytes and the end of a document "
+        "included; null: the preset's",
+    )
+    text: TextPath | None = Field(
+        None,
+        description="the leader's .txt file, or a folder of them; null: the documentation topics "
+        "that come with Python",
+    )
+    test_text: TextPath | None = Field(
+        None, description="held-out text, likewise; null: the end of `text`"
+    )
+    test_fraction: float = Field(
+        0.1, gt=0, lt=1, description="the share of `text` that is held out without `test_text`"
+    )

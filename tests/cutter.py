@@ -1,0 +1,74 @@
+"""A TCP relay between a test's parties that counts bytes and cuts connections when told to."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class Cutter:
+    """Relays everything to `port`; `cut_after` bytes in all from now, it breaks all connections."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.carried = 0
+        self.cuts = 0
+        self._left: int | None = None
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Cutter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self.cut()
+
+    def cut_after(self, count: int) -> None:
+        """Let so many more bytes through, both ways together, and then break all connections."""
+        with self._lock:
+            self._left = count
+
+    def cut(self) -> None:
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+            self._left = None
+            self.cuts += bool(sockets)
+        for one in sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                try:
+                    there = socket.create_connection(("127.0.0.1", self._to))
+                except OSError:
+                    here.close()
+                    continue
+                with self._lock:
+                    self._sockets += [here, there]
+                for ends in ((here, there), (there, here)):
+                    threading.Thread(target=self._relay, args=ends, daemon=True).start()
+
+    def _relay(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    self.carried += len(data)
+                    over = self._left is not None and self._left < len(data)
+                    if self._left is not None:
+                        data = data[: self._left]
+                        self._left -= len(data)
+                sink.sendall(data)
+                if over:
+                    self.cut()
+        for one in (source, sink):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
