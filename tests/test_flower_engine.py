@@ -64,6 +64,15 @@ def test_a_deployed_job_ends_with_the_simulators_bytes(tmp_path: Path, position:
             assert mine[key] == theirs[key]
 
 
+def test_with_the_systems_randomness_it_ends_where_the_simulator_does(tmp_path: Path):
+    """The same bytes where a report draws nothing; else as near as what it draws."""
+    assert same(run(tmp_path, job())[0], fedveil.simulate(job(), tmp_path / "simulated"))
+    deployed, _ = run(tmp_path / "pw", job(protection=PW))
+    simulated = weights(fedveil.simulate(job(protection=PW), tmp_path / "pw" / "simulated"))
+    apart = max(np.abs(value - simulated[n]).max() for n, value in weights(deployed).items())
+    assert 0 < apart < 1e-3  # updates are rounded at random to multiples of 1.5e-5
+
+
 # --- what leaves a client -----------------------------------------------------------------------
 
 #: The fields of a report, and nothing else may leave.
@@ -200,7 +209,7 @@ def test_a_client_without_a_node_is_a_dropout_and_too_few_to_start_end_the_run(t
     app, _ = app_of(tmp_path / "app", settings)
     record = serve(app, LocalGrid(app, tmp_path / "s", range(4)), tmp_path / "run").metrics[0]
     assert (record["dropped"], record["reports"]) == (2, 4)
-    with pytest.raises(RunStopped, match="3 of the 6 clients were connected within") as caught:
+    with pytest.raises(RunStopped, match="3 of 6 clients were connected within") as caught:
         serve(app, LocalGrid(app, tmp_path / "s", range(3)), tmp_path / "other")
     assert "`flwr run` of the same app goes on" in caught.value.__notes__[0]
 
@@ -292,6 +301,16 @@ def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: b
         assert costs == [four[0]["epsilon_run_most_drawn"], four[3]["epsilon_run_most_drawn"]]
         events = (tmp_path / "run" / "events.log").read_text()
         assert "round 2 was begun before (2x) and cut off" in events
+
+
+def test_a_run_goes_on_without_a_client_that_did_not_come_back(tmp_path: Path):
+    app, _ = app_of(tmp_path / "app", job(rounds=2, deployment={"wait_s": 0.1}))
+    grid = LocalGrid(app, tmp_path / "state")
+    cut_off(grid, "2")
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    result = serve(app, LocalGrid(app, tmp_path / "state", range(4)), tmp_path / "run")
+    assert [(r["reports"], r["dropped"]) for r in result.metrics] == [(6, 0), (4, 2)]
 
 
 def test_a_finished_run_that_is_started_again_asks_nobody(tmp_path: Path):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 from flwr.app import ConfigRecord
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
-from fedveil.errors import MessageInvalid
+from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.job import Job
 from fedveil.message import Message, Value, encode
 from fedveil.protections.base import ClientId, RoundContext, ServerRound
@@ -35,6 +35,9 @@ from fedveil.runtime.rounds import PHASES, phase_of
 
 #: A message is kept for so long after the server has stopped waiting for its answer.
 _GRACE_S = 300.0
+#: How long a server that goes on with a run waits for clients to come back, before it goes on
+#: without some of them.
+_RETURN_S = 90.0
 #: How long the server waits at the run's end until clients have forgotten an unfinished round.
 _FORGET_S = 15.0
 
@@ -61,13 +64,10 @@ class GridExecutor:
 
     def open(self, context: RoundContext) -> None:
         """Begin a round when enough of its clients are here; raises `RunStopped`."""
-        settings, everybody = self._job.deployment, range(self._job.clients.number or 0)
         if not self._started:
-            least = settings.start_clients or len(everybody)
-            self._members.wait_for(everybody, least, settings.wait_s)
             self._started = True
-        least = min(self._least(), len(context.cohort))
-        self._members.wait_for(context.cohort, least, settings.wait_s)
+            self._gather(context.round)
+        self._need(context.cohort, min(self._least(), len(context.cohort)))
         # The opening of a round ends whatever a client was in before.
         self._unfinished -= set(context.cohort)
         if self._unfinished:
@@ -97,6 +97,25 @@ class GridExecutor:
         if self._unfinished:
             for _ in exchange(self._grid, self._farewells(), _FORGET_S):
                 pass
+
+    def _gather(self, round: int) -> None:
+        """Wait for everybody who should be there at the start, or come back after a restart."""
+        everybody = range(self._job.clients.number or 0)
+        enough = self._job.deployment.start_clients or len(everybody)
+        if round == 1:
+            self._need(everybody, enough)
+        else:
+            limit_s = min(_RETURN_S, self._job.deployment.wait_s)
+            self._members.wait_for(everybody, enough, limit_s)
+
+    def _need(self, wanted: Collection[ClientId], least: int) -> None:
+        limit_s = self._job.deployment.wait_s
+        here = self._members.wait_for(wanted, least, limit_s)
+        if here < least:
+            raise RunStopped(
+                f"{here} of {len(wanted)} clients were connected within deployment.wait_s = "
+                f"{limit_s:g} s, {least} are needed"
+            )
 
     def _least(self) -> int:
         """How many clients a round needs that is not to be void."""
