@@ -85,6 +85,15 @@ def dp_encrypt() -> None:
         print(row(f"dp_encrypt, {round(1000 * fraction)} clients a round", records), flush=True)
 
 
+def pw_encrypt() -> None:
+    """Secure aggregation and plain averaging of the same survivors: a tenth drops in each round."""
+    print(HEAD)
+    base = (*HUNDRED, "rounds=20", "simulation.dropouts={masked: 0.1}")
+    print(row("not_encrypt, 90 of 100 clients", train(*base)), flush=True)
+    secure = ("protection=pw_encrypt", "protection.pw_encrypt.reconstruct_secrets_threshold=67")
+    print(row("pw_encrypt, 90 of 100 clients", train(*base, *secure)), flush=True)
+
+
 def unary() -> None:
     """RR and OUE by epsilon, clients, split and cells: 40 rounds, batch 10, of 1,000 clients."""
     print(UNARY_HEAD)
@@ -135,6 +144,7 @@ EXPERIMENTS: dict[str, Callable[[], None]] = {
     "plain": plain,
     "signds": signds,
     "dp_encrypt": dp_encrypt,
+    "pw_encrypt": pw_encrypt,
     "unary": unary,
 }
 

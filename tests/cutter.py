@@ -18,6 +18,7 @@ class Cutter:
         self.cuts = 0
         self._left: int | None = None
         self._sockets: list[socket.socket] = []
+        self._frozen: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -27,6 +28,11 @@ class Cutter:
     def __exit__(self, *_: object) -> None:
         self._listener.close()
         self.cut()
+
+    def freeze(self) -> None:
+        """Let the connections there are carry nothing more, and say nothing of it."""
+        with self._lock:
+            self._frozen.update(self._sockets)
 
     def cut_after(self, count: int) -> None:
         """Let so many more bytes through, both ways together, and then break all connections."""
@@ -60,6 +66,8 @@ class Cutter:
     def _relay(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                if source in self._frozen:
+                    continue
                 with self._lock:
                     self.carried += len(data)
                     over = self._left is not None and self._left < len(data)

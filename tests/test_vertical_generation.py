@@ -267,31 +267,25 @@ def test_the_text_itself_is_not_needed(runs: dict[str, Path], tmp_path: Path) ->
     assert found.text == b"def"
 
 
-def session(
-    folder: Path,
-    open_machine: Callable[[Path, Callable[[Any], str], ExitStack], Machine],
-    **more: Any,
-) -> Any:
-    """Leader and follower over gRPC, each in a thread: the leader's result."""
+Opening = Callable[[Path, Callable[[Any], str], ExitStack], Machine]
+
+
+def session(folder: Path, opened: Opening, **more: Any) -> Any:
+    """Leader and follower over gRPC, each in a thread: the leader's result.
+
+    Both are opened here first: initial weights are drawn from torch's one generator in a process.
+    """
     where: Queue[Address] = Queue()
-
-    def leader() -> Any:
-        with ExitStack() as stack:
-            machine = open_machine(folder / "here", lambda task: task.leader, stack)
-            place = Place(Address("127.0.0.1", 0), None, 60, notes.append, None, where.put)
-            return machines.lead(machine, place, **more).result
-
-    def follower() -> None:
-        with ExitStack() as stack:
-            machine = open_machine(folder / "there", lambda task: task.followers[0], stack)
-            place = Place(where.get(timeout=60), None, 60, notes.append)
-            machines.follow(machine, place, looks=bool(more))
-
     notes: list[str] = []
-    with ThreadPoolExecutor(2) as pool:
-        ours, theirs = pool.submit(leader), pool.submit(follower)
-        theirs.result(timeout=120)
-        return ours.result(timeout=120)
+    with ExitStack() as stack:
+        here = opened(folder / "here", lambda task: task.leader, stack)
+        there = opened(folder / "there", lambda task: task.followers[0], stack)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        anywhere = Place(Address("127.0.0.1", 0), None, 60, notes.append, None, where.put)
+        ours = pool.submit(machines.lead, here, anywhere, **more)
+        place = Place(where.get(timeout=60), None, 60, notes.append)
+        pool.submit(machines.follow, there, place, looks=bool(more)).result(timeout=120)
+        return ours.result(timeout=120).result
 
 
 def test_two_machines_continue_a_text_as_one_process_does(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import LinkLost, MessageInvalid, PeerRefused, PeerRestarted
 from fedveil.vertical import link as links
+from fedveil.vertical.crossing import from_wire, to_wire
 from fedveil.vertical.link import Link
+from fedveil.vertical.schedule import Transfer
+from fedveil.vertical.split import Crossing
 
 
 class Stream:
@@ -132,6 +137,30 @@ def test_arrays_and_their_bytes_are_untouched() -> None:
     one.send({"data": array})
     stream.carry_all()
     np.testing.assert_array_equal(other.receive()["data"], array)
+
+
+def test_a_tensor_is_copied_at_most_twice_on_each_side() -> None:
+    """All the memory that sending and receiving a tensor of 8 MB takes, as it is allocated."""
+    crossing = Crossing("left", "bank", "lead", ("top",), (2000,), "float32", True, None)
+    transfer = Transfer(crossing, 0, gradient=False)
+    tensor = torch.randn(1000, 2000, requires_grad=True)
+    size = tensor.numel() * 4
+    one, other = pair()
+    stream = Stream(one, other)
+    tracemalloc.start()
+    try:
+        data = to_wire(tensor)
+        one.send({"kind": "tensor", "name": "left", "step": 1, "micro": 0, "data": data})
+        sending, _ = tracemalloc.get_traced_memory()
+        stream.carry_all()  # the bytes are handed over as they are
+        tracemalloc.reset_peak()
+        arrived = from_wire(other.receive(), transfer, training=True, step=1, rows=1000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert torch.equal(arrived, tensor)
+    assert size <= sending < 1.01 * size
+    assert peak - sending < 2.01 * size
 
 
 def test_without_a_stream_patience_ends_with_the_reason() -> None:

@@ -17,7 +17,6 @@ import torch
 from cutter import Cutter
 from fedveil.errors import (
     ExchangeError,
-    FedveilError,
     InvalidValue,
     LinkLost,
     PeerRefused,
@@ -26,7 +25,8 @@ from fedveil.errors import (
 from fedveil.message import Message
 from fedveil.vertical import VerticalJob, machines, train
 from fedveil.vertical.link import Link
-from fedveil.vertical.machines import Machine, Place, Session, follow, lead
+from fedveil.vertical.machine import Machine, Session, follower_of
+from fedveil.vertical.machines import Place, follow, lead
 from fedveil.vertical.streams import Address
 from fedveil.vertical.tls import Credentials, write_certificates
 
@@ -373,7 +373,7 @@ def test_a_follower_that_never_comes(parties: Any) -> None:
     apart.follow(job, "bank", patience_s=30)
     ends = apart.end()
     assert says(ends["lead"], LinkLost) == "shop did not come for 1 seconds"
-    assert says(ends["bank"], LinkLost) == "lead has ended: it met an error of its own"
+    assert says(ends["bank"], LinkLost) == "lead has ended: it has lost another party"
 
 
 def test_what_fails_on_one_side_is_told_to_the_others_in_one_sentence(parties: Any) -> None:
@@ -389,7 +389,7 @@ def test_what_fails_on_one_side_is_told_to_the_others_in_one_sentence(parties: A
     ends = apart.end()
     assert isinstance(ends["bank"], KeyboardInterrupt)
     assert says(ends["lead"], LinkLost) == "bank has ended: it was interrupted"
-    assert says(ends["shop"], LinkLost) == "lead has ended: it met an error of its own"
+    assert says(ends["shop"], LinkLost) == "lead has ended: it has lost another party"
     notes = {party: end.__notes__ for party, end in ends.items()}  # type: ignore[union-attr]
     assert "--resume" in notes["bank"][0]
     assert str(apart.folder / "lead") in notes["lead"][0]
@@ -455,14 +455,23 @@ def test_which_follower_this_is(certificates: Path) -> None:
     from vertical_parts import Bottoms, UShape
 
     two, one = Bottoms(), UShape()
-    assert machines.follower_of(one, None, None) == "bank"
-    assert machines.follower_of(two, "shop", None) == "shop"
-    assert machines.follower_of(two, None, certificates / "shop") == "shop"
+    assert follower_of(one, None, None) == "bank"
+    assert follower_of(two, "shop", None) == "shop"
+    assert follower_of(two, None, certificates / "shop") == "shop"
     for named, tls in ((None, None), (None, certificates), ("lead", None)):
         with pytest.raises(InvalidValue, match="--party"):
-            machines.follower_of(two, named, tls)
+            follower_of(two, named, tls)
 
 
-def test_errors_of_the_link_are_errors_a_user_can_meet() -> None:
-    assert issubclass(LinkLost, FedveilError)
-    assert issubclass(PeerRefused, FedveilError)
+def test_the_folder_of_a_run_in_one_process_is_not_a_partys(parties: Any, tmp_path: Path) -> None:
+    job = job_of()
+    train(job, tmp_path / "apart" / "bank")
+    with pytest.raises(RunFolderError, match=r"all parties were in one process: .*vertical run"):
+        parties().follow(job, "bank", port=1)
+
+
+def test_a_folder_without_the_party(parties: Any, tmp_path: Path) -> None:
+    job = job_of("u_shape")
+    train(job, tmp_path / "apart" / "shop")
+    with pytest.raises(RunFolderError, match="holds no party shop"):
+        parties().follow(job, "shop", port=1)

@@ -275,7 +275,10 @@ def test_the_default_job_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """`task: pangu` and nothing else, on the beginning of the text that every machine has."""
     topics = text.read(None)
     monkeypatch.setattr(text, "read", lambda source: topics[:5] if source is None else None)
-    run = training.train(VerticalJob.load(None, ["task=pangu", "epochs=6"]), tmp_path / "run")
+    run = training.train(
+        VerticalJob.load(None, ["task=pangu", "epochs=6", "evaluation.every_epochs=6"]),
+        tmp_path / "run",
+    )
     losses = [record["loss"] for record in run.metrics if "loss" in record]
     assert losses[-1] < math.log(1024) - 0.2
 

@@ -133,6 +133,30 @@ def test_a_stream_that_is_cut_again_and_again_loses_and_doubles_nothing(
             link.receive()
 
 
+def test_a_peer_that_vanishes_without_a_word_is_noticed(
+    meet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (listening, dialing):
+        hurried = [
+            (name, value // 50 if name.endswith(("time_ms", "timeout_ms")) else value)
+            for name, value in module.OPTIONS
+        ]
+        monkeypatch.setattr(module, "OPTIONS", hurried)
+    meeting = meet()
+    with Cutter(meeting.port) as cutter:
+        link = meeting.dial(port=cutter.port)
+        lead = meeting.leads["bank"]
+        link.send({"n": 1})
+        assert lead.receive() == {"n": 1}
+        cutter.freeze()
+        lead.send({"n": 2})
+        link.send({"n": 3})
+        assert link.receive() == {"n": 2}
+        assert lead.receive() == {"n": 3}
+        assert link.reconnections >= 1
+        assert cutter.cuts == 0
+
+
 def test_a_follower_may_dial_before_the_leader_listens(meet: Any, certificates: Path) -> None:
     other = meet()
     with Cutter(1) as nowhere:  # nothing listens on port 1

@@ -53,7 +53,7 @@ class Allowed:
 
     def __str__(self) -> str:
         if self.each is not None:
-            return f"a mapping of {', '.join(self.words)} to {self.each}"
+            return f"a mapping of {', '.join(self.words) or 'names'} to {self.each}"
         if self.several:
             what = f"{self.number}s in {self.interval}" if self.interval else f"{self.number}s"
             what = " and ".join(self.words) or self.text or what
@@ -194,6 +194,8 @@ def _value_sentence(path: Path, field: Allowed, rest: list[str], value: object) 
     """`rest` is what pydantic appends: a member of a union, or a key of a mapping."""
     if field.each is not None and rest:
         path = (*path, rest[0])
+        if rest[-1] == "[key]" and not field.words:
+            return path, f"{dotted(path)} is a name that is not text"
         if rest[-1] == "[key]":
             hint = did_you_mean(difflib.get_close_matches(rest[0], field.words, 1))
             known = ", ".join(field.words)

@@ -16,7 +16,7 @@ from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import FedveilError, InvalidValue, JobError
 from fedveil.vertical.job import EmbeddingDPSettings, OptimizerSettings, PartSettings, VerticalJob
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
-from fedveil.vertical.tasks import Task, build, initial
+from fedveil.vertical.tasks import Task, build, initial, split_of
 
 
 def make_task(job: VerticalJob, folder: Path | None = None) -> Task:
@@ -33,9 +33,10 @@ def make_task(job: VerticalJob, folder: Path | None = None) -> Task:
 def make_split(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> SplitModel:
     """The task's parts as the job has them.
 
-    Modules that the job names are made for the parties in `here` alone, for all without it.
+    Modules that the job names, or that the task makes from a party's data, are made for the
+    parties in `here` alone, for all without it.
     """
-    base = task.split_model()
+    base = split_of(task, here)
     names = list(job.parts) or list(base.by_name)
     parts = [_part(job, base, name, here) for name in names]
     parts = [_with_privacy(job, part, parts) for part in parts]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from fedveil.errors import JobError, RunFolderError
+from fedveil.errors import JobError
+from fedveil.vertical.heap import keep_freed_memory
 
 if TYPE_CHECKING:
     from fedveil.vertical.job import VerticalJob
@@ -71,6 +72,7 @@ def run(
     from fedveil.vertical import training
     from fedveil.vertical.progress import line
 
+    keep_freed_memory()
     if resume is None:
         settings = load(job, overrides)
         work = partial(training.train, settings, out)
@@ -109,33 +111,32 @@ def evaluate(
 @app.command()
 def predict(
     run: RunPath,
-    out: Annotated[Path, typer.Option(help="Where to: an .npz with ids and outputs.")] = Path(
-        "predictions.npz"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Where to: a .csv with a line for each, or an .npz with ids and outputs as arrays."
+        ),
+    ] = Path("predictions.csv"),
     listen: Listen = None,
     tls: Tls = None,
     insecure: Insecure = False,
     patience: Patience = PATIENCE_S,
 ) -> None:
-    """Write the last part's output for every held-out example."""
-    import numpy as np
+    """Write what the model says of every held-out example."""
+    from fedveil.vertical.predictions import PredictionFile
 
-    from fedveil.runtime.run_folder import explained
-
-    if out.exists():
-        raise RunFolderError(f"{out} is there already: nothing is overwritten")
+    file = PredictionFile(out)
     if listen is None:
         from fedveil.vertical import training
 
-        ids, outputs = training.predict(run)
+        found = training.look(run, file.predict)
     else:
         from fedveil.vertical import cli_machines
 
-        session = cli_machines.look("predict", run, listen, tls, insecure, patience)
-        ids, outputs = session.run.setting.rows["test"].ids, session.result
-    with explained(out), out.open("xb") as file:
-        np.savez(file, ids=ids, outputs=outputs)
-    say(f"wrote {out}: {len(outputs)} outputs of shape {outputs.shape[1:]}")
+        session = cli_machines.look("predict", run, listen, tls, insecure, patience, file.predict)
+        found = session.result
+    assert found is not None, "the leader has the outputs"
+    say(f"wrote {out}: {file.write(found)}")
 
 
 @app.command()
@@ -167,8 +168,8 @@ def generate(
         typer.echo(characters.decode(piece, last), nl=last)
 
     request = generation.Request.seeded(prompt.encode(), tokens, temperature, seed)
-    typer.echo(prompt, nl=False)
     if listen is None:
+        typer.echo(prompt, nl=False)
         found, split = generation.generate(run, request, tell)
     else:
         from fedveil.vertical import cli_machines
@@ -176,6 +177,7 @@ def generate(
         own = generation.leading(request)
         session = cli_machines.look("generate", run, listen, tls, insecure, patience, own)
         found, split = session.result, session.run.setting.split
+        typer.echo(prompt, nl=False)
         tell(found.text)
     tell(b"", last=True)
     for figure in generation.figures(split, found):

@@ -21,11 +21,13 @@ from fedveil.vertical.cli import (
     Tls,
 )
 from fedveil.vertical.cli import app as app
+from fedveil.vertical.heap import keep_freed_memory
 
 if TYPE_CHECKING:
     from fedveil.vertical.channel import Exchange
     from fedveil.vertical.ledger import Figure
-    from fedveil.vertical.machines import Machine, Place, Session
+    from fedveil.vertical.machine import Machine, Session
+    from fedveil.vertical.machines import Place
     from fedveil.vertical.party_run import PartyRun
     from fedveil.vertical.tasks import Task
 
@@ -54,12 +56,13 @@ def leader(
 ) -> None:
     """Train as the leader: waits for the followers, then shows the figures as they come."""
     from fedveil.vertical import machines
+    from fedveil.vertical.machine import leader_of
+
+    keep_freed_memory()
 
     def work() -> Session:
         with ExitStack() as stack:
-            machine = _machine(
-                machines.leader_of, job, overrides, out, resume, machines.LEADER, stack
-            )
+            machine = _machine(leader_of, job, overrides, out, resume, machines.LEADER, stack)
             place = _place("--listen", listen, machine, tls, insecure, patience)
             return machines.lead(machine, place)
 
@@ -87,12 +90,15 @@ def follower(
 ) -> None:
     """Train as a follower, or serve: connects to the leader, and goes on when the link breaks."""
     from fedveil.vertical import machines
+    from fedveil.vertical.machine import follower_of
 
     if serve is not None and resume is not None:
         raise JobError(["--serve and --resume do not go together: one looks, the other trains"])
 
     def here(task: Task) -> str:
-        return machines.follower_of(task, party, tls)
+        return follower_of(task, party, tls)
+
+    keep_freed_memory()
 
     def work() -> Session:
         with ExitStack() as stack:
@@ -137,9 +143,10 @@ def look(
     `own` is that side where it is another than the purpose's.
     """
     from fedveil.vertical import machines
+    from fedveil.vertical.machine import Machine, leader_of
 
     with ExitStack() as stack:
-        machine = machines.Machine.reopened(run, machines.leader_of, stack)
+        machine = Machine.reopened(run, leader_of, stack)
         place = _place("--listen", listen, machine, tls, insecure, patience)
         return machines.lead(machine, place, purpose, own)
 
@@ -155,15 +162,15 @@ def _machine(
     *,
     finished: bool = False,
 ) -> Machine:
-    from fedveil.vertical import machines
+    from fedveil.vertical.machine import Machine
 
     if old is None:
-        return machines.Machine.new(cli.load(job, overrides), here, out, command, stack)
+        return Machine.new(cli.load(job, overrides), here, out, command, stack)
     if job is not None or overrides or out is not None:
         raise JobError(
             ["--resume and --serve take the run's own job: no JOB, --set or --out beside them"]
         )
-    machine = machines.Machine.reopened(old, here, stack)
+    machine = Machine.reopened(old, here, stack)
     if machine.has_finished and not finished:
         raise RunFolderError(
             f"the run in {old} has ended: `fedveil vertical evaluate` and `predict` of the leader, "

@@ -18,10 +18,15 @@ from fedveil.errors import JobError
 from fedveil.job import Block, Device, RunName, is_function
 from fedveil.protections.base import Settings
 from fedveil.vertical import job_rules
-from fedveil.vertical.tasks.settings import HalvesSettings, PanguSettings, TabularSettings
+from fedveil.vertical.tasks.settings import (
+    HalvesSettings,
+    PanguSettings,
+    TablesSettings,
+    TabularSettings,
+)
 
 #: Built-in task -> the block that holds its settings.
-TASKS = ("mnist_halves", "tabular", "pangu")
+TASKS = ("mnist_halves", "tabular", "tables", "pangu")
 
 TaskName = Annotated[str, AfterValidator(TextRule(TASKS, "package.module:function", is_function))]
 ModuleName = Annotated[str, AfterValidator(TextRule((), "package.module:function", is_function))]
@@ -39,6 +44,7 @@ class TaskSettings(Block):
     tabular: TabularSettings = Field(
         default_factory=TabularSettings, description="settings of tabular"
     )
+    tables: TablesSettings = Field(default_factory=TablesSettings, description="settings of tables")
     pangu: PanguSettings = Field(default_factory=PanguSettings, description="settings of pangu")
 
     @model_validator(mode="before")

@@ -29,6 +29,7 @@ from fedveil.errors import FedveilError, LinkLost, MessageInvalid, PeerRefused, 
 from fedveil.message import Message, Value, decode, encode
 
 PROTOCOL = 1
+SESSION_BYTES = 16
 #: How much may have arrived and not been received before a link stops reading its stream.
 INBOX_BYTES = 256 << 20
 #: An acknowledgement goes alone once so much has arrived since the last that went with a message.
@@ -52,7 +53,7 @@ class Link:
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
         self.peer = peer
-        self.session = Secure().token(16)
+        self.session = Secure().token(SESSION_BYTES)
         #: Times that a stream was attached after the first, and seconds that none was.
         self.reconnections = 0
         self.away_s = 0.0

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedveil.errors import InvalidValue, MessageInvalid, PeerRefused
 from fedveil.message import Value, decode, encode, take
-from fedveil.vertical.link import PROTOCOL, Link
+from fedveil.vertical.link import PROTOCOL, SESSION_BYTES, Link
 
 # gRPC's own lines on stderr would stand beside this program's sentences.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -38,6 +38,7 @@ OPTIONS: list[tuple[str, Any]] = [
     # A machine that vanished without a word is noticed in half a minute.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # which counts where it is the longer one
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -116,9 +117,12 @@ class Greeting:
                 )
             if take(message, "kind", str) != kind:
                 raise MessageInvalid(f"it is not a {kind}")
+            session = take(message, "session", bytes)
+            if len(session) != SESSION_BYTES:
+                raise MessageInvalid(f"its session has {len(session)} bytes")
             return cls(
                 party=take(message, "party", str),
-                session=take(message, "session", bytes),
+                session=session,
                 known=take(message, "known", bytes),
                 arrived=take(message, "arrived", int),
             )

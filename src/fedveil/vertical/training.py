@@ -127,6 +127,12 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         return parties.ids, outputs
 
 
+def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
+    """The leader's result of an exchange that every party of a run plays with its model."""
+    with ExitStack() as stack:
+        return reopened(Path(folder), stack).look(how)
+
+
 def reopened(
     path: Path,
     stack: ExitStack,

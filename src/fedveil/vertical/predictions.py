@@ -1,0 +1,89 @@
+"""What a model says of the held-out examples, as a file: a table, or the outputs themselves."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import InvalidValue, RunFolderError
+from fedveil.runtime.run_folder import explained
+from fedveil.vertical.channel import Exchange
+from fedveil.vertical.party_run import PartyRun
+from fedveil.vertical.tasks import Task, scoring
+
+TABLE, ARRAYS = ".csv", ".npz"
+Columns = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The leader's ids of the held-out examples, the last part's output for each, and what it says.
+
+    No columns where outputs go into an .npz as they are.
+    """
+
+    ids: npt.NDArray[Any]
+    outputs: npt.NDArray[Any]
+    columns: Columns
+
+
+class PredictionFile:
+    """A file to come: `.csv` is a line for each example, `.npz` holds the arrays ids and outputs.
+
+    Nothing is overwritten; that, and whether the task's outputs fit a line, is found out before
+    anything is sent, so that no report is spent in vain.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix not in (TABLE, ARRAYS):
+            raise InvalidValue(f"--out {path} ends in neither {TABLE} nor {ARRAYS}")
+        if path.exists():
+            raise RunFolderError(f"{path} is there already: nothing is overwritten")
+        self._path = path
+
+    def predict(self, run: PartyRun) -> Exchange[Predictions | None]:
+        """A party's look at the held-out examples: the leader's result is for `write`."""
+        setting = run.setting
+        is_table = self._path.suffix == TABLE
+        if is_table and not _fits_a_line(setting.task, setting.split.last.output):
+            raise InvalidValue(
+                f"an output of shape {setting.split.last.output} fits no line of {self._path}: "
+                f"--out NAME{ARRAYS} takes it"
+            )
+        outputs = yield from run.predict()
+        if outputs is None:
+            return None
+        columns = _said(setting.task, outputs) if is_table else {}
+        return Predictions(setting.rows["test"].ids, outputs, columns)
+
+    def write(self, found: Predictions) -> str:
+        """Write the file; the result says what is in it."""
+        if self._path.suffix == ARRAYS:
+            with explained(self._path), self._path.open("xb") as file:
+                np.savez(file, ids=found.ids, outputs=found.outputs)
+            return f"{len(found.outputs)} outputs of shape {found.outputs.shape[1:]}"
+        with explained(self._path), self._path.open("x", encoding="utf-8", newline="") as table:
+            lines = csv.writer(table, lineterminator="\n")
+            lines.writerow(("id", *found.columns))
+            lines.writerows(zip(found.ids.tolist(), *found.columns.values(), strict=True))
+        return f"{len(found.ids)} predictions"
+
+
+def _fits_a_line(task: Task, output: tuple[int, ...]) -> bool:
+    return hasattr(task, "predictions") or output in ((1,), (task.classes,))
+
+
+def _said(task: Task, outputs: npt.NDArray[np.float32]) -> Columns:
+    own = getattr(task, "predictions", None)
+    if own is not None:
+        told: Columns = own(outputs)
+        return told
+    if task.classes is None:
+        return scoring.told_numbers(outputs[:, 0])
+    return scoring.told_classes(outputs)
