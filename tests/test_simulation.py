@@ -271,6 +271,19 @@ def test_max_epsilon_ends_the_run_in_good_order(tmp_path: Path) -> None:
     assert fedveil.resume(run.folder).stopped == run.stopped
 
 
+@pytest.mark.usefixtures("two_phases")
+def test_a_run_that_a_limit_ends_between_two_tests_is_tested_once_more(tmp_path: Path) -> None:
+    settings = job(
+        rounds=9,
+        clients={"fraction": 1.0},
+        privacy={"max_epsilon": 2.2},
+        evaluation={"every": 3},
+    )
+    run = fedveil.simulate(settings, tmp_path / "run")
+    assert ["accuracy" in record for record in run.metrics] == [False, False, True, False]
+    assert "the model at its end: loss" in (run.folder / "events.log").read_text()
+
+
 def test_a_fault_plan_silences_clients(tmp_path: Path) -> None:
     settings = job(
         clients={"fraction": 1.0}, simulation={"dropouts": {"share": 0.25, "unmask": 0.25}}

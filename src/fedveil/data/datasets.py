@@ -98,18 +98,14 @@ _CATALOGUE = {
 NAMES = tuple(_CATALOGUE)
 
 
-def load(name: str, *, download: bool = False, progress: Progress | None = None) -> Dataset:
+def load(name: str) -> Dataset:
     """The data set called `name`, or what the user's `package.module:function` returns.
 
-    Touches the network only where `download` allows it, the set can be downloaded and a file is
-    missing. Raises `DataUnavailable` or `DataInvalid`.
+    Never touches the network: `fetch` does. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own.read(name)
-    entry = _entry(name)
-    if download and entry.download is not None and entry.download.missing():
-        fetch(name, progress)
-    return entry.read()
+    return _entry(name).read()
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:

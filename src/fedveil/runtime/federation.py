@@ -197,6 +197,9 @@ class Federation:
         with uninterrupted():
             self._folder.write_atomically(MODEL, model_bytes(self._model))
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
+            if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
+                figures = ", ".join(f"{k} {v:.4f}" for k, v in self._quality().items())
+                self._recorder.event(f"the model at its end: {figures}")
         return Run(
             self.job,
             self._recorder.records,
@@ -278,6 +281,9 @@ class Federation:
     def _evaluate(self, number: int) -> dict[str, float]:
         if number % self.job.evaluation.every and number != self.job.rounds:
             return {}
+        return self._quality()
+
+    def _quality(self) -> dict[str, float]:
         self._layout.write(torch.from_numpy(self._weights))
         test = self._dataset.test
         try:

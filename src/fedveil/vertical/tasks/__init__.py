@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -30,6 +30,7 @@ Unit: TypeAlias = Literal["examples", "tokens"]
 TASKS = {
     "mnist_halves": "fedveil.vertical.tasks.halves:MnistHalves",
     "tabular": "fedveil.vertical.tasks.tabular:Tabular",
+    "tables": "fedveil.vertical.tasks.tables:Tables",
     "pangu": "fedveil.vertical.tasks.pangu:Pangu",
 }
 
@@ -76,8 +77,13 @@ class Task(Protocol):
     class, so that label_dp does not apply. `unit` is what throughput is counted in, and
     `units_per_example` how many of them an example has.
 
-    A task may also have `files(party) -> dict[str, bytes]`: small files of a party, such as a
-    tokenizer, that a run keeps in its folder, for the task that is made again to read.
+    A task may also have
+    - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that a run
+      keeps in its folder, for the task that is made again to read;
+    - `predictions(outputs) -> dict[str, list[str]]`: what the last part's outputs, an array, say
+      of each example, as columns of a table;
+    - an argument `here` of `split_model`: the parties whose modules are needed, where it cannot
+      make the others'; None: all.
     """
 
     leader: str
@@ -137,6 +143,12 @@ def build(name: str, settings: Settings | None, seed: int, folder: Path | None =
             f"task.name = {name!r} returned a {type(own).__name__} without {', '.join(missing)}"
         )
     return own
+
+
+def split_of(task: Task, here: Collection[str] | None = None) -> SplitModel:
+    """The task's parts, with the modules of the parties in `here` at least; None: of all."""
+    split: SplitModel = _called(task.split_model, here=here)
+    return split
 
 
 def _called(make: Callable[..., Any], **offered: Any) -> Any:

@@ -1,7 +1,12 @@
-"""Losses and what is counted of a batch, for tasks to share."""
+"""Losses, what is counted of a batch, and what outputs say, for tasks to share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -32,3 +37,20 @@ def regression_metrics(outputs: torch.Tensor, labels: torch.Tensor) -> dict[str,
         "absolute_error_sum": functional.l1_loss(outputs[:, 0], labels, reduction="sum").item(),
         "examples": float(len(labels)),
     }
+
+
+def told_classes(
+    outputs: npt.NDArray[np.float32], names: Sequence[str] | None = None
+) -> dict[str, list[str]]:
+    """The likeliest class of each example, by name or else by number, and how likely it is."""
+    chosen = outputs.argmax(axis=1)
+    shares = torch.softmax(torch.from_numpy(outputs).double(), dim=1).numpy().max(axis=1)
+    return {
+        "prediction": [str(at) if names is None else names[at] for at in chosen],
+        "probability": [f"{share:.6f}" for share in shares],
+    }
+
+
+def told_numbers(numbers: npt.NDArray[np.floating[Any]]) -> dict[str, list[str]]:
+    """The number of each example, to the digits that a float32 has."""
+    return {"prediction": [f"{number:.7g}" for number in numbers]}

@@ -1,33 +1,26 @@
 """`tabular`: the leader and the follower `bank` hold features of the same rows; wide and deep.
 
     leader: leader_wide, leader_deep   ┐
-    bank:   bank_wide,   bank_deep     ┴→  top: a linear layer of the wide parts plus a
-                                           nonlinear one of the deep parts
+    bank:   bank_wide,   bank_deep     ┴→  top
 
 Each owner describes a feature twice, from its own training rows alone: as an interval between
-quantiles, one-hot, for the wide part, which is linear in it; and scaled to mean 0 and variance 1
-for the deep part, a dense network.
-
-Source: H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, split by owners.
+quantiles, one-hot, for the wide part, and scaled to mean 0 and variance 1 for the deep part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from fedveil.data.examples import holdout
 from fedveil.errors import InvalidValue, MissingExtra
-from fedveil.vertical.split import Optimizer, Part, SplitModel
-from fedveil.vertical.tasks import Columns, Subset, Unit, initial, scoring
-from fedveil.vertical.tasks.halves import Joint
+from fedveil.vertical.split import SplitModel
+from fedveil.vertical.tasks import Columns, Subset, Unit, scoring
 from fedveil.vertical.tasks.settings import TabularSettings
+from fedveil.vertical.tasks.wide_and_deep import WideAndDeep, Widths
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -37,8 +30,6 @@ _TABLES: dict[str, tuple[int, int | None]] = {
     "wine": (13, 3),
     "diabetes": (10, None),
 }
-_HIDDEN = 64
-_OPTIMIZER = Optimizer("adam", lr=0.001)
 
 
 class Tabular:
@@ -62,32 +53,14 @@ class Tabular:
 
     def split_model(self) -> SplitModel:
         """Two parts for each owner, and the top."""
-        width, scores = self._settings.width, self._settings.scores
+        settings = self._settings
         outputs = 1 if self.classes is None else self.classes
-        parts = []
+        model = WideAndDeep(self._seed, self.leader, settings.scores, settings.width, outputs)
+        owners = {}
         for party, features in self._features.items():
             count = features.stop - features.start
-            wide, deep = f"{party}_wide", f"{party}_deep"
-            make_wide = partial(nn.Linear, count * self._settings.bins, scores, bias=False)
-            parts += [
-                self._part(wide, party, ("data.wide",), scores, make_wide),
-                self._part(deep, party, ("data.deep",), width, partial(_deep, count, width)),
-            ]
-        inputs = tuple(part.name for part in parts)
-        make_top = partial(_Top, 2 * scores, 2 * width, outputs)
-        parts.append(self._part("top", self.leader, inputs, outputs, make_top))
-        return SplitModel(parts, leader=self.leader)
-
-    def _part(
-        self,
-        name: str,
-        owner: str,
-        inputs: tuple[str, ...],
-        output: int,
-        make: Callable[[], nn.Module],
-    ) -> Part:
-        module = initial(self._seed, name, make)
-        return Part(name, owner, inputs, (output,), module, optimizer=_OPTIMIZER)
+            owners[party] = Widths(count * settings.bins, count)
+        return model.split(owners)
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """The columns `wide` [rows, features · bins] and `deep` [rows, features] of an owner."""
@@ -120,36 +93,6 @@ class Tabular:
         if self.classes is None:
             return scoring.regression_metrics(outputs, labels)
         return scoring.classification_metrics(outputs, labels)
-
-
-class _Top(nn.Module):
-    """Outputs that are linear in the wide scores, plus a network of what the deep parts give."""
-
-    def __init__(self, scores: int, width: int, outputs: int) -> None:
-        super().__init__()
-        self.wide = nn.Linear(scores, outputs)
-        self.deep = Joint(width, _HIDDEN, outputs)
-
-    def forward(
-        self,
-        leader_wide: torch.Tensor,
-        leader_deep: torch.Tensor,
-        bank_wide: torch.Tensor,
-        bank_deep: torch.Tensor,
-    ) -> torch.Tensor:
-        """The outputs [rows, outputs]."""
-        scores: torch.Tensor = self.wide(torch.cat((leader_wide, bank_wide), dim=1))
-        outputs: torch.Tensor = scores + self.deep(leader_deep, bank_deep)
-        return outputs
-
-
-def _deep(features: int, width: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(features, _HIDDEN),
-        nn.ReLU(),
-        nn.Linear(_HIDDEN, width),
-        nn.LayerNorm(width, elementwise_affine=False),
-    )
 
 
 def _table(name: str) -> tuple[Floats, Floats]:
