@@ -283,7 +283,9 @@ class WorkerPool:
         while worker.free and (worker.mine or anyone):
             queue = worker.mine or anyone
             guided = len(queue) // (1 if queue is worker.mine else _GUIDE * len(self._workers))
-            size = min(max(guided, self._chunk), self._capacity, len(queue))
+            # Reports that are folded where they are made take no room in a slot.
+            room = max(_MAX_CHUNK, self._chunk) if word == "fold" else self._capacity
+            size = min(max(guided, self._chunk), room, len(queue))
             items = [queue.popleft() for _ in range(size)]
             for client, _ in items:
                 self._owner[client] = worker
