@@ -405,12 +405,16 @@ def test_a_fetched_set_loads(tiny):
     assert len(data.test) == 10
 
 
-def test_loading_downloads_only_where_it_may_and_must(tiny, mirrors):
+def test_loading_never_downloads_and_fetching_does_once(tiny, mirrors):
+    with pytest.raises(DataUnavailable):
+        datasets.load("mnist")
+    assert not mirrors[0].asked
     told = []
-    datasets.load("mnist", download=True, progress=lambda *line: told.append(line))
+    datasets.fetch("mnist", lambda *line: told.append(line))
     assert told
     assert len(mirrors[0].asked) == 4
-    datasets.load("mnist", download=True)
+    datasets.fetch("mnist")
+    assert len(datasets.load("mnist").test) > 0
     assert len(mirrors[0].asked) == 4
 
 
