@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
@@ -126,8 +126,13 @@ class ProtectedStrategy(Strategy):
         averaged, self._averaged = self._averaged, None
         arrays, metrics = self.strategy.aggregate_train(server_round, [averaged.reply])
         if arrays is not None:
-            for name in averaged.kept:  # averaging turns whole numbers into real ones
-                arrays[name] = averaged.before[name]
+            for name, before in averaged.before.items():
+                if name in averaged.kept:  # averaging turns whole numbers into real ones
+                    arrays[name] = before
+                elif (
+                    arrays[name].dtype != before.dtype
+                ):  # and, in NumPy 1, 0-d arrays into wider ones
+                    arrays[name] = Array(arrays[name].numpy().astype(before.dtype))
         return arrays, metrics or None
 
     def configure_evaluate(
