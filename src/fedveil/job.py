@@ -7,15 +7,16 @@ problem that a job has is found and reported at once, each in one sentence.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fedveil import _allowed, job_file, job_rules
 from fedveil._allowed import TextRule
-from fedveil.errors import InvalidValue, JobError
+from fedveil.errors import InvalidValue
+from fedveil.job_model import CheckedJob
 from fedveil.protections.base import Settings, Weighting
 from fedveil.protections.dp_encrypt import DPEncryptSettings
 from fedveil.protections.pw_encrypt import PWEncryptSettings
@@ -294,7 +295,7 @@ class CheckpointSettings(Block):
     every: int = Field(1, ge=1, description="save after every so many rounds, and after the last")
 
 
-class Job(Settings):
+class Job(CheckedJob):
     """A run, described completely.
 
     Raises JobError with every problem that its values have, one by one and between them.
@@ -318,22 +319,8 @@ class Job(Settings):
     record: RecordSettings = Field(default_factory=RecordSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
-    def __init__(self, /, **data: Any) -> None:
-        wrong: dict[_allowed.Path, str] = {}
-        try:
-            super().__init__(**data)
-        except ValidationError as error:
-            wrong = _allowed.sentences(error, type(self))
-            for path in wrong:
-                data = job_file.without(data, path)
-            try:
-                super().__init__(**data)  # for the rules between the keys that are right
-            except ValidationError:
-                raise JobError(list(wrong.values())) from None
-        self._fill_in()
-        broken = job_rules.broken(self, wrong)
-        if wrong or broken:
-            raise JobError([*wrong.values(), *broken])
+    def _broken(self, wrong: Collection[_allowed.Path]) -> list[str]:
+        return job_rules.broken(self, wrong)
 
     def _fill_in(self) -> None:
         """Settle the two keys whose default depends on another key; the job is frozen then."""
@@ -355,18 +342,7 @@ class Job(Settings):
         data = {} if path is None else job_file.read(path)
         if mindspore.is_dialect(data):
             return mindspore.translate(data, overrides).job
-        data, problems = job_file.apply(data, overrides, cls)
-        try:
-            job = cls(**data)
-        except JobError as error:
-            problems += error.problems
-        if problems:
-            raise JobError(problems)
-        return job
-
-    def to_yaml(self) -> str:
-        """Every key with its value; `load` gives an equal job back."""
-        return job_file.write(self.model_dump())
+        return cls.read(data, overrides)
 
     def with_clients(self, number: int) -> Job:
         """This job with as many clients as its data turned out to have, and checked again."""

@@ -6,16 +6,16 @@ every party; what a party must not know of another (its data, its modules) is no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fedveil import _allowed, job_file
 from fedveil._allowed import TextRule
-from fedveil.errors import JobError
 from fedveil.job import Block, Device, RunName, is_function
+from fedveil.job_model import CheckedJob
 from fedveil.protections.base import Settings
 from fedveil.vertical import job_rules
 from fedveil.vertical.tasks.settings import (
@@ -184,7 +184,7 @@ class EvaluationSettings(Block):
     )
 
 
-class VerticalJob(Settings):
+class VerticalJob(CheckedJob):
     """A vertical run, described completely.
 
     Raises JobError with every problem that its values have, one by one and between them.
@@ -223,38 +223,14 @@ class VerticalJob(Settings):
     record: RecordSettings = Field(default_factory=RecordSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
-    def __init__(self, /, **data: Any) -> None:
-        wrong: dict[_allowed.Path, str] = {}
-        try:
-            super().__init__(**data)
-        except ValidationError as error:
-            wrong = _allowed.sentences(error, type(self))
-            for path in wrong:
-                data = job_file.without(data, path)
-            try:
-                super().__init__(**data)  # for the rules between the keys that are right
-            except ValidationError:
-                raise JobError(list(wrong.values())) from None
-        broken = job_rules.broken(self, wrong)
-        if wrong or broken:
-            raise JobError([*wrong.values(), *broken])
+    def _broken(self, wrong: Collection[_allowed.Path]) -> list[str]:
+        return job_rules.broken(self, wrong)
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> VerticalJob:
         """The job in a YAML file (the default job without one), `key=value` settings on top."""
         data = {} if path is None else job_file.read(path)
-        data, problems = job_file.apply(data, overrides, cls)
-        try:
-            job = cls(**data)
-        except JobError as error:
-            problems += error.problems
-        if problems:
-            raise JobError(problems)
-        return job
-
-    def to_yaml(self) -> str:
-        """Every key with its value; `load` gives an equal job back."""
-        return job_file.write(self.model_dump())
+        return cls.read(data, overrides)
 
     def agreed(self) -> dict[str, Any]:
         """What must be the same in every party's copy of the job."""

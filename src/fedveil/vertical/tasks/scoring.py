@@ -39,6 +39,24 @@ def regression_metrics(outputs: torch.Tensor, labels: torch.Tensor) -> dict[str,
     }
 
 
+class ByLabel:
+    """A task's loss and metrics: of labels that are classes, or numbers where `classes` is None."""
+
+    classes: int | None
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean cross-entropy, or the mean squared error of labels as they are scaled."""
+        if self.classes is None:
+            return regression_loss(outputs, labels)
+        return classification_loss(outputs, labels)
+
+    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+        """loss_sum, examples, and correct or absolute_error_sum."""
+        if self.classes is None:
+            return regression_metrics(outputs, labels)
+        return classification_metrics(outputs, labels)
+
+
 def told_classes(
     outputs: npt.NDArray[np.float32], names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:

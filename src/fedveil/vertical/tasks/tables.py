@@ -30,7 +30,7 @@ _PLACE = "task.tables"
 _HELD_OUT = b"fedveil: held out"
 
 
-class Tables:
+class Tables(scoring.ByLabel):
     """The task of `task.tables` settings.
 
     Numbers that are labels are scaled to mean 0 and variance 1 over the training rows. `folder`
@@ -84,18 +84,6 @@ class Tables:
     def files(self, party: str) -> dict[str, bytes]:
         """How the party's table is encoded."""
         return {_file_of(party): self._of(party).encoding.written()}
-
-    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean cross-entropy, or the mean squared error where labels are numbers."""
-        if self.classes is None:
-            return scoring.regression_loss(outputs, labels)
-        return scoring.classification_loss(outputs, labels)
-
-    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """loss_sum, examples, and correct or absolute_error_sum; of labels as they are scaled."""
-        if self.classes is None:
-            return scoring.regression_metrics(outputs, labels)
-        return scoring.classification_metrics(outputs, labels)
 
     def predictions(self, outputs: npt.NDArray[np.float32]) -> dict[str, list[str]]:
         """Each example's class as the leader's file names it with its probability; or its number.

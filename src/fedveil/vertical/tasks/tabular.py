@@ -32,7 +32,7 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 }
 
 
-class Tabular:
+class Tabular(scoring.ByLabel):
     """One of scikit-learn's tables, the first half of its features with the leader.
 
     A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and
@@ -81,18 +81,6 @@ class Tabular:
         elif party == self.leader:
             labels = torch.from_numpy(_scaled(target[rows], target[train]))
         return Columns(rows, columns, labels)
-
-    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean cross-entropy, or the mean squared error of a regression."""
-        if self.classes is None:
-            return scoring.regression_loss(outputs, labels)
-        return scoring.classification_loss(outputs, labels)
-
-    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """loss_sum, examples, and correct or absolute_error_sum."""
-        if self.classes is None:
-            return scoring.regression_metrics(outputs, labels)
-        return scoring.classification_metrics(outputs, labels)
 
 
 def _table(name: str) -> tuple[Floats, Floats]:
