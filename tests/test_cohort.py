@@ -10,27 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.learning.cohort import ClientData, LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.fused_linear import MIN_ELEMENTS
 from fedveil.learning.layout import Layout
 from fedveil.learning.models import lenet
 from fedveil.learning.vmap import VmapTrainer
-
-
-def plan(**changes: object) -> TrainingPlan:
-    settings = {
-        "epochs": 2,
-        "batch_size": 4,
-        "optimizer": "sgd",
-        "lr": 0.1,
-        "momentum": 0.0,
-        "weight_decay": 0.0,
-        **changes,
-    }
-    return TrainingPlan(**settings)  # type: ignore[arg-type]
-
+from training_parts import by_torch, clients, plan, train
 
 PLANS = [
     plan(),
@@ -42,16 +28,6 @@ PLANS = [
 ]
 
 
-def clients(shape: tuple[int, ...], classes: int, sizes: tuple[int, ...]) -> list[ClientData]:
-    made = []
-    for number, size in enumerate(sizes):
-        draw = Seeded(0, "client", number).generator()
-        x = torch.from_numpy(draw.random((size, *shape), dtype=np.float32))
-        y = torch.from_numpy(draw.integers(0, classes, size))
-        made.append(ClientData(x, y, Seeded(1, number)))
-    return made
-
-
 def dense(seed: int = 0, width: int = 8) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh()).append(
@@ -59,40 +35,8 @@ def dense(seed: int = 0, width: int = 8) -> nn.Module:
     )
 
 
-def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.ndarray:
-    """The plainest loop there is."""
-    model = copy.deepcopy(model).train()
-    before = Layout(model).vector()
-    if plan.optimizer == "adam":
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            model.parameters(), plan.lr, weight_decay=plan.weight_decay
-        )
-    else:
-        optimizer = torch.optim.SGD(
-            model.parameters(), plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
-        )
-    order = client.entropy.stream("order").generator()
-    for _ in range(plan.epochs):
-        positions = order.permutation(len(client.y))
-        for start in range(0, len(positions), plan.batch_size):
-            batch = positions[start : start + plan.batch_size]
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
-            optimizer.step()
-    return Layout(model).vector() - before
-
-
 def by_autograd_loop(model: nn.Module, plan: TrainingPlan) -> Trainer:
     return LoopTrainer(model, plan, chains=False)
-
-
-def train(trainer: Trainer, model: nn.Module, cohort: list[ClientData]) -> np.ndarray:
-    weights = Layout(model).vector()
-    updates = np.full((len(cohort), len(weights)), np.nan, np.float32)
-    for start in range(0, len(cohort), trainer.chunk):
-        rows = slice(start, start + trainer.chunk)
-        assert not any(trainer.train(weights, cohort[rows], updates[rows]))
-    return updates
 
 
 @pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
@@ -198,11 +142,13 @@ def test_a_client_whose_training_raises_is_reported_and_leaves_no_trace() -> Non
     cohort = clients((6,), 3, (4, 4, 4))
     bad = ClientData(cohort[1].x[:, :5], cohort[1].y, cohort[1].entropy)
     trainer = LoopTrainer(copy.deepcopy(model), plan())
-    weights = Layout(model).vector()
-    updates = np.zeros((3, len(weights)), np.float32)
-    failures = trainer.train(weights, [cohort[0], bad, cohort[2]], updates)
+    trainer.start(Layout(model).vector())
+    failures = []
+    for rows, failed in trainer.train([cohort[0], bad, cohort[2]]):
+        failures += failed
+        last = rows[-1].copy()
     assert [type(f) for f in failures] == [type(None), RuntimeError, type(None)]
-    np.testing.assert_array_equal(updates[2], train(trainer, model, [cohort[2]])[0])
+    np.testing.assert_array_equal(last, train(trainer, model, [cohort[2]])[0])
 
 
 def test_frozen_and_unused_parameters_are_left_alone() -> None:

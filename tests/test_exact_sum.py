@@ -83,9 +83,13 @@ def test_the_compiled_loop_and_numpy_give_the_same_bytes(terms: list[tuple[float
     sums = [np.zeros(1, np.int64) for _ in range(2)]
     for value, weight in terms:
         vector = np.array([value], np.float32)
-        if abs(value) * weight < 2**9:
-            exact_sum._add(sums[0], vector, weight * 2.0**44)
-            exact_sum._add_numpy(sums[1], vector, weight * 2.0**44)
+        limit = exact_sum._pattern(2**9 / weight)
+        loops = (exact_sum._add_below, exact_sum._add_below_numpy)
+        added = [
+            add(units, vector, weight * 2.0**44, limit)
+            for add, units in zip(loops, sums, strict=True)
+        ]
+        assert added == 2 * [bool(np.abs(vector) < np.float32(2**9 / weight))]
         pattern = vector.view(np.uint32)
         assert exact_sum._largest_pattern(pattern) == exact_sum._largest_pattern_numpy(pattern)
     assert sums[0] == sums[1]
@@ -98,6 +102,24 @@ def test_the_largest_magnitude(values: list[float]) -> None:
     vector = np.array(values, np.float32)
     expected = np.abs(vector).max(initial=0.0)
     np.testing.assert_equal(exact_sum.largest_magnitude(vector), float(expected))
+
+
+@pytest.mark.parametrize("place", [0, 4095, 4096, 9999])
+def test_a_term_that_is_refused_or_large_at_any_place(place: int) -> None:
+    """Terms are added some entries at a time; those that were added first are taken back."""
+    ordinary = np.linspace(-3, 3, 10_000, dtype=np.float32)
+    running = ExactSum(10_000)
+    running.add(ordinary, 5)
+    for bad in (np.nan, np.inf, 2.0**41):
+        vector = ordinary.copy()
+        vector[place] = bad
+        with pytest.raises(ValueError, match="not finite or too large"):
+            running.add(vector)
+        np.testing.assert_array_equal(running.value(), ordinary * np.float64(5))
+    vector[place] = 2.0**30
+    running.add(vector)
+    np.testing.assert_array_equal(running.value(), ordinary * np.float64(5) + vector)
+    assert running.terms == 2
 
 
 def test_value_is_the_sum() -> None:

@@ -39,7 +39,7 @@ class Chain:
     @classmethod
     def of(cls, model: nn.Module) -> Chain | None:
         """The chain that a model is; None where it is anything else, or may do anything else."""
-        modules = _unrolled(model)
+        modules = unrolled(model)
         if modules is None or not any(True for _ in model.parameters()):
             return None
         parameters = [p for module in modules for p in module.parameters()]
@@ -58,13 +58,13 @@ class Chain:
         """One step of w -= lr * gradient on a batch."""
         for layer in self._layers:
             x = layer.forward(x)
-        gradient: torch.Tensor | None = _cross_entropy_gradient(x, y)
+        gradient: torch.Tensor | None = cross_entropy_gradient(x, y)
         for place in reversed(range(self._first, len(self._layers))):
             assert gradient is not None
             gradient = self._layers[place].backward(gradient, lr, wanted=place > self._first)
 
 
-def _cross_entropy_gradient(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def cross_entropy_gradient(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The gradient of the mean cross-entropy, from the operators that autograd would call."""
     aten = torch.ops.aten
     log_p = torch.log_softmax(logits, 1)
@@ -74,13 +74,13 @@ def _cross_entropy_gradient(logits: torch.Tensor, y: torch.Tensor) -> torch.Tens
     return out
 
 
-def _unrolled(model: nn.Module) -> list[nn.Module] | None:
+def unrolled(model: nn.Module) -> list[nn.Module] | None:
     """The layers in their order, those of nested chains too; None where one is not known."""
     if not _is_untouched(model):
         return None
     if type(model) is not nn.Sequential:
         return [model] if type(model) in _KNOWN else None
-    parts = [_unrolled(child) for child in model]
+    parts = [unrolled(child) for child in model]
     return None if None in parts else [layer for part in parts if part for layer in part]
 
 

@@ -1,8 +1,9 @@
 """Training a cohort's clients, each from the global weights on its own data.
 
 `Trainer` is the interface: a list of clients in, one row of float32 update for each out.
-`LoopTrainer` here trains one after another; `vmap.VmapTrainer` trains a chunk at once. Both give
-the same updates, up to rounding, for the same clients.
+`LoopTrainer` here trains one after another, `dense_cohort.DenseCohortTrainer` some dense nets
+layer by layer, `vmap.VmapTrainer` a chunk at once. All give the same updates, up to rounding, for
+the same clients.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ class TrainingPlan:
         """SGD without state: w -= lr * (gradient + weight_decay * w)."""
         return self.optimizer == "sgd" and self.momentum == 0
 
+    @property
+    def bare_sgd(self) -> bool:
+        """w -= lr * gradient."""
+        return self.plain_sgd and not self.weight_decay
+
 
 @dataclass(frozen=True)
 class ClientData:
@@ -60,19 +66,28 @@ class ClientData:
                 yield positions[start : start + plan.batch_size]
 
 
+#: Some clients' updates, [clients, parameters], and what the training of each of them raised.
+Trained = tuple[npt.NDArray[np.float32], Sequence[Exception | None]]
+
+
 class Trainer(Protocol):
     """Trains clients from the same global weights."""
 
-    #: How many clients `train` should be given at once.
+    #: How many clients `train` is best given at once.
     chunk: int
+    #: How many it must be given at once, as long as there are so many: 1, unless an update's last
+    #: bits depend on who trains together.
+    least: int
 
-    def train(
-        self,
-        weights: npt.NDArray[np.float32],
-        clients: Sequence[ClientData],
-        updates: npt.NDArray[np.float32],
-    ) -> list[Exception | None]:
-        """Fill a row of `updates` for each client; gives what each client's training raised."""
+    def start(self, weights: npt.NDArray[np.float32]) -> None:
+        """Begin a round at these weights, which nobody changes before the next one."""
+        ...
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        """The clients' updates in their order, some at a time; valid until the next are asked for.
+
+        The row of a client whose training raised has no meaning.
+        """
         ...
 
 
@@ -85,7 +100,7 @@ class LoopTrainer:
     gradient's product, and images lie channels-last.
     """
 
-    chunk = 1
+    chunk = least = 1
 
     def __init__(
         self, model: nn.Module, plan: TrainingPlan, device: str = "cpu", *, chains: bool = True
@@ -96,35 +111,35 @@ class LoopTrainer:
         self._model = model.to(self._device)
         if self._images:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        bare = plan.plain_sgd and not plan.weight_decay
-        self._chain = Chain.of(self._model) if bare and chains else None
+        self._chain = Chain.of(self._model) if plan.bare_sgd and chains else None
         if self._images and self._chain is None and self._device.type == "cpu":
             fuse_pools(model)
         self._layout = Layout(self._model)
         self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
         self._loss = nn.CrossEntropyLoss()
-        self._fused = FusedSteps(model) if bare and self._chain is None else None
+        self._fused = FusedSteps(model) if plan.bare_sgd and self._chain is None else None
+        self._row = np.empty((1, self._layout.dimension), np.float32)
+        self._weights = np.empty(0, np.float32)
+        self._start = torch.empty(0)
 
-    def train(
-        self,
-        weights: npt.NDArray[np.float32],
-        clients: Sequence[ClientData],
-        updates: npt.NDArray[np.float32],
-    ) -> list[Exception | None]:
-        """Fill a row of `updates` for each client."""
-        start = torch.from_numpy(weights).to(self._device)
-        failures: list[Exception | None] = []
-        for client, row in zip(clients, updates, strict=True):
+    def start(self, weights: npt.NDArray[np.float32]) -> None:
+        """Begin a round at these weights."""
+        self._weights = weights
+        self._start = torch.from_numpy(weights).to(self._device)
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        """One client's update at a time."""
+        for client in clients:
+            failure: Exception | None = None
             try:
-                self._train_one(start, client)
-                self._layout.change(weights, row)
-                failures.append(None)
+                self._train_one(client)
+                self._layout.change(self._weights, self._row[0])
             except Exception as error:  # the user's model may raise anything
-                failures.append(error)
-        return failures
+                failure = error
+            yield self._row, [failure]
 
-    def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
-        self._layout.write(start)
+    def _train_one(self, client: ClientData) -> None:
+        self._layout.write(self._start)
         self._model.train()
         seed_torch(client.entropy, self._device)
         if self._chain is not None:

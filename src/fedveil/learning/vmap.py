@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedveil.errors import ModelInvalid
-from fedveil.learning.cohort import ClientData, TrainingPlan, make_optimizer, seed_torch
+from fedveil.learning.cohort import ClientData, Trained, TrainingPlan, make_optimizer, seed_torch
 from fedveil.learning.layout import Layout
 
 #: How many clients share one pass; their activations lie in memory together.
@@ -27,7 +27,7 @@ class VmapTrainer:
     vectorised over clients and are refused.
     """
 
-    chunk = CHUNK
+    chunk = least = CHUNK
 
     def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
         self._device = torch.device(device)
@@ -40,6 +40,7 @@ class VmapTrainer:
                 f"training.engine = vmap cannot train the buffers {', '.join(buffers)}; "
                 f"engine loop can"
             )
+        self._start = torch.empty(0)
         step = grad(self._mean_loss)
         self._gradients = vmap(step, in_dims=(0, 0, 0, 0), randomness="different")
 
@@ -54,29 +55,26 @@ class VmapTrainer:
         losses = nn.functional.cross_entropy(logits, y, reduction="none")
         return (losses * counts).sum() / counts.sum().clamp(min=1)
 
-    def train(
-        self,
-        weights: npt.NDArray[np.float32],
-        clients: Sequence[ClientData],
-        updates: npt.NDArray[np.float32],
-    ) -> list[Exception | None]:
-        """Fill a row of `updates` for each client; where one raises, each trains alone."""
-        try:
-            self._train(weights, clients, torch.from_numpy(updates))
-        except Exception as error:  # the user's model may raise anything
-            if len(clients) == 1:
-                return [error]
-            rows = range(len(clients))
-            return [self.train(weights, [clients[i]], updates[i : i + 1])[0] for i in rows]
-        return [None] * len(clients)
+    def start(self, weights: npt.NDArray[np.float32]) -> None:
+        """Begin a round at these weights."""
+        self._start = torch.from_numpy(weights).to(self._device)
 
-    def _train(
-        self,
-        weights: npt.NDArray[np.float32],
-        clients: Sequence[ClientData],
-        updates: torch.Tensor,
-    ) -> None:
-        start = torch.from_numpy(weights).to(self._device)
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        """All clients' updates at once; where one raises, each trains alone."""
+        updates = np.empty((len(clients), self._layout.dimension), np.float32)
+        failure: Exception | None = None
+        try:
+            self._train(clients, torch.from_numpy(updates))
+        except Exception as error:  # the user's model may raise anything
+            failure = error
+        if failure is None or len(clients) == 1:
+            yield updates, [failure] * len(clients)
+            return
+        for client in clients:
+            yield from self.train([client])
+
+    def _train(self, clients: Sequence[ClientData], updates: torch.Tensor) -> None:
+        start = self._start
         self._layout.write(start)
         rows = {
             entry.name: view.expand(len(clients), *view.shape).clone().requires_grad_()

@@ -41,16 +41,15 @@ class ExactSum:
     def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
         """Add one term. Raises ValueError, and adds nothing, if an entry is NaN or too large."""
         self._claim(1)
-        bound = largest_magnitude(vector) * weight
-        if not bound <= MAX_MAGNITUDE:
-            raise ValueError("an entry is not finite or too large")
-        if bound < _NEAR_MAGNITUDE:
-            if self._near_terms == _NEAR_TERMS:
-                self._move_away()
-            _add(self._near, vector, weight * 2.0**PLACES)
+        if self._near_terms == _NEAR_TERMS:
+            self._move_away()
+        limit = _pattern(_NEAR_MAGNITUDE / weight)
+        if _add_below(self._near, vector, weight * 2.0**PLACES, limit):
             self._near_terms += 1
-        else:
+        elif largest_magnitude(vector) * weight <= MAX_MAGNITUDE:
             self._wide().add(vector.astype(np.float64) * weight)
+        else:
+            raise ValueError("an entry is not finite or too large")
         self.terms += 1
 
     def merge(self, other: ExactSum) -> None:
@@ -67,7 +66,7 @@ class ExactSum:
     def value(self) -> npt.NDArray[np.float64]:
         """The sum, rounded to float64."""
         if self._far is None:
-            return self._near.astype(np.float64) * 2.0**-PLACES
+            return np.multiply(self._near, 2.0**-PLACES)
         self._move_away()
         return self._far.value()
 
@@ -137,11 +136,43 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
     return int(largest)
 
 
-def _add_numpy(units: npt.NDArray[np.int64], vector: npt.NDArray[Any], factor: float) -> None:
+def _pattern(value: float) -> np.uint32:
+    """The bit pattern of a float32; of values that are not negative the larger has the larger."""
+    return np.uint32(np.array(value, np.float32).view(np.uint32))
+
+
+def _add_below_numpy(
+    units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
+) -> bool:
+    if _largest_pattern_numpy(vector.view(np.uint32)) >= limit:
+        return False
+    _move_numpy(units, vector, factor)
+    return True
+
+
+@compiled(_add_below_numpy)
+def _add_below(
+    units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
+) -> bool:
+    """Add `factor * vector`, or nothing where an entry's pattern reaches `limit`.
+
+    Some entries at a time are looked at and then added, while they are in the cache.
+    """
+    patterns = vector.view(np.uint32)
+    for start in range(0, len(units), 4096):
+        some = slice(start, start + 4096)
+        if _largest_pattern(patterns[some]) >= limit:
+            _move(units[:start], vector[:start], -factor)
+            return False
+        _move(units[some], vector[some], factor)
+    return True
+
+
+def _move_numpy(units: npt.NDArray[np.int64], vector: npt.NDArray[Any], factor: float) -> None:
     units += (vector.astype(np.float64) * factor).astype(np.int64)
 
 
-@compiled(_add_numpy)
-def _add(units: npt.NDArray[np.int64], vector: npt.NDArray[Any], factor: float) -> None:
+@compiled(_move_numpy)
+def _move(units: npt.NDArray[np.int64], vector: npt.NDArray[Any], factor: float) -> None:
     for i in range(len(units)):
         units[i] += np.int64(np.float64(vector[i]) * factor)

@@ -86,7 +86,9 @@ class NotEncryptServerRound(OneReportRound):
         self._total += other._total
 
     def _aggregate(self) -> Aggregate:
-        return Aggregate(self._sum.value() / self._total, self.reports)
+        mean = self._sum.value()
+        mean /= self._total
+        return Aggregate(mean, self.reports)
 
 
 class NotEncryptClientRound(OneReportClient):

@@ -18,6 +18,7 @@ from fedveil.errors import JobError, ModelInvalid
 from fedveil.job import Job
 from fedveil.learning import models
 from fedveil.learning.cohort import LoopTrainer, Trainer, TrainingPlan
+from fedveil.learning.dense_cohort import DenseCohortTrainer
 from fedveil.learning.layout import Layout
 from fedveil.learning.vmap import VmapTrainer
 from fedveil.runtime.client_side import ClientsData, ClientSide
@@ -75,7 +76,10 @@ def make_trainer(job: Job, model: nn.Module) -> Trainer:
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
-    return LoopTrainer(model, plan, settings.device, chains=settings.engine == "auto")
+    auto = settings.engine == "auto"
+    if auto and settings.device == "cpu" and DenseCohortTrainer.serves(model, plan):
+        return DenseCohortTrainer(model, plan)
+    return LoopTrainer(model, plan, settings.device, chains=auto)
 
 
 def check_buffers(job: Job, layout: Layout) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,18 +90,23 @@ class ClientSide:
         self._training_entropy = training_entropy
         self._report_entropy = report_entropy
         self._rounds: dict[ClientId, ClientRound] = {}
-        self._updates = np.empty((trainer.chunk, len(model)), np.float32)
         self._round = 0
 
     @property
     def chunk(self) -> int:
-        """How many clients `answer` trains at once at the most."""
+        """How many clients `answer` is best asked for at once."""
         return self._trainer.chunk
+
+    @property
+    def least(self) -> int:
+        """How many clients `answer` must be asked for at once, where there are so many."""
+        return self._trainer.least
 
     def open(self, round: int) -> None:
         """Begin a round: the model's weights are the new ones, the last round's halves are gone."""
         self._round = round
         self._rounds.clear()
+        self._trainer.start(self._model)
 
     def server_round(self, context: RoundContext) -> ServerRound:
         """A server half to fold reports in here; `context` need not hold the model."""
@@ -111,19 +117,14 @@ class ClientSide:
     ) -> list[Answer]:
         """Each client's answer to its message; with `server`, reports are folded in that half."""
         answers = [Answer(client) for client, _ in asked]
-        updates: dict[int, npt.NDArray[np.float32]] = {}
         learners = [
             i for i, (c, message) in enumerate(asked) if self._half(c).wants_update(message)
         ]
-        for start in range(0, len(learners), self.chunk):
-            part = learners[start : start + self.chunk]
-            self._train([answers[i] for i in part])
-            for row, i in enumerate(part):
-                updates[i] = self._updates[row]
-                self._respond(answers[i], asked[i][1], updates[i], server)
-        for i, (_, message) in enumerate(asked):
-            if i not in updates:
-                self._respond(answers[i], message, None, server)
+        updates = self._train([answers[i] for i in learners])
+        for i, update in zip(learners, updates, strict=True):
+            self._respond(answers[i], asked[i][1], update, server)
+        for i in sorted({*range(len(asked))} - {*learners}):
+            self._respond(answers[i], asked[i][1], None, server)
         return answers
 
     def _half(self, client: ClientId) -> ClientRound:
@@ -139,23 +140,29 @@ class ClientSide:
             )
         return self._rounds[client]
 
-    def _train(self, answers: Sequence[Answer]) -> None:
+    def _train(self, answers: Sequence[Answer]) -> Iterator[npt.NDArray[np.float32]]:
+        """The clients' updates in their order; each is valid until the next is asked for."""
         began = time.perf_counter()
         clients = [
             self._data.of(a.client, self._training_entropy.stream("train", self._round, a.client))
             for a in answers
         ]
-        rows = self._updates[: len(clients)]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            failures = self._trainer.train(self._model, clients, rows)
-        for answer, failure, row in zip(answers, failures, rows, strict=True):
-            if failure is not None:
-                answer.failed = f"{type(failure).__name__}: {failure}"
-            elif not _all_finite(row):
-                answer.withheld = "the update is not finite"
-            answer.training_s = (time.perf_counter() - began) / len(clients)
-        answers[0].warnings += _texts(caught)
+        trained = self._trainer.train(clients)
+        waiting = deque(answers)
+        while waiting:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                rows, failures = next(trained)
+            waiting[0].warnings += _texts(caught)
+            for row, failure in zip(rows, failures, strict=True):
+                answer = waiting.popleft()
+                if failure is not None:
+                    answer.failed = f"{type(failure).__name__}: {failure}"
+                elif not _all_finite(row):
+                    answer.withheld = "the update is not finite"
+                answer.training_s = time.perf_counter() - began
+                yield row
+                began = time.perf_counter()
 
     def _respond(
         self,

@@ -200,7 +200,7 @@ class WorkerPool:
                 worker.close()
             raise RunStopped(f"the worker processes cannot be started: {error}") from error
         self._owner: dict[ClientId, _Worker] = {}
-        self._chunk = 1
+        self._least = 1
 
     def start(self, job: Job, task: Task) -> None:
         """Tell the workers what they serve, and wait until each is ready."""
@@ -214,8 +214,8 @@ class WorkerPool:
         for worker in self._workers:
             worker.send(("setup", replace(setup, number=worker.number)))
         for worker in self._workers:
-            self._chunk = worker.receive()[1]
-        self._capacity = max(self._capacity, self._chunk)
+            self._least = worker.receive()[1]
+        self._capacity = max(self._capacity, self._least)
 
     def open(self, context: RoundContext) -> None:
         """Begin a round, with its global weights."""
@@ -284,8 +284,8 @@ class WorkerPool:
             queue = worker.mine or anyone
             guided = len(queue) // (1 if queue is worker.mine else _GUIDE * len(self._workers))
             # Reports that are folded where they are made take no room in a slot.
-            room = max(_MAX_CHUNK, self._chunk) if word == "fold" else self._capacity
-            size = min(max(guided, self._chunk), room, len(queue))
+            room = max(_MAX_CHUNK, self._least) if word == "fold" else self._capacity
+            size = min(max(guided, self._least), room, len(queue))
             items = [queue.popleft() for _ in range(size)]
             for client, _ in items:
                 self._owner[client] = worker

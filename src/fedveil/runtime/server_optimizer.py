@@ -38,14 +38,16 @@ class ServerOptimizer:
 
     def step(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> npt.NDArray[np.float32]:
         """The new global weights."""
-        moved = np.where(self._trainable, self._direction(aggregate), aggregate)
-        new: npt.NDArray[np.float32] = (weights.astype(np.float64) + moved).astype(np.float32)
+        moved = self._direction(aggregate)
+        if not self._trainable.all():
+            moved = np.where(self._trainable, moved, aggregate)
+        new: npt.NDArray[np.float32] = (weights + moved).astype(np.float32)
         return new
 
     def _direction(self, d: Vector) -> Vector:
         s = self._settings
         if s.optimizer == "none":
-            return s.lr * d
+            return d if s.lr == 1 else s.lr * d
         m = self._moments["m"]
         if s.optimizer == "momentum":
             m[:] = s.momentum * m + d

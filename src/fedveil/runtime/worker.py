@@ -38,7 +38,7 @@ def main(descriptor: int) -> None:
     except FedveilError as error:
         connection.send(("error", error))
         return
-    connection.send(("ready", side.chunk))
+    connection.send(("ready", side.least))
     slots, sums = (exchange.array(name)[setup.number] for name in ("slots", "sums"))
     _serve(connection, inbox, side, slots, sums)
 
