@@ -36,10 +36,10 @@ from fedveil.learning.chain import Chain, cross_entropy_gradient, unrolled
 from fedveil.learning.cohort import ClientData, LoopTrainer, Trained, TrainingPlan
 from fedveil.learning.layout import Layout
 
-#: Up to how many rows it pays, for each of the layers' m n / (m + n): beyond, X< and H< are as
-#: dear as W.
-ROWS_FOR_WIDTH = 0.9
-#: Half of the second-level cache of today's servers: the other half is for what meets a panel.
+#: Up to how many rows it pays, for each of the layers' m n / (m + n), since with more X< and H<
+#: are as dear as W; and however narrow they are, since then the time is spent between products.
+ROWS_FOR_WIDTH, ROWS_ALWAYS = 0.8, 128
+#: Entries of W that stay in the processor's second-level cache beside what meets them: 1 MB.
 PANEL_ENTRIES = 1 << 18
 #: The rows of an update that are made at once, so that they stay in the cache until all is added.
 UPDATE_ROWS = 128
@@ -139,7 +139,8 @@ class DenseCohortTrainer:
         self._starts: list[_Start] = []
         self._row = torch.empty(1, Layout(model).dimension)
         sizes = [(layer.outputs, layer.inputs) for layer in layers]
-        self._most_rows = ROWS_FOR_WIDTH * sum(m * n for m, n in sizes) / sum(map(sum, sizes))
+        width = sum(m * n for m, n in sizes) / sum(map(sum, sizes))
+        self._most_rows = max(ROWS_ALWAYS, ROWS_FOR_WIDTH * width)
 
     @staticmethod
     def serves(model: nn.Module, plan: TrainingPlan) -> bool:
