@@ -144,9 +144,9 @@ class TrainingSettings(Block):
     engine: Literal["auto", "loop", "vmap"] = Field(
         "auto",
         description="loop: clients one after another, by torch's autograd; vmap: many at once; "
-        "auto: the fastest, which is vmap on a GPU where the model can, and on a CPU a loop whose "
-        "steps are written out where the model is a plain chain of layers and the optimiser plain "
-        "SGD",
+        "auto: the fastest, which is vmap on a GPU where the model can, and on a CPU, where the "
+        "model is a plain chain of layers and the optimiser plain SGD, a loop whose steps are "
+        "written out, or for dense nets some clients layer by layer",
     )
 
 

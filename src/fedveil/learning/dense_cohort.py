@@ -39,8 +39,8 @@ from fedveil.learning.layout import Layout
 #: Up to how many rows it pays, for each of the layers' m n / (m + n), since with more X< and H<
 #: are as dear as W; and however narrow they are, since then the time is spent between products.
 ROWS_FOR_WIDTH, ROWS_ALWAYS = 0.8, 128
-#: Entries of W that stay in the processor's second-level cache beside what meets them: 1 MB.
-PANEL_ENTRIES = 1 << 18
+#: Entries of W that stay in the processor's second-level cache beside what meets them: 512 kB.
+PANEL_ENTRIES = 1 << 17
 #: The rows of an update that are made at once, so that they stay in the cache until all is added.
 UPDATE_ROWS = 128
 
