@@ -2,8 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 # The first call of a compiled loop compiles it; machines are noisy: no test is timed.
 settings.register_profile("fedveil", deadline=None, derandomize=True)
 settings.load_profile("fedveil")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Call the program in an empty folder: its exit status, and what it said where."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        from fedveil import cli
+
+        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        # The consoles were made when the module was imported, with the streams of that moment.
+        importlib.reload(cli)
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call

@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedveil import __version__, cli
+from fedveil import __version__
 from fedveil.audits import cases
 from fedveil.job import Job
 
 Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Call the program in an empty folder: its exit status, and what it said where."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        # The consoles were made when the module was imported, with the streams of that moment.
-        importlib.reload(cli)
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 def test_version(command: Command) -> None:

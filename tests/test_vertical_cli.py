@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedveil import cli
 from fedveil.vertical import VerticalJob
 
 Command = Callable[..., tuple[int, str, str]]
@@ -24,30 +23,16 @@ checkpoint: {every_steps: 4}
 
 
 @pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Call `fedveil vertical` in an empty folder: its exit status, and what it said where."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
+def vertical(command: Command, tmp_path: Path) -> Command:
+    """Call `fedveil vertical` in a folder with a job."""
     (tmp_path / "job.yaml").write_text(JOB)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedveil", "vertical", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return functools.partial(command, "vertical")
 
 
-def test_run_evaluate_predict_and_resume(command: Command, tmp_path: Path) -> None:
-    code, out, err = command("run", "job.yaml", "--out", "made", "--set", "privacy.embedding_dp={}")
+def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> None:
+    code, out, err = vertical(
+        "run", "job.yaml", "--out", "made", "--set", "privacy.embedding_dp={}"
+    )
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("epoch 0 step 2/5 loss: ")
@@ -55,27 +40,27 @@ def test_run_evaluate_predict_and_resume(command: Command, tmp_path: Path) -> No
     assert "bank: epsilon inf at delta 0 for a bit of left" in lines
     assert lines[-1] == "run folder: made"
 
-    code, out, _ = command("evaluate", "made")
+    code, out, _ = vertical("evaluate", "made")
     assert code == 0
     assert [line.partition(" ")[0] for line in out.splitlines()[:2]] == ["accuracy", "loss"]
 
-    code, out, _ = command("predict", "made", "--out", "told.npz")
+    code, out, _ = vertical("predict", "made", "--out", "told.npz")
     assert (code, out) == (0, "wrote told.npz: 20 outputs of shape (3,)\n")
     told = np.load(tmp_path / "told.npz")
     assert told["ids"].shape == (20,)
     assert told["outputs"].shape == (20, 3)
-    assert command("predict", "made", "--out", "told.npz")[::2] == (
+    assert vertical("predict", "made", "--out", "told.npz")[::2] == (
         1,
         "error: told.npz is there already: nothing is overwritten\n",
     )
 
-    code, out, _ = command("run", "--resume", "made")
+    code, out, _ = vertical("run", "--resume", "made")
     assert code == 0
     assert out.splitlines()[-1] == "run folder: made"
 
 
-def test_show_prints_every_key(command: Command, tmp_path: Path) -> None:
-    code, out, _ = command("show", "job.yaml", "--set", "epochs=4")
+def test_show_prints_every_key(vertical: Command, tmp_path: Path) -> None:
+    code, out, _ = vertical("show", "job.yaml", "--set", "epochs=4")
     assert code == 0
     (tmp_path / "shown.yaml").write_text(out)
     assert VerticalJob.load(tmp_path / "shown.yaml") == VerticalJob.load(
@@ -95,17 +80,17 @@ def test_show_prints_every_key(command: Command, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_a_sentence(
-    command: Command, arguments: tuple[str, ...], code: int, sentence: str
+    vertical: Command, arguments: tuple[str, ...], code: int, sentence: str
 ) -> None:
-    found, out, err = command(*arguments)
+    found, out, err = vertical(*arguments)
     assert found == code
     assert out == ""
     assert err.startswith(f"error: {sentence}")
     assert len(err.splitlines()) == 1
 
 
-def test_help_fits_a_screen(command: Command) -> None:
+def test_help_fits_a_screen(vertical: Command) -> None:
     for arguments in ((), ("run",), ("evaluate",), ("predict",), ("show",)):
-        code, out, _ = command(*arguments, "--help")
+        code, out, _ = vertical(*arguments, "--help")
         assert code == 0
         assert len(out.splitlines()) <= 40

@@ -21,11 +21,8 @@ import json
 import logging
 import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,6 +39,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
+from apart import run_apart
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -255,28 +253,11 @@ def benchmark(options: argparse.Namespace, folder: str) -> None:
     print(json.dumps(result), flush=True)
 
 
-def launch(options: argparse.Namespace) -> int:
-    """Run the benchmark in a process of its own, which can be stopped whatever Ray is doing."""
-    with tempfile.TemporaryDirectory(prefix="fl-", ignore_cleanup_errors=True) as folder:
-        environment = dict(os.environ, FLWR_HOME=str(Path(folder, "flwr")))
-        command = [sys.executable, __file__, *sys.argv[1:], "--inner", folder]
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
-        try:
-            return process.wait(options.limit)
-        except subprocess.TimeoutExpired:
-            print(f"not finished after {options.limit:g} seconds", file=sys.stderr)
-            return 1
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 def main() -> None:
     """Run the benchmark."""
     options = parse_arguments()
     if options.inner is None:
-        sys.exit(launch(options))
+        sys.exit(run_apart(__file__, options.limit))
     benchmark(options, options.inner)
 
 

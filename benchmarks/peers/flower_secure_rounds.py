@@ -13,19 +13,14 @@ the last round's average from the true one.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
 import logging
 import os
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
@@ -39,6 +34,7 @@ if __name__ == "__main__":
     )
 
 import numpy as np
+from apart import run_apart
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
@@ -255,28 +251,11 @@ def benchmark(options: argparse.Namespace, folder: str) -> None:
     print(json.dumps(result), flush=True)
 
 
-def launch(options: argparse.Namespace) -> int:
-    """Run the benchmark in a process of its own, which can be stopped whatever Ray is doing."""
-    with tempfile.TemporaryDirectory(prefix="fl-", ignore_cleanup_errors=True) as folder:
-        environment = dict(os.environ, FLWR_HOME=str(Path(folder, "flwr")), XDG_RUNTIME_DIR=folder)
-        command = [sys.executable, __file__, *sys.argv[1:], "--inner", folder]
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
-        try:
-            return process.wait(options.limit)
-        except subprocess.TimeoutExpired:
-            print(f"not finished after {options.limit:g} seconds", file=sys.stderr)
-            return 1
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 def main() -> None:
     """Run the benchmark."""
     options = parse_arguments()
     if options.inner is None:
-        sys.exit(launch(options))
+        sys.exit(run_apart(__file__, options.limit))
     benchmark(options, options.inner)
 
 

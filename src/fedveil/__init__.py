@@ -7,9 +7,9 @@ run.metrics, run.model, run.folder
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedveil._lazy import lazy
 from fedveil._version import __version__
 
 if TYPE_CHECKING:
@@ -20,23 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FedveilError", "Job", "Run", "__version__", "resume", "secagg", "simulate"]
 
-_HOMES = {
-    "FedveilError": "fedveil.errors",
-    "Job": "fedveil.job",
-    "Run": "fedveil.runtime.simulation",
-    "resume": "fedveil.runtime.simulation",
-    "simulate": "fedveil.runtime.simulation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: mechanisms alone need no torch."""
-    if name == "secagg":
-        return importlib.import_module("fedveil.secagg")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "FedveilError": "fedveil.errors",
+        "Job": "fedveil.job",
+        "Run": "fedveil.runtime.simulation",
+        "resume": "fedveil.runtime.simulation",
+        "secagg": "fedveil.secagg",
+        "simulate": "fedveil.runtime.simulation",
+    },
+)

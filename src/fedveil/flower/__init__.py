@@ -18,10 +18,9 @@ wire.py       what both sides know about the messages between them
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedveil.errors import MissingExtra
+from fedveil._lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.flower.mod import ProtectMod
@@ -30,23 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ProtectMod", "ProtectedStrategy", "RoundRecord"]
 
-_HOMES = {
-    "ProtectMod": "fedveil.flower.mod",
-    "ProtectedStrategy": "fedveil.flower.strategy",
-    "RoundRecord": "fedveil.flower.play",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for; says what to install without Flower."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedveil.flower' has no attribute {name!r}")
-    try:
-        importlib.import_module("flwr")
-    except ImportError:
-        raise MissingExtra("flwr", "flower", f"fedveil.flower.{name}") from None
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "ProtectMod": "fedveil.flower.mod",
+        "ProtectedStrategy": "fedveil.flower.strategy",
+        "RoundRecord": "fedveil.flower.play",
+    },
+    needs=("flwr", "flower"),
+)

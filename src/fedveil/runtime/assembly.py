@@ -14,11 +14,12 @@ from torch import nn
 from fedveil.data.datasets import Dataset
 from fedveil.data.partition import Partition, partition
 from fedveil.entropy import Seeded
-from fedveil.errors import JobError, ModelInvalid
+from fedveil.errors import ModelInvalid
 from fedveil.job import Job
 from fedveil.learning import models
 from fedveil.learning.cohort import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.dense_cohort import DenseCohortTrainer
+from fedveil.learning.device import check_device
 from fedveil.learning.layout import Layout
 from fedveil.learning.vmap import VmapTrainer
 from fedveil.runtime.client_side import ClientsData, ClientSide
@@ -70,7 +71,7 @@ def make_trainer(job: Job, model: nn.Module) -> Trainer:
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
     )
-    check_device(settings.device)
+    check_device("training.device", settings.device)
     vectorise = settings.engine == "vmap"
     if settings.engine == "auto" and settings.device != "cpu":
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
@@ -91,15 +92,6 @@ def check_buffers(job: Job, layout: Layout) -> None:
             f"buffers {', '.join(buffers)} do not survive: use a model without them, for example "
             f"with GroupNorm in place of BatchNorm"
         )
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that torch does not have here."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise JobError([f"training.device = {name} cannot be used here: {reason}"]) from None
 
 
 def make_partition(job: Job, dataset: Dataset) -> Partition:

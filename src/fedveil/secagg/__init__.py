@@ -8,8 +8,9 @@ state machines that send nothing themselves; `run_round` plays a whole round in 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedveil._lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.secagg.client import Client
@@ -20,22 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Identity", "SecureSum", "Server", "Terms", "run_round"]
 
-_HOMES = {
-    "Client": "fedveil.secagg.client",
-    "Identity": "fedveil.secagg.keys",
-    "SecureSum": "fedveil.secagg.round",
-    "Server": "fedveil.secagg.server",
-    "Terms": "fedveil.secagg.terms",
-    "run_round": "fedveil.secagg.round",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: a helper process needs few of them."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedveil.secagg' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Client": "fedveil.secagg.client",
+        "Identity": "fedveil.secagg.keys",
+        "SecureSum": "fedveil.secagg.round",
+        "Server": "fedveil.secagg.server",
+        "Terms": "fedveil.secagg.terms",
+        "run_round": "fedveil.secagg.round",
+    },
+)

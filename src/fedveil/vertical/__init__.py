@@ -10,8 +10,9 @@ of one network; only the tensors at the cuts and their gradients cross.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedveil._lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.vertical.channel import Channel, Receive, Send, drive, drive_together
@@ -45,36 +46,28 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
-    "Batch": "parties",
-    "Channel": "channel",
-    "Columns": "tasks",
-    "EmbeddingDPLayer": "embedding_layer",
-    "EmbeddingPrivacy": "split",
-    "Optimizer": "split",
-    "Part": "split",
-    "Party": "parties",
-    "Receive": "channel",
-    "Send": "channel",
-    "SplitModel": "split",
-    "Task": "tasks",
-    "VerticalJob": "job",
-    "VerticalRun": "training",
-    "drive": "channel",
-    "drive_together": "channel",
-    "evaluate": "training",
-    "predict": "training",
-    "resume": "training",
-    "train": "training",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: the job's settings need no torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedveil.vertical' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedveil.vertical.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Batch": "fedveil.vertical.parties",
+        "Channel": "fedveil.vertical.channel",
+        "Columns": "fedveil.vertical.tasks",
+        "EmbeddingDPLayer": "fedveil.vertical.embedding_layer",
+        "EmbeddingPrivacy": "fedveil.vertical.split",
+        "Optimizer": "fedveil.vertical.split",
+        "Part": "fedveil.vertical.split",
+        "Party": "fedveil.vertical.parties",
+        "Receive": "fedveil.vertical.channel",
+        "Send": "fedveil.vertical.channel",
+        "SplitModel": "fedveil.vertical.split",
+        "Task": "fedveil.vertical.tasks",
+        "VerticalJob": "fedveil.vertical.job",
+        "VerticalRun": "fedveil.vertical.training",
+        "drive": "fedveil.vertical.channel",
+        "drive_together": "fedveil.vertical.channel",
+        "evaluate": "fedveil.vertical.training",
+        "predict": "fedveil.vertical.training",
+        "resume": "fedveil.vertical.training",
+        "train": "fedveil.vertical.training",
+    },
+)

@@ -61,15 +61,6 @@ def report_entropy(job: VerticalJob) -> Entropy:
     return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "vertical")
 
 
-def check_device(name: str) -> None:
-    """Refuse a device that torch does not have here."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise JobError([f"device = {name} cannot be used here: {reason}"]) from None
-
-
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
     """Let torch have so many threads meanwhile; None leaves it as it is."""

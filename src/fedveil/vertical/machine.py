@@ -13,11 +13,12 @@ from typing import Any
 from fedveil._version import __version__
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
+from fedveil.learning.device import check_device
 from fedveil.message import Message, Value
 from fedveil.runtime.own_code import import_roots, make_importable
 from fedveil.runtime.run_folder import IMPORTS, JOB, RunFolder
 from fedveil.vertical import generation, handshake
-from fedveil.vertical.assembly import check_device, make_split, make_task, own_functions, threads
+from fedveil.vertical.assembly import make_split, make_task, own_functions, threads
 from fedveil.vertical.channel import Channel, Exchange, Receive, Send, drive
 from fedveil.vertical.checkpoint import held
 from fedveil.vertical.handshake import SUBSETS, TRAIN, Agreement, Standing
@@ -59,7 +60,7 @@ class Machine:
     def __init__(
         self, job: VerticalJob, here: Callable[[Task], str], old: Path | None = None
     ) -> None:
-        check_device(job.device)
+        check_device("device", job.device)
         self._began = time.perf_counter()
         self.job = job
         self.task = make_task(job, old)

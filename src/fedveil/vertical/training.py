@@ -19,12 +19,12 @@ import torch
 
 from fedveil._version import __version__
 from fedveil.errors import FedveilError, RunFolderError
+from fedveil.learning.device import check_device
 from fedveil.privacy.ledger import Ledger
 from fedveil.runtime.own_code import import_roots, make_importable
 from fedveil.runtime.recorder import Record
 from fedveil.runtime.run_folder import IMPORTS, JOB, RunFolder
 from fedveil.vertical.assembly import (
-    check_device,
     make_split,
     make_task,
     own_functions,
@@ -155,7 +155,7 @@ class _Parties:
 
     def __init__(self, job: VerticalJob, old: Path | None, encoded: bool) -> None:
         self._began = time.perf_counter()
-        check_device(job.device)
+        check_device("device", job.device)
         self.job = job
         self.task: Task = make_task(job, old)
         self.split = make_split(job, self.task)

@@ -1,0 +1,39 @@
+"""Public names of a package that are imported when they are first asked for.
+
+`import fedveil.mechanisms` must not import torch, and a helper process needs few names of many.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedveil.errors import MissingExtra
+
+
+def lazy(
+    package: str, homes: Mapping[str, str], needs: tuple[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's `__getattr__` and `__dir__` (PEP 562), for names and the modules they live in.
+
+    A name that is a module of its own has no home but itself. `needs` is a package that all of
+    them need, and the extra that installs it.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if needs is not None:
+            try:
+                importlib.import_module(needs[0])
+            except ImportError:
+                raise MissingExtra(*needs, f"{package}.{name}") from None
+        module = importlib.import_module(homes[name])
+        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
+
+    def names() -> list[str]:
+        return sorted(sys.modules[package].__all__)
+
+    return find, names
