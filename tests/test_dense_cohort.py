@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedveil.learning import dense_cohort
 from fedveil.learning.cohort import ClientData, LoopTrainer, TrainingPlan
 from fedveil.learning.dense_cohort import PANEL_ENTRIES, DenseCohortTrainer
 from fedveil.learning.layout import Layout
-from fedveil.learning.models import lenet, purchase_dnn
+from fedveil.learning.models import lenet, logistic, purchase_dnn
 from training_parts import by_torch, clients, plan, train
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -58,11 +59,74 @@ def test_updates_are_torchs(name: str, settings: dict[str, Any]) -> None:
     model, task = made(name), plan(**settings)
     cohort = clients((48,), 5, (7, 1, 9, 4, 8, 2, 9, 3, 140, 5))
     trainer = trainer_for(model, task)
-    many = [len(client) * task.epochs > trainer._most_rows for client in cohort]
-    assert any(many)
-    assert not all(many)
     for client, update in zip(cohort, train(trainer, model, cohort), strict=True):
         np.testing.assert_allclose(update, by_torch(model, task, client), atol=2e-6)
+
+
+def groups_of(trainer: DenseCohortTrainer, cohort: list[ClientData]) -> list[list[int]]:
+    """How many examples each has of those that go together; those that go alone in the loop too."""
+    groups = []
+    alone, together = trainer._loop.train, trainer._together
+
+    def spy(clients: list[ClientData]) -> Any:
+        groups.append([len(client) for client in clients])
+        return together(clients)
+
+    def spy_alone(clients: list[ClientData]) -> Any:
+        groups.append([-len(client) for client in clients])
+        return alone(clients)
+
+    trainer._together, trainer._loop.train = spy, spy_alone  # type: ignore[method-assign]
+    trainer.start(np.zeros(trainer._row.shape[1], np.float32))
+    assert len([*trainer.train(cohort)]) == len(cohort)
+    return groups
+
+
+def test_who_goes_together() -> None:
+    """Rows count once an epoch: 128 of them go together in a small net, more do not."""
+    trainer = trainer_for(made("relu"), plan(epochs=2))
+    cohort = clients((48,), 5, (3, 64, 65, 66, 1, 2, 64))
+    assert groups_of(trainer, cohort) == [[3, 64], [-65], [-66], [1, 2, 64]]
+
+
+def test_a_large_group_is_parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = made("relu"), plan(epochs=1)
+    cohort = clients((48,), 5, (10, 10, 10, 5, 5, 100, 3))
+    expected = train(trainer_for(model, task), model, cohort)
+    assert groups_of(trainer_for(model, task), cohort) == [[10, 10, 10, 5, 5, 100, 3]]
+    # A row has its 48 inputs, and what comes out of and back into layers of 96, 64 and 5.
+    monkeypatch.setattr(dense_cohort, "GROUP_ENTRIES", 20 * (48 + 2 * (96 + 64 + 5)))
+    assert groups_of(trainer_for(model, task), cohort) == [[10, 10], [10, 5, 5], [100], [3]]
+    np.testing.assert_array_equal(train(trainer_for(model, task), model, cohort), expected)
+
+
+def test_few_rows_are_fewer_in_a_wide_net_of_few_outputs() -> None:
+    """There X< is dearer than W itself, which is read in no time."""
+    trainer = trainer_for(logistic((3, 64, 64), 10), plan(epochs=1))
+    assert groups_of(trainer, clients((3, 64, 64), 10, (7, 9, 5))) == [[7], [-9], [5]]
+
+
+def test_nothing_is_cut_for_clients_that_train_alone() -> None:
+    trainer = trainer_for(made("relu"), plan(epochs=1))
+    assert groups_of(trainer, clients((48,), 5, (200,))) == [[-200]]
+    assert not trainer._starts
+
+
+@pytest.mark.parametrize("where", ["a buffer of the chain", "a parameter of a layer"])
+def test_what_no_layer_uses_does_not_change(where: str) -> None:
+    """Also where the memory of the update was somebody else's before."""
+    model = made("relu")
+    if where == "a buffer of the chain":
+        model.register_buffer("mean", torch.ones(3))
+        unused = slice(-3, None)
+    else:
+        model[0].register_parameter("temperature", nn.Parameter(torch.ones(1)))
+        unused = slice(48 * 96 + 96, 48 * 96 + 97)
+    dirt = [torch.full((1, Layout(model).dimension), 7.0) for _ in range(20)]
+    del dirt
+    (update,) = train(trainer_for(model, plan()), model, clients((48,), 5, (9,)))
+    assert not update[unused].any()
+    assert update.any()
 
 
 def test_a_net_of_more_than_one_panel() -> None:
@@ -162,15 +226,19 @@ class Made(TorchDispatchMode):
 
 
 def test_no_layer_is_ever_written_out() -> None:
-    """Between the shared weights and its update a client has nothing as large as a layer."""
+    """Once W is cut, nothing as large as a layer is made: 128 rows of the update at most."""
     torch.manual_seed(0)
-    model, task = purchase_dnn((600,), 100), plan(epochs=1, batch_size=20)
-    trainer = trainer_for(model, task)
-    trainer.start(Layout(model).vector())
+    model = nn.Sequential(nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU())
+    model.append(nn.Linear(200, 250))
+    trainer = trainer_for(model, plan(epochs=1, batch_size=20))
+    cohort = clients((400,), 250, (60, 60))
+    train(trainer, model, cohort)
     with Made() as made:
-        assert len([*trainer.train(clients((600,), 100, (60, 60)))]) == 2
-    assert max(made.entries) == 128 * 1024  # some rows of the update of the widest layer
-    assert model[3].weight.numel() == 512 * 1024
+        assert len([*trainer.train(cohort)]) == 2
+    smallest = min(layer.weight.numel() for layer in model if isinstance(layer, nn.Linear))
+    assert smallest == 250 * 200
+    assert max(made.entries) < 128 * 400 + 1
+    assert sum(n >= smallest for n in made.entries) == 4  # of 300 x 400, two a client
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,32 @@ def test_the_largest_magnitude(values: list[float]) -> None:
     np.testing.assert_equal(exact_sum.largest_magnitude(vector), float(expected))
 
 
+@pytest.mark.parametrize("weight", [1, 3, 1000, 2**31 - 1, 2**31])
+@pytest.mark.parametrize("scale", [1 - 2.0**-23, 1, 4 - 2.0**-20])
+def test_no_term_is_near_that_could_overflow(weight: int, scale: float) -> None:
+    """600 terms on either side of the bound of what gathers in one integer."""
+    value = np.float32(2.0**9 / weight * scale)
+    running = ExactSum(1)
+    for _ in range(600):
+        running.add(np.array([value]), weight)
+    assert running.value()[0] == pytest.approx(600 * float(value) * weight, rel=1e-12)
+
+
+@pytest.mark.parametrize("place", [None, 0, 4095, 4096, 9999])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 2.0**9])
+def test_the_compiled_loop_looks_at_every_block(place: int | None, bad: float) -> None:
+    vector = np.linspace(-3, 3, 10_000, dtype=np.float32)
+    if place is not None:
+        vector[place] = bad
+    sums = [np.arange(10_000) for _ in range(2)]
+    limit = exact_sum._pattern(2.0**9)
+    loops = (exact_sum._add_below, exact_sum._add_below_numpy)
+    added = [add(units, vector, 2.0**44, limit) for add, units in zip(loops, sums, strict=True)]
+    assert added == 2 * [place is None]
+    np.testing.assert_array_equal(*sums)
+    assert (sums[0] == np.arange(10_000)).all() == (place is not None)
+
+
 @pytest.mark.parametrize("place", [0, 4095, 4096, 9999])
 def test_a_term_that_is_refused_or_large_at_any_place(place: int) -> None:
     """Terms are added some entries at a time; those that were added first are taken back."""

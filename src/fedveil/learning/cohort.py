@@ -1,9 +1,9 @@
 """Training a cohort's clients, each from the global weights on its own data.
 
 `Trainer` is the interface: a list of clients in, one row of float32 update for each out.
-`LoopTrainer` here trains one after another, `dense_cohort.DenseCohortTrainer` some dense nets
-layer by layer, `vmap.VmapTrainer` a chunk at once. All give the same updates, up to rounding, for
-the same clients.
+`LoopTrainer` here trains one after another, `dense_cohort.DenseCohortTrainer` several clients of a
+dense net side by side, `vmap.VmapTrainer` a chunk at once. All give the same updates, up to
+rounding, for the same clients.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Trainer(Protocol):
 
     #: How many clients `train` is best given at once.
     chunk: int
-    #: How many it must be given at once, as long as there are so many: 1, unless an update's last
-    #: bits depend on who trains together.
+    #: How many it must be given at once, as long as there are so many: 1, unless an update depends
+    #: on who trains together.
     least: int
 
     def start(self, weights: npt.NDArray[np.float32]) -> None:
@@ -120,26 +120,25 @@ class LoopTrainer:
         self._fused = FusedSteps(model) if plan.bare_sgd and self._chain is None else None
         self._row = np.empty((1, self._layout.dimension), np.float32)
         self._weights = np.empty(0, np.float32)
-        self._start = torch.empty(0)
 
     def start(self, weights: npt.NDArray[np.float32]) -> None:
         """Begin a round at these weights."""
         self._weights = weights
-        self._start = torch.from_numpy(weights).to(self._device)
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """One client's update at a time."""
+        start = torch.from_numpy(self._weights).to(self._device)
         for client in clients:
             failure: Exception | None = None
             try:
-                self._train_one(client)
+                self._train_one(start, client)
                 self._layout.change(self._weights, self._row[0])
             except Exception as error:  # the user's model may raise anything
                 failure = error
             yield self._row, [failure]
 
-    def _train_one(self, client: ClientData) -> None:
-        self._layout.write(self._start)
+    def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
+        self._layout.write(start)
         self._model.train()
         seed_torch(client.entropy, self._device)
         if self._chain is not None:

@@ -13,8 +13,8 @@ and need not be written out. A batch goes forward and backward through it by
 
 and what the client changed in the end is one product, H'X over all its rows. Where a client has
 few rows next to the widths of the layers, that is less to compute than a product for every step,
-and far less memory to move than a model for every client: a group of clients walks through W
-panel by panel, and finds the panels in the processor's own cache.
+and less memory to move than a model of its own: a group of clients walks through W panel by
+panel, and finds the panels in the processor's own cache.
 
 Every product is one client's alone and its shape does not depend on the others, so that neither
 do its last bits.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,13 @@ from fedveil.learning.chain import Chain, cross_entropy_gradient, unrolled
 from fedveil.learning.cohort import ClientData, LoopTrainer, Trained, TrainingPlan
 from fedveil.learning.layout import Layout
 
-#: Up to how many rows it pays, for each of the layers' m n / (m + n), since with more X< and H<
-#: are as dear as W; and however narrow they are, since then the time is spent between products.
-ROWS_FOR_WIDTH, ROWS_ALWAYS = 0.8, 128
+#: Up to how many rows it pays, for each of the layers' m n / (m + n): with more, X< and H< are as
+#: dear as W.
+ROWS_FOR_WIDTH = 0.8
+#: A model with fewer weights spends its time between the products: there so many rows always pay.
+SMALL_WEIGHTS, SMALL_ROWS = 1 << 16, 128
+#: The rows of a group's clients have at most so many entries, unless it is a client alone: 16 MB.
+GROUP_ENTRIES = 1 << 22
 #: Entries of W that stay in the processor's second-level cache beside what meets them: 512 kB.
 PANEL_ENTRIES = 1 << 17
 #: The rows of an update that are made at once, so that they stay in the cache until all is added.
@@ -136,11 +140,16 @@ class DenseCohortTrainer:
         self._plan = plan
         self._loop = LoopTrainer(model, plan)
         self._flattens = isinstance(_modules(model)[0], nn.Flatten)
+        self._weights = np.empty(0, np.float32)
         self._starts: list[_Start] = []
-        self._row = torch.empty(1, Layout(model).dimension)
+        # What is no weight or bias of a dense layer is not trained: its change stays zero.
+        self._row = torch.zeros(1, Layout(model).dimension)
         sizes = [(layer.outputs, layer.inputs) for layer in layers]
-        width = sum(m * n for m, n in sizes) / sum(map(sum, sizes))
-        self._most_rows = max(ROWS_ALWAYS, ROWS_FOR_WIDTH * width)
+        weights = sum(m * n for m, n in sizes)
+        self._most_rows = ROWS_FOR_WIDTH * weights / sum(map(sum, sizes))
+        if weights < SMALL_WEIGHTS:
+            self._most_rows = max(self._most_rows, SMALL_ROWS)
+        self._entries_a_row = layers[0].inputs + 2 * sum(layer.outputs for layer in layers)
 
     @staticmethod
     def serves(model: nn.Module, plan: TrainingPlan) -> bool:
@@ -150,27 +159,53 @@ class DenseCohortTrainer:
     def start(self, weights: npt.NDArray[np.float32]) -> None:
         """Begin a round at these weights."""
         self._loop.start(weights)
-        vector = torch.from_numpy(weights)
+        self._weights = weights
         self._starts = []
-        for layer in self._layers:
-            w = layer.w(vector)
-            b = torch.zeros(layer.outputs) if layer.bias is None else vector[layer.bias]
-            self._starts.append(_Start(b, _panels(w.t()), _panels(w) if self._starts else ()))
 
-    @torch.no_grad()
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """One client's update at a time."""
-        few = [len(client) * self._plan.epochs <= self._most_rows for client in clients]
-        together = iter(self._together([*compress(clients, few)]))
-        for client, has_few in zip(clients, few, strict=True):
-            if not has_few:
-                yield from self._loop.train([client])
-                continue
-            member = next(together)
+        for group in self._groups(clients):
+            if self._rows(group[0]) > self._most_rows:
+                yield from self._loop.train(group)
+            else:
+                yield from self._train_group(group)
+
+    def _groups(self, clients: Sequence[ClientData]) -> Iterator[Sequence[ClientData]]:
+        """Neighbours with few rows together, as long as they are not too many; the others alone."""
+        group: list[ClientData] = []
+        entries = 0
+        for client in clients:
+            rows = self._rows(client)
+            entries += rows * self._entries_a_row
+            if group and max(rows, self._rows(group[0])) > self._most_rows:
+                entries = GROUP_ENTRIES + 1
+            if group and entries > GROUP_ENTRIES:
+                yield group
+                group, entries = [], rows * self._entries_a_row
+            group.append(client)
+        if group:
+            yield group
+
+    def _rows(self, client: ClientData) -> int:
+        return len(client) * self._plan.epochs
+
+    @torch.no_grad()
+    def _train_group(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        if not self._starts:
+            self._starts = self._cut(torch.from_numpy(self._weights))
+        for member in self._together(clients):
             failure = member if isinstance(member, Exception) else None
             if isinstance(member, _Member):
                 self._write_update(member)
             yield self._row.numpy(), [failure]
+
+    def _cut(self, weights: torch.Tensor) -> list[_Start]:
+        starts: list[_Start] = []
+        for layer in self._layers:
+            w = layer.w(weights)
+            b = torch.zeros(layer.outputs) if layer.bias is None else weights[layer.bias]
+            starts.append(_Start(b, _panels(w.t()), _panels(w) if starts else ()))
+        return starts
 
     def _together(self, clients: Sequence[ClientData]) -> Sequence[_Member | Exception]:
         """The clients at the end of their batches; where one raises, each goes alone."""

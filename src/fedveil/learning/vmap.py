@@ -40,7 +40,7 @@ class VmapTrainer:
                 f"training.engine = vmap cannot train the buffers {', '.join(buffers)}; "
                 f"engine loop can"
             )
-        self._start = torch.empty(0)
+        self._weights = np.empty(0, np.float32)
         step = grad(self._mean_loss)
         self._gradients = vmap(step, in_dims=(0, 0, 0, 0), randomness="different")
 
@@ -57,7 +57,7 @@ class VmapTrainer:
 
     def start(self, weights: npt.NDArray[np.float32]) -> None:
         """Begin a round at these weights."""
-        self._start = torch.from_numpy(weights).to(self._device)
+        self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """All clients' updates at once; where one raises, each trains alone."""
@@ -74,7 +74,7 @@ class VmapTrainer:
             yield from self.train([client])
 
     def _train(self, clients: Sequence[ClientData], updates: torch.Tensor) -> None:
-        start = self._start
+        start = torch.from_numpy(self._weights).to(self._device)
         self._layout.write(start)
         rows = {
             entry.name: view.expand(len(clients), *view.shape).clone().requires_grad_()

@@ -1,8 +1,8 @@
 """Sums of vectors that do not depend on the order of their terms.
 
-A term is cut to 44 binary places (towards zero, 2^-44 = 5.7e-14) and added as an integer: integer
-sums are exact, so that reports may arrive in any order, and running sums of several servers merge
-to the same bytes.
+A term, `weight * vector` as float64 has it, is cut to 44 binary places (towards zero, 2^-44 =
+5.7e-14) and added as an integer: integer sums are exact, so that reports may arrive in any order,
+and running sums of several servers merge to the same bytes.
 """
 
 from __future__ import annotations

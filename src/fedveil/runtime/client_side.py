@@ -38,6 +38,7 @@ class Answer:
 
     On its way out of a worker a report in shared memory is the pair of its begin and end there.
     A report that was folded where it was made left `report_bytes` and, if refused, the reason.
+    Clients that train together leave the time and the warnings of it with the first of them.
     """
 
     client: ClientId
@@ -94,7 +95,7 @@ class ClientSide:
 
     @property
     def chunk(self) -> int:
-        """How many clients `answer` is best asked for at once."""
+        """How many clients are trained at once, and `answer` is best asked for."""
         return self._trainer.chunk
 
     @property
@@ -142,13 +143,16 @@ class ClientSide:
 
     def _train(self, answers: Sequence[Answer]) -> Iterator[npt.NDArray[np.float32]]:
         """The clients' updates in their order; each is valid until the next is asked for."""
+        for start in range(0, len(answers), self.chunk):
+            yield from self._train_chunk(deque(answers[start : start + self.chunk]))
+
+    def _train_chunk(self, waiting: deque[Answer]) -> Iterator[npt.NDArray[np.float32]]:
         began = time.perf_counter()
         clients = [
             self._data.of(a.client, self._training_entropy.stream("train", self._round, a.client))
-            for a in answers
+            for a in waiting
         ]
         trained = self._trainer.train(clients)
-        waiting = deque(answers)
         while waiting:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
