@@ -150,8 +150,7 @@ def test_a_client_whose_training_raises_is_reported_and_leaves_no_trace(
     for rows, failed in trainer.train([cohort[0], bad, cohort[2]]):
         failures += failed
         last = rows[-1].copy()
-    assert [f is None for f in failures] == [True, False, True]
-    assert "shape" in str(failures[1]) or "size" in str(failures[1])
+    assert [type(f) for f in failures] == [type(None), RuntimeError, type(None)]
     np.testing.assert_array_equal(last, train(trainer, model, [cohort[2]])[0])
 
 

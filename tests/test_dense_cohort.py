@@ -41,8 +41,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def trainer_for(model: nn.Module, plan: TrainingPlan) -> DenseCohortTrainer:
-    assert DenseCohortTrainer.serves(model, plan)
-    return DenseCohortTrainer(copy.deepcopy(model), plan)
+    trainer = DenseCohortTrainer.of(copy.deepcopy(model), plan)
+    assert trainer is not None
+    return trainer
 
 
 def made(name: str) -> nn.Module:
@@ -245,7 +246,7 @@ def test_no_layer_is_ever_written_out() -> None:
     "settings", [{"momentum": 0.9}, {"weight_decay": 0.01}, {"optimizer": "adam"}]
 )
 def test_other_plans_are_not_served(settings: dict[str, Any]) -> None:
-    assert not DenseCohortTrainer.serves(made("relu"), plan(**settings))
+    assert DenseCohortTrainer.of(made("relu"), plan(**settings)) is None
 
 
 class Doubled(nn.Linear):
@@ -284,4 +285,4 @@ def tied() -> nn.Module:
     ],
 )
 def test_other_models_are_not_served(make: Callable[[], nn.Module]) -> None:
-    assert not DenseCohortTrainer.serves(make(), plan())
+    assert DenseCohortTrainer.of(make(), plan()) is None

@@ -133,9 +133,7 @@ class DenseCohortTrainer:
     chunk = 8
     least = 1
 
-    def __init__(self, model: nn.Module, plan: TrainingPlan) -> None:
-        layers = _layers(model)
-        assert layers is not None
+    def __init__(self, model: nn.Module, plan: TrainingPlan, layers: Sequence[_Layer]) -> None:
         self._layers = layers
         self._plan = plan
         self._loop = LoopTrainer(model, plan)
@@ -151,10 +149,11 @@ class DenseCohortTrainer:
             self._most_rows = max(self._most_rows, SMALL_ROWS)
         self._entries_a_row = layers[0].inputs + 2 * sum(layer.outputs for layer in layers)
 
-    @staticmethod
-    def serves(model: nn.Module, plan: TrainingPlan) -> bool:
-        """Whether it is made for that model and plan: dense layers, activations between them."""
-        return plan.bare_sgd and Chain.of(model) is not None and _layers(model) is not None
+    @classmethod
+    def of(cls, model: nn.Module, plan: TrainingPlan) -> DenseCohortTrainer | None:
+        """The trainer of dense layers with activations between; None for another model or plan."""
+        layers = _layers(model) if plan.bare_sgd and Chain.of(model) is not None else None
+        return None if layers is None else cls(model, plan, layers)
 
     def start(self, weights: npt.NDArray[np.float32]) -> None:
         """Begin a round at these weights."""
@@ -176,13 +175,14 @@ class DenseCohortTrainer:
         entries = 0
         for client in clients:
             rows = self._rows(client)
-            entries += rows * self._entries_a_row
-            if group and max(rows, self._rows(group[0])) > self._most_rows:
-                entries = GROUP_ENTRIES + 1
-            if group and entries > GROUP_ENTRIES:
+            more = rows * self._entries_a_row
+            if group and (
+                entries + more > GROUP_ENTRIES or max(rows, self._rows(group[0])) > self._most_rows
+            ):
                 yield group
-                group, entries = [], rows * self._entries_a_row
+                group, entries = [], 0
             group.append(client)
+            entries += more
         if group:
             yield group
 

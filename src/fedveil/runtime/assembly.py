@@ -72,15 +72,13 @@ def make_trainer(job: Job, model: nn.Module) -> Trainer:
         weight_decay=settings.weight_decay,
     )
     check_device("training.device", settings.device)
-    vectorise = settings.engine == "vmap"
-    if settings.engine == "auto" and settings.device != "cpu":
+    vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
+    if auto and settings.device != "cpu":
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
-    auto = settings.engine == "auto"
-    if auto and settings.device == "cpu" and DenseCohortTrainer.serves(model, plan):
-        return DenseCohortTrainer(model, plan)
-    return LoopTrainer(model, plan, settings.device, chains=auto)
+    dense = DenseCohortTrainer.of(model, plan) if auto and settings.device == "cpu" else None
+    return dense or LoopTrainer(model, plan, settings.device, chains=auto)
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
