@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import fedveil
-from fedveil.job import Job
+from fedveil.federated.job import Job
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.entropy import Secure, Seeded
-from fedveil.mechanisms import discrete_gaussian
+from fedveil.mechanisms.exact import discrete_gaussian
 from fedveil.mechanisms.gaussian import GaussianMechanism, clip_to_grid
 from fedveil.message import encode
 from fedveil.protections.base import ClientContext

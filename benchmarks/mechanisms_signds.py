@@ -15,8 +15,8 @@ from functools import partial
 import numpy as np
 
 from fedveil.entropy import Secure
-from fedveil.mechanisms.gap_code import decode_indices, encode_indices
-from fedveil.mechanisms.selection import SignDS
+from fedveil.mechanisms.signds.dimension_selection import SignDS
+from fedveil.mechanisms.signds.index_code import decode_indices, encode_indices
 from fedveil.message import encode
 from figures import Figure, best_s, show
 

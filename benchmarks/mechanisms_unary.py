@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from fedveil.entropy import Secure
-from fedveil.mechanisms.unary import UnaryEncoding
-from fedveil.mechanisms.unary_sum import SumTables
+from fedveil.mechanisms.unary.encoding import UnaryEncoding
+from fedveil.mechanisms.unary.state_sum import SumTables
 from figures import Figure, best_s, show
 
 DIMENSION = 1_000_000

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fedveil
-from fedveil.job import Job
+from fedveil.federated.job import Job
 from fedveil.privacy import format_epsilon
 
 BASE = ("data.name=mnist", "training={epochs: 1, batch_size: 20, lr: 0.1}", "evaluation.every=1")

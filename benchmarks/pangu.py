@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from fedveil.entropy import Seeded
+from fedveil.language.model import WordAndPosition
 from fedveil.mechanisms import EmbeddingDP
-from fedveil.vertical import training
-from fedveil.vertical.assembly import make_task
-from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.language_model import WordAndPosition
-from fedveil.vertical.progress import line
-from fedveil.vertical.training import VerticalRun
+from fedveil.vertical import together
+from fedveil.vertical.job_split import make_task
+from fedveil.vertical.step_lines import line
+from fedveil.vertical.together import VerticalRun
+from fedveil.vertical.vertical_job import VerticalJob
 
 #: A curve's point is the mean loss of so many steps.
 WINDOW = 20
@@ -53,7 +53,7 @@ def curves(
             ],
         )
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runs[name] = training.train(job, folder / "run", progress=_show)
+        runs[name] = together.train(job, folder / "run", progress=_show)
     _print_losses(runs)
     _print_costs(runs)
 

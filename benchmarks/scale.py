@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 
 from fedveil.entropy import Seeded
-from fedveil.job import BLOCKS, ProtectionSettings
+from fedveil.federated.job import BLOCKS, ProtectionSettings
 from fedveil.message import Message, decode, encode
 from fedveil.protections import build
 from fedveil.protections.base import ClientContext, JobContext, Protection, RoundContext
-from fedveil.secagg import graph
+from fedveil.secagg import masking_graph
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import SEALED_BYTES
-from fedveil.secagg.tags import TAG_BYTES
+from fedveil.secagg.share_tags import TAG_BYTES
 
 LENET = 61_706
 SAMPLE = 24
@@ -161,7 +161,7 @@ _COUNTED_BYTES = 100
 
 def secure_lines(clients: int, dimension: int, seconds: float) -> Iterator[str]:
     """Secure aggregation with the sparse graph: what passes through the one server."""
-    degree = graph.automatic(clients, THRESHOLD)
+    degree = masking_graph.automatic(clients, THRESHOLD)
     assert degree is not None
     bits = Ring.for_sum(clients, (1 << ENTRY_BITS - 1) - 1).bits
     shares = (degree + 1) * (SEALED_BYTES + 2 * TAG_BYTES)

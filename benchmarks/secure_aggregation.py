@@ -32,12 +32,12 @@ import numpy as np
 from fedveil.entropy import Seeded
 from fedveil.message import Message, encode
 from fedveil.packing import pack
-from fedveil.secagg import Client, Server, Terms, graph, keys, shamir
+from fedveil.secagg import Client, Server, Terms, keys, masking_graph, shamir
 from fedveil.secagg.keys import KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
 from fedveil.secagg.phases import SEALED_BYTES, as_ids
 from fedveil.secagg.secret import Secret
-from fedveil.secagg.tags import KEY, SEED, TAG_BYTES, Tagger
+from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
 from figures import Figure, best_s, show
 
 PEER_SCRIPT = Path(__file__).parent / "peers" / "flower_secagg.py"
@@ -288,7 +288,7 @@ def sparse_figures() -> Iterator[Figure]:
     client_s, server_s = {}, {}
     threshold = 80
     for clients in (1_000, 10_000):
-        degree = graph.automatic(max(clients, graph.COMPLETE_UP_TO + 1), threshold)
+        degree = masking_graph.automatic(max(clients, masking_graph.COMPLETE_UP_TO + 1), threshold)
         assert degree is not None
         terms = make_terms(clients, ENTRIES, threshold, degree)
         client_s[clients] = min(OneClient(terms, clients).seconds for _ in range(5))

@@ -30,19 +30,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedveil.link.channel import drive
+from fedveil.link.dialer import Dialer
+from fedveil.link.link import Link
+from fedveil.link.listener import Listener
+from fedveil.link.streams import Address
+from fedveil.link.tls import Credentials, write_certificates
 from fedveil.mechanisms import EmbeddingDP
-from fedveil.vertical.channel import drive
-from fedveil.vertical.dialer import Dialer
 from fedveil.vertical.heap import keep_freed_memory
-from fedveil.vertical.link import Link
-from fedveil.vertical.listener import Listener
-from fedveil.vertical.parties import Batch, Party
+from fedveil.vertical.party import Batch, Party
 from fedveil.vertical.split import Part, SplitModel
-from fedveil.vertical.streams import Address
-from fedveil.vertical.tls import Credentials, write_certificates
 from figures import Figure, show
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 from cutter import Cutter
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -239,8 +239,8 @@ def throughput(task: str, more: Sequence[str], window: int) -> Iterator[Figure]:
 
 def parties_of(settings: Sequence[str]) -> tuple[str, ...]:
     """The leader and the followers of a job."""
-    from fedveil.vertical.assembly import make_task
-    from fedveil.vertical.job import VerticalJob
+    from fedveil.vertical.job_split import make_task
+    from fedveil.vertical.vertical_job import VerticalJob
 
     task = make_task(VerticalJob.load(None, settings))
     return (task.leader, *task.followers)

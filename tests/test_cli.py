@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedveil import __version__
-from fedveil.audits import cases
-from fedveil.job import Job
+from fedveil.audit_cases import cases
+from fedveil.federated.job import Job
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -146,10 +146,10 @@ def test_audit_exits_1_where_a_claim_is_refuted(
     """A mechanism that sends the bit as it is, and claims epsilon 1."""
     import dataclasses
 
-    from fedveil import audits
+    from fedveil import audit_cases
 
     case = dataclasses.replace(next(cases()), release=lambda bits, entropy: bits)
-    monkeypatch.setattr(audits, "cases", lambda: iter([case]))
+    monkeypatch.setattr(audit_cases, "cases", lambda: iter([case]))
     code, out, _ = command("audit", "--trials", "1000")
     assert code == 1
     assert ": refuted" in out

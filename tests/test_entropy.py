@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil import entropy as entropy_module
+from fedveil import entropy
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue
 
@@ -125,9 +125,9 @@ def test_a_forked_child_of_a_seeded_source_goes_on_repeatably() -> None:
 
 
 def test_forks_are_counted_by_the_system_hook() -> None:
-    before = entropy_module._forks
+    before = entropy._forks
     _in_fork("nothing", Seeded(0))
-    assert entropy_module._forks == before  # only the child counts
+    assert entropy._forks == before  # only the child counts
 
 
 @pytest.mark.parametrize("p", [1e-3, 0.25, 0.3, 1 / 3, 0.999])
@@ -164,7 +164,7 @@ def test_bernoulli_reaches_probabilities_far_below_one_word() -> None:
 
 @given(st.floats(0, 1, exclude_max=True))
 def test_the_expansion_is_the_probability(p: float) -> None:
-    rest, first = entropy_module._expansion(p)
+    rest, first = entropy._expansion(p)
     digits = [first, *rest]
     value = sum(digit << (64 * (len(digits) - 1 - i)) for i, digit in enumerate(digits))
     numerator, denominator = p.as_integer_ratio()

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 import fedveil
-from fedveil.progress import RunDisplay
+from fedveil.run_display import RunDisplay
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from fedveil._version import __version__
 
 if TYPE_CHECKING:
     from fedveil import secagg
+    from fedveil.engine.simulation import Run, resume, simulate
     from fedveil.errors import FedveilError
-    from fedveil.job import Job
-    from fedveil.runtime.simulation import Run, resume, simulate
+    from fedveil.federated.job import Job
 
 __all__ = ["FedveilError", "Job", "Run", "__version__", "resume", "secagg", "simulate"]
 
@@ -24,10 +24,10 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "FedveilError": "fedveil.errors",
-        "Job": "fedveil.job",
-        "Run": "fedveil.runtime.simulation",
-        "resume": "fedveil.runtime.simulation",
+        "Job": "fedveil.federated.job",
+        "Run": "fedveil.engine.simulation",
+        "resume": "fedveil.engine.simulation",
         "secagg": "fedveil.secagg",
-        "simulate": "fedveil.runtime.simulation",
+        "simulate": "fedveil.engine.simulation",
     },
 )

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from fedveil._version import __version__
 from fedveil.errors import FedveilError, JobError, MissingExtra
-from fedveil.vertical.cli_machines import app as vertical_app
+from fedveil.vertical.commands.apart import app as vertical_app
 
 if TYPE_CHECKING:
-    from fedveil.job import Job
+    from fedveil.federated.job import Job
 
 app = typer.Typer(
     help="Federated learning in which the protection of what leaves a client is one switch.",
@@ -103,10 +103,10 @@ def run(
     ] = None,
 ) -> None:
     """Train: every round's figures as they come, and everything in the run's folder."""
-    from fedveil.job import Job
-    from fedveil.progress import RunDisplay
-    from fedveil.runtime import simulation
-    from fedveil.runtime.run_folder import JOB
+    from fedveil.engine import simulation
+    from fedveil.federated.job import Job
+    from fedveil.record.run_folder import JOB
+    from fedveil.run_display import RunDisplay
 
     if resume is not None:
         if job is not None or overrides or out is not None:
@@ -128,13 +128,14 @@ def run(
 
 def _load(path: Path | None, overrides: list[str] | None) -> Job:
     """The job; what a MindSpore file says in vain, and what a job may not mean, on stderr."""
-    from fedveil import job_file, mindspore
-    from fedveil.job import Job
+    from fedveil.federated import mindspore
+    from fedveil.federated.job import Job
+    from fedveil.settings import yaml_file
 
     if path is not None:
         sys.path.append(str(path.parent.resolve()))
     notes: list[str] = []
-    if path is not None and mindspore.is_dialect(job_file.read(path)):
+    if path is not None and mindspore.is_dialect(yaml_file.read(path)):
         conversion = mindspore.convert(path, overrides or [])
         job, notes = conversion.job, conversion.notes
     else:
@@ -162,8 +163,8 @@ def budget(job: JobPath = None, overrides: Overrides = None) -> None:
     """What a run will have cost a client's privacy, before it starts."""
     from rich.table import Table
 
+    from fedveil.engine.budget import project_job
     from fedveil.privacy import format_epsilon
-    from fedveil.runtime.projection import project_job
 
     table = Table(box=None, pad_edge=False)
     for column in ("epsilon", "delta", "for"):
@@ -180,7 +181,7 @@ def audit(
     ] = 20_000,
 ) -> None:
     """Try to refute what every mechanism claims; exits 1 where a claim is refuted."""
-    from fedveil.audits import cases
+    from fedveil.audit_cases import cases
 
     refuted = False
     for case in cases():
@@ -219,7 +220,7 @@ def deploy(
 ) -> None:
     """Write a job as a Flower app, for clients on other machines."""
     _need_flower("fedveil deploy")
-    from fedveil.runtime.flower.deploy import deployable, write_app
+    from fedveil.flower.job.deploy import deployable, write_app
 
     settings = deployable(_load(job, overrides), seeded=seeded)
     for path in write_app(directory, settings):
@@ -241,7 +242,7 @@ def identity(
     file: Annotated[Path, typer.Argument(help="Where the private key is written to.")],
 ) -> None:
     """Make a client's signing key, for pw_encrypt with active_security; prints its public half."""
-    from fedveil.runtime.flower.identity import make_identity
+    from fedveil.flower.job.identity_file import make_identity
 
     typer.echo(make_identity(file))
 
@@ -257,7 +258,7 @@ def convert(
     theirs: Annotated[Path, typer.Argument(help="A YAML file of MindSpore Federated's server.")],
 ) -> None:
     """Print the native form of a MindSpore job file."""
-    from fedveil import mindspore
+    from fedveil.federated import mindspore
 
     conversion = mindspore.convert(theirs)
     _remark("note", conversion.notes)

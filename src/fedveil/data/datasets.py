@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedveil.data import digits, femnist, location, mnist, own, purchase
+from fedveil.data import digits, femnist, location30, mnist, own_dataset, purchase100
+from fedveil.data.data_folders import cache_folder, find
 from fedveil.data.download import Progress, fetch_files, target
 from fedveil.data.examples import Dataset, Examples
 from fedveil.data.idx import IdxSet, read_idx
-from fedveil.data.places import cache_folder, find
 from fedveil.errors import DataInvalid, DataUnavailable
 
 __all__ = ["NAMES", "Available", "Dataset", "Examples", "Progress", "available", "fetch", "load"]
@@ -71,28 +71,28 @@ _CATALOGUE = {
         lambda: all(find(femnist.FOLDER, part) for part in ("train", "test")),
     ),
     "purchase100": _Entry(
-        (purchase.FEATURES,),
-        purchase.CLASSES,
+        (purchase100.FEATURES,),
+        purchase100.CLASSES,
         "shopping histories, from Kaggle's Acquire Valued Shoppers",
-        purchase.HOW,
-        purchase.read,
-        lambda: find(purchase.FOLDER, purchase.ARCHIVE, purchase.TEXT_FILE) is not None,
+        purchase100.HOW,
+        purchase100.read,
+        lambda: find(purchase100.FOLDER, purchase100.ARCHIVE, purchase100.TEXT_FILE) is not None,
     ),
-    purchase.SYNTHETIC: _Entry(
-        (purchase.FEATURES,),
-        purchase.CLASSES,
+    purchase100.SYNTHETIC: _Entry(
+        (purchase100.FEATURES,),
+        purchase100.CLASSES,
         "made up, of Purchase-100's shape",
         "is generated when it is loaded",
-        purchase.synthesize,
+        purchase100.synthesize,
         lambda: True,
     ),
     "location30": _Entry(
-        (location.FEATURES,),
-        location.CLASSES,
+        (location30.FEATURES,),
+        location30.CLASSES,
         "check-ins of Foursquare users in Bangkok",
-        location.HOW,
-        location.read,
-        lambda: find(location.FOLDER, location.FILE) is not None,
+        location30.HOW,
+        location30.read,
+        lambda: find(location30.FOLDER, location30.FILE) is not None,
     ),
 }
 NAMES = tuple(_CATALOGUE)
@@ -104,7 +104,7 @@ def load(name: str) -> Dataset:
     Never touches the network: `fetch` does. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
-        return own.read(name)
+        return own_dataset.read(name)
     return _entry(name).read()
 
 

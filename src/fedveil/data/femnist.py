@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.data.data_folders import find, reading
 from fedveil.data.examples import Array, Dataset, centred, make_dataset
-from fedveil.data.places import find, reading
 from fedveil.errors import DataInvalid, DataUnavailable
 
 CLASSES = 62

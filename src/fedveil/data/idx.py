@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.places import find, reading
+from fedveil.data.data_folders import find, reading
 from fedveil.errors import DataInvalid
 
 _GZIP = b"\x1f\x8b"

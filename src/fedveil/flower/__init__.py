@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING
 from fedveil._lazy import lazy
 
 if TYPE_CHECKING:
-    from fedveil.flower.mod import ProtectMod
-    from fedveil.flower.play import RoundRecord
-    from fedveil.flower.strategy import ProtectedStrategy
+    from fedveil.flower.app.mod import ProtectMod
+    from fedveil.flower.app.play import RoundRecord
+    from fedveil.flower.app.strategy import ProtectedStrategy
 
 __all__ = ["ProtectMod", "ProtectedStrategy", "RoundRecord"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "ProtectMod": "fedveil.flower.mod",
-        "ProtectedStrategy": "fedveil.flower.strategy",
-        "RoundRecord": "fedveil.flower.play",
+        "ProtectMod": "fedveil.flower.app.mod",
+        "ProtectedStrategy": "fedveil.flower.app.strategy",
+        "RoundRecord": "fedveil.flower.app.play",
     },
     needs=("flwr", "flower"),
 )

@@ -1,13 +1,13 @@
 """The mathematics under the protections, each usable alone on NumPy arrays."""
 
-from fedveil.mechanisms.adaptive import AdaptiveBudget
-from fedveil.mechanisms.embedding import EmbeddingDP
+from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.gaussian import GaussianMechanism
-from fedveil.mechanisms.label import LabelDP
-from fedveil.mechanisms.magnitude import MagnitudeEstimator
-from fedveil.mechanisms.response import BinaryRandomizedResponse
-from fedveil.mechanisms.selection import SignDS
-from fedveil.mechanisms.unary import UnaryEncoding
+from fedveil.mechanisms.label_dp import LabelDP
+from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
+from fedveil.mechanisms.signds.dimension_selection import SignDS
+from fedveil.mechanisms.signds.step_estimate import MagnitudeEstimator
+from fedveil.mechanisms.unary.encoding import UnaryEncoding
 
 __all__ = [
     "AdaptiveBudget",

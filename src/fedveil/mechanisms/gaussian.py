@@ -16,7 +16,7 @@ from fedveil._kernels import compiled
 from fedveil._validate import choice, finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.discrete_gaussian import DiscreteGaussian
+from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
 Vector = npt.NDArray[np.floating[Any]]

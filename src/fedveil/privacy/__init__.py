@@ -1,9 +1,9 @@
 """What is promised, and what it adds up to. `fedveil.privacy.audit` tries to refute it."""
 
 from fedveil.privacy.compose import compose
-from fedveil.privacy.distribution import LossDistribution
 from fedveil.privacy.ledger import Figure, Ledger, project
 from fedveil.privacy.loss import Described, Gaussian, PrivacyLoss, format_epsilon
+from fedveil.privacy.loss_distribution import LossDistribution
 
 __all__ = [
     "Described",

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
+from fedveil.privacy.audit_scores import Floats, Scorer, layout, learned
 from fedveil.privacy.loss import PrivacyLoss, format_epsilon
-from fedveil.privacy.scores import Floats, Scorer, layout, learned
 
 Mechanism: TypeAlias = Callable[[Any, Entropy], Any] | object
 

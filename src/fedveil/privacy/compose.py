@@ -24,9 +24,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from fedveil._validate import within
-from fedveil.privacy.distribution import SUM_ERROR, LossDistribution
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, exact
-from fedveil.privacy.tilted import TAIL, Part, Tilted, TooSteep, add, join, repeat
+from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
+from fedveil.privacy.loss_sum import TAIL, Part, Tilted, TooSteep, add, join, repeat
 
 Charge: TypeAlias = tuple[PrivacyLoss, int]
 

@@ -23,13 +23,13 @@ from fedveil._validate import integer, within
 from fedveil.errors import InvalidValue
 from fedveil.message import Message
 from fedveil.privacy.compose import Charge, cost
-from fedveil.privacy.loss import PrivacyLoss
-from fedveil.privacy.state import (
+from fedveil.privacy.ledger_message import (
     kinds_from_state,
     kinds_to_state,
     rounds_from_state,
     rounds_to_state,
 )
+from fedveil.privacy.loss import PrivacyLoss
 from fedveil.privacy.tally import Clients, Counts, Kind, Sums, Tally
 
 Unit: TypeAlias = Literal["bit", "parameter", "round", "run"]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedveil._validate import integer, positive, within
 from fedveil.errors import InvalidValue
-from fedveil.privacy.distribution import LossDistribution
+from fedveil.privacy.loss_distribution import LossDistribution
 
 Per = Literal["bit", "parameter", "row", "vector", "example", "update"]
 Neighbours = Literal["replace"]

@@ -14,8 +14,8 @@ POSITIONS: dict[str, tuple[str, dict[str, str]]] = {
     "dp_encrypt": ("dp_encrypt", {}),
     "pw_encrypt": ("pw_encrypt", {}),
     "signds": ("signds", {}),
-    "rr": ("unary", {"kind": "rr"}),
-    "oue": ("unary", {"kind": "oue"}),
+    "rr": ("rr_oue", {"kind": "rr"}),
+    "oue": ("rr_oue", {"kind": "oue"}),
 }
 
 

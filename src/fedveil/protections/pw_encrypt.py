@@ -33,7 +33,7 @@ from fedveil.protections.base import (
     State,
     Update,
 )
-from fedveil.secagg import graph
+from fedveil.secagg import masking_graph
 from fedveil.secagg.client import Client
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.keys import Identity
@@ -93,7 +93,7 @@ class PWEncryptSettings(Settings):
             return self.neighbours
         if self.neighbours == "complete" or self.active_security:
             return None
-        return graph.automatic(clients, self.reconstruct_secrets_threshold)
+        return masking_graph.automatic(clients, self.reconstruct_secrets_threshold)
 
 
 class PWEncrypt:

@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import Field
 
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
-from fedveil.mechanisms.gap_code import decode_indices, encode_indices
-from fedveil.mechanisms.magnitude import MagnitudeEstimator
-from fedveil.mechanisms.response import BinaryRandomizedResponse
-from fedveil.mechanisms.selection import SignDS
+from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
+from fedveil.mechanisms.signds.dimension_selection import SignDS
+from fedveil.mechanisms.signds.index_code import decode_indices, encode_indices
+from fedveil.mechanisms.signds.step_estimate import MagnitudeEstimator
 from fedveil.message import Message, Value
 from fedveil.protections.base import (
     Aggregate,

@@ -14,8 +14,8 @@ from fedveil._lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.secagg.client import Client
+    from fedveil.secagg.in_memory import SecureSum, run_round
     from fedveil.secagg.keys import Identity
-    from fedveil.secagg.round import SecureSum, run_round
     from fedveil.secagg.server import Server
     from fedveil.secagg.terms import Terms
 
@@ -26,9 +26,9 @@ __getattr__, __dir__ = lazy(
     {
         "Client": "fedveil.secagg.client",
         "Identity": "fedveil.secagg.keys",
-        "SecureSum": "fedveil.secagg.round",
+        "SecureSum": "fedveil.secagg.in_memory",
         "Server": "fedveil.secagg.server",
         "Terms": "fedveil.secagg.terms",
-        "run_round": "fedveil.secagg.round",
+        "run_round": "fedveil.secagg.in_memory",
     },
 )

@@ -16,7 +16,7 @@ from fedveil.secagg.keys import Identity, KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
 from fedveil.secagg.phases import SEALED_BYTES, as_ids, take_ids
 from fedveil.secagg.secret import SECRET_BYTES, Secret
-from fedveil.secagg.tags import KEY, SEED, TAG_BYTES, Tagger
+from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
 from fedveil.secagg.terms import Terms
 
 _DEALT_BYTES = 2 * shamir.SHARE_BYTES

@@ -11,7 +11,7 @@ import numpy as np
 from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.secagg import shamir
 from fedveil.secagg.secret import Secret
-from fedveil.secagg.tags import KEY, SEED, TAG_BYTES, Kind, Tagger
+from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Kind, Tagger
 
 
 class Disclosure:

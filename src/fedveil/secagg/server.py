@@ -13,13 +13,13 @@ from fedveil._validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
 from fedveil.message import Message, Value, take, take_array
-from fedveil.secagg import graph, keys, phases
+from fedveil.secagg import keys, masking_graph, phases
 from fedveil.secagg.disclosure import Disclosure
-from fedveil.secagg.helpers import Helper, helpers_worth_having
+from fedveil.secagg.helper_process import Helper, helpers_worth_having
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import SEALED_BYTES, as_ids, take_ids
 from fedveil.secagg.shamir import SHARE_BYTES
-from fedveil.secagg.tags import TAG_BYTES, Tagger
+from fedveil.secagg.share_tags import TAG_BYTES, Tagger
 from fedveil.secagg.terms import Terms
 from fedveil.secagg.unmasking import Masks
 
@@ -210,9 +210,11 @@ class Server:
     def _keys(self, answered: list[int]) -> dict[int, Message]:
         """To each client the keys of its neighbourhood; in the complete graph one message."""
         if self.terms.neighbours is None:
-            self._neighbourhoods = graph.complete(answered)
+            self._neighbourhoods = masking_graph.complete(answered)
         else:
-            self._neighbourhoods = graph.sparse(answered, self.terms.neighbours, self._entropy)
+            self._neighbourhoods = masking_graph.sparse(
+                answered, self.terms.neighbours, self._entropy
+            )
         made: dict[int, Message] = {}
         for members in self._neighbourhoods.values():
             if id(members) not in made:

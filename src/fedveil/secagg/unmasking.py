@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedveil.message import Message, Value, decode, encode, take
-from fedveil.secagg.helpers import Helper
+from fedveil.secagg.helper_process import Helper
 from fedveil.secagg.keys import KEY_BYTES, KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Lanes, Ring, add_masks
 from fedveil.secagg.secret import SECRET_BYTES, Secret

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from fedveil._lazy import lazy
 
 if TYPE_CHECKING:
-    from fedveil.vertical.channel import Channel, Receive, Send, drive, drive_together
+    from fedveil.link.channel import Channel, Receive, Send, drive, drive_together
+    from fedveil.tasks import Columns, Task
     from fedveil.vertical.embedding_layer import EmbeddingDPLayer
-    from fedveil.vertical.job import VerticalJob
-    from fedveil.vertical.parties import Batch, Party
+    from fedveil.vertical.party import Batch, Party
     from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
-    from fedveil.vertical.tasks import Columns, Task
-    from fedveil.vertical.training import VerticalRun, evaluate, predict, resume, train
+    from fedveil.vertical.together import VerticalRun, evaluate, predict, resume, train
+    from fedveil.vertical.vertical_job import VerticalJob
 
 __all__ = [
     "Batch",
@@ -49,25 +49,25 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Batch": "fedveil.vertical.parties",
-        "Channel": "fedveil.vertical.channel",
-        "Columns": "fedveil.vertical.tasks",
+        "Batch": "fedveil.vertical.party",
+        "Channel": "fedveil.link.channel",
+        "Columns": "fedveil.tasks",
         "EmbeddingDPLayer": "fedveil.vertical.embedding_layer",
         "EmbeddingPrivacy": "fedveil.vertical.split",
         "Optimizer": "fedveil.vertical.split",
         "Part": "fedveil.vertical.split",
-        "Party": "fedveil.vertical.parties",
-        "Receive": "fedveil.vertical.channel",
-        "Send": "fedveil.vertical.channel",
+        "Party": "fedveil.vertical.party",
+        "Receive": "fedveil.link.channel",
+        "Send": "fedveil.link.channel",
         "SplitModel": "fedveil.vertical.split",
-        "Task": "fedveil.vertical.tasks",
-        "VerticalJob": "fedveil.vertical.job",
-        "VerticalRun": "fedveil.vertical.training",
-        "drive": "fedveil.vertical.channel",
-        "drive_together": "fedveil.vertical.channel",
-        "evaluate": "fedveil.vertical.training",
-        "predict": "fedveil.vertical.training",
-        "resume": "fedveil.vertical.training",
-        "train": "fedveil.vertical.training",
+        "Task": "fedveil.tasks",
+        "VerticalJob": "fedveil.vertical.vertical_job",
+        "VerticalRun": "fedveil.vertical.together",
+        "drive": "fedveil.link.channel",
+        "drive_together": "fedveil.link.channel",
+        "evaluate": "fedveil.vertical.together",
+        "predict": "fedveil.vertical.together",
+        "resume": "fedveil.vertical.together",
+        "train": "fedveil.vertical.together",
     },
 )

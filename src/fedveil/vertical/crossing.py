@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
-from fedveil.mechanisms.embedding import EmbeddingDP
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES

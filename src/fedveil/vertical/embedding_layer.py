@@ -9,7 +9,7 @@ from torch import nn
 
 from fedveil._validate import choice
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.embedding import EmbeddingDP, EmbeddingLoss
+from fedveil.mechanisms.embedding_dp import EmbeddingDP, EmbeddingLoss
 
 
 class EmbeddingDPLayer(nn.Module):

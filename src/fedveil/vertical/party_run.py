@@ -19,22 +19,22 @@ import torch
 
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.mechanisms.label import LabelDP
+from fedveil.link.channel import Exchange
+from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.message import Message, Value, decode, encode, take_array
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.runtime.model_file import model_bytes
-from fedveil.runtime.recorder import Record, Recorder
-from fedveil.runtime.run_folder import MODEL, RunFolder, uninterrupted
-from fedveil.vertical import ledger as accounts
-from fedveil.vertical.channel import Exchange
-from fedveil.vertical.checkpoint import Checkpoint, forget_after, held
-from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.parties import Party
+from fedveil.record.model_file import model_bytes
+from fedveil.record.recorder import Record, Recorder
+from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
+from fedveil.tasks import Subset, Task, averages
+from fedveil.vertical import account
+from fedveil.vertical.party import Party
 from fedveil.vertical.reports import Reports
 from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import SplitModel, module_of
-from fedveil.vertical.tasks import Subset, Task, averages
+from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
+from fedveil.vertical.vertical_job import VerticalJob
 
 Progress = Callable[[Record], None]
 _LABELS = "labels"
@@ -74,7 +74,7 @@ class PartyRun:
         self._tell = progress or (lambda record: None)
         self._reports = Reports(setting.entropy, setting.folder.path)
         self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
-        self._releases = accounts.Releases(
+        self._releases = account.Releases(
             setting.folder, self._order, fresh=not _repeatable(setting.entropy)
         )
         self._fingerprint = _fingerprint(setting)
@@ -171,16 +171,16 @@ class PartyRun:
                 found.append(outputs.cpu().float().numpy())
         return np.concatenate(found) if found else None
 
-    def figures(self) -> list[accounts.Figure]:
+    def figures(self) -> list[account.Figure]:
         """What this party's crossings, and the leader's labels, have told of an example so far."""
         delta = self.setting.job.privacy.delta
-        return accounts.figures(
+        return account.figures(
             self.setting.split, self.name, self._releases, delta, self._label_loss
         )
 
     def ledger(self) -> Ledger:
         """The account of every example so far."""
-        return accounts.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
+        return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
 
     def event(self, text: str) -> None:
         """Write a line into the party's events."""

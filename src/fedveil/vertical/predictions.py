@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import InvalidValue, RunFolderError
-from fedveil.runtime.run_folder import explained
-from fedveil.vertical.channel import Exchange
+from fedveil.link.channel import Exchange
+from fedveil.record.run_folder import explained
+from fedveil.tasks import Task, scoring
 from fedveil.vertical.party_run import PartyRun
-from fedveil.vertical.tasks import Task, scoring
 
 TABLE, ARRAYS = ".csv", ".npz"
 Columns = Mapping[str, Sequence[str]]

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.embedding import EmbeddingDP, packed_size
-from fedveil.mechanisms.memory import ReportMemory
+from fedveil.mechanisms.embedding_dp import EmbeddingDP, packed_size
+from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.vertical.split import Crossing
 from fedveil.vertical.step import Occasion
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
+from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
 from fedveil.vertical import crossing as wire
-from fedveil.vertical.channel import Exchange, Receive, Send
 from fedveil.vertical.schedule import (
     Apply,
     Compute,

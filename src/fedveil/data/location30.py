@@ -1,0 +1,41 @@
+"""Location-30: 5,010 people's check-ins as 446 binary features, 30 clusters as classes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedveil.data.data_folders import find
+from fedveil.data.examples import Array, Dataset, holdout, make_dataset
+from fedveil.data.npz_archive import read_npz
+from fedveil.errors import DataInvalid, DataUnavailable
+
+CLASSES = 30
+FEATURES = 446
+FOLDER = "location"
+FILE = "location30.npz"
+HOW = f"place {FILE} in $FEDVEIL_DATA/{FOLDER}"
+
+
+def read() -> Dataset:
+    """The set from its archive, in which `features` are bits packed along the second axis."""
+    path = find(FOLDER, FILE)
+    if path is None:
+        raise DataUnavailable(f"data location30: {FILE} is not on this machine: {HOW}")
+    packed, labels, width = read_npz(path, "features", "labels", "n_features")
+    if width.shape != () or width != FEATURES:
+        raise DataInvalid(f"{path} has n_features = {width}, {FEATURES} is needed")
+    if packed.dtype != np.uint8 or packed.ndim != 2 or packed.shape[1] != -(-FEATURES // 8):
+        raise DataInvalid(
+            f"{path} has features of dtype {packed.dtype} and shape {packed.shape}, uint8 and "
+            f"[examples, {-(-FEATURES // 8)}] is needed"
+        )
+    if labels.shape != packed.shape[:1]:
+        raise DataInvalid(
+            f"{path} has labels of shape {labels.shape} and {len(packed)} examples, as many are "
+            f"needed"
+        )
+    x: Array = np.unpackbits(packed, axis=1)[:, :FEATURES]
+    train, test = holdout("location30", labels)
+    return make_dataset(
+        "location30", (x[train], labels[train]), (x[test], labels[test]), classes=CLASSES
+    )

@@ -1,0 +1,131 @@
+"""The parts of a run, put together from its job: the same in every process that takes part."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil.data.datasets import Dataset
+from fedveil.data.partition import Partition, partition
+from fedveil.engine.executors.client_side import ClientsData, ClientSide
+from fedveil.engine.job_protection import make_protection as make_protection
+from fedveil.engine.job_protection import report_entropy as report_entropy
+from fedveil.entropy import Seeded
+from fedveil.errors import ModelInvalid
+from fedveil.federated.job import Job
+from fedveil.learning import models
+from fedveil.learning.dense_trainer import DenseCohortTrainer
+from fedveil.learning.device import check_device
+from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
+from fedveil.learning.vmap_trainer import VmapTrainer
+from fedveil.learning.weight_layout import Layout
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the data says about the model: and the fingerprint of the model it gave the caller."""
+
+    example_shape: tuple[int, ...]
+    classes: int
+    fingerprint: str = ""
+
+
+def make_model(job: Job, task: Task) -> nn.Module:
+    """The model with its initial weights, which the seed decides."""
+    model = models.build(
+        job.model, task.example_shape, task.classes, Seeded(job.seed, "initial weights")
+    )
+    Layout(model)  # refuses what cannot be trained, by name
+    found = model_fingerprint(model)
+    if task.fingerprint and found != task.fingerprint:
+        raise ModelInvalid(
+            f"model = {job.model!r} gave another model when it was called again: its function "
+            f"must depend on its arguments and the seed alone"
+        )
+    return model
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """A digest of names, shapes and values of all tensors."""
+    digest = hashlib.sha256()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def make_trainer(job: Job, model: nn.Module) -> Trainer:
+    """The trainer that `training.engine` names; auto takes the fastest that the model allows."""
+    settings = job.training
+    plan = TrainingPlan(
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        optimizer=settings.optimizer,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+    check_device("training.device", settings.device)
+    vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
+    if auto and settings.device != "cpu":
+        vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
+    if vectorise:
+        return VmapTrainer(model, plan, settings.device)
+    dense = DenseCohortTrainer.of(model, plan) if auto and settings.device == "cpu" else None
+    return dense or LoopTrainer(model, plan, settings.device, chains=auto)
+
+
+def check_buffers(job: Job, layout: Layout) -> None:
+    """Refuse to perturb BatchNorm statistics: a noisy variance may be negative."""
+    buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
+    if buffers and job.must_weigh_equally:
+        raise ModelInvalid(
+            f"protection.name = {job.protection.name} perturbs every averaged tensor, which the "
+            f"buffers {', '.join(buffers)} do not survive: use a model without them, for example "
+            f"with GroupNorm in place of BatchNorm"
+        )
+
+
+def make_partition(job: Job, dataset: Dataset) -> Partition:
+    """Who holds which examples: the job's seed and split decide."""
+    return partition(
+        job.data.split,
+        dataset.train.y,
+        dataset.owners,
+        job.clients.number,
+        shards_per_client=job.data.shards_per_client,
+        alpha=job.data.alpha,
+        entropy=Seeded(job.seed, "partition"),
+    )
+
+
+def make_client_side(
+    job: Job, task: Task, data: ClientsData, model: npt.NDArray[np.float32]
+) -> ClientSide:
+    """The clients' side of the run."""
+    return ClientSide(
+        protection=make_protection(job, len(model)),
+        trainer=make_trainer(job, make_model(job, task)),
+        data=data,
+        model=model,
+        training_entropy=Seeded(job.seed, "training"),
+        report_entropy=report_entropy(job),
+    )
+
+
+def worker_count(job: Job) -> int:
+    """How many worker processes serve the clients; auto: one for each core, none on a GPU."""
+    wanted = job.simulation.workers
+    if job.training.engine == "vmap":
+        return 0  # it fills the cores by itself, and which clients share a pass must not vary
+    if wanted == "auto":
+        # A function of the calling script or notebook exists in no other process.
+        here = job.training.device != "cpu" or job.model.startswith("__main__:")
+        wanted = 0 if here else len(os.sched_getaffinity(0))
+    return min(int(wanted), job.clients_per_round)

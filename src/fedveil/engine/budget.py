@@ -1,0 +1,42 @@
+"""What a job will cost, before it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fedveil.data.datasets import load
+from fedveil.engine.assembly import Task, make_model, make_partition, make_protection
+from fedveil.federated.job import Job
+from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.ledger import project
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure, and whom it is for."""
+
+    epsilon: float
+    delta: float
+    what: str
+
+
+def project_job(job: Job) -> Iterator[Line]:
+    """The four figures of a run: for a bit, a parameter, a round, and the whole run."""
+    dataset = load(job.data.name)
+    if job.clients.number is None:
+        job = job.with_clients(make_partition(job, dataset).clients)
+    layout = Layout(make_model(job, Task(dataset.example_shape, dataset.classes)))
+    protection = make_protection(job, layout.dimension)
+    spending = protection.spending(protection.initial_state())
+    figures = project(spending, job.rounds, job.privacy.delta, adaptive=protection.adaptive)
+    growing = ", if no round costs more than the first" if protection.adaptive else ""
+    for name, what in (
+        ("per_bit", "one bit of a report"),
+        ("per_parameter", f"one of {layout.dimension} parameters in a round"),
+        ("per_round", "a client's whole data in a round"),
+        ("run_every_round", f"a client that is drawn in all of {job.rounds} rounds{growing}"),
+    ):
+        figure = figures[name]
+        if figure is not None:
+            yield Line(figure.epsilon, figure.delta, what)

@@ -1,0 +1,299 @@
+"""Who serves a round's clients: the calling process, or a pool of worker processes.
+
+A worker is started as a program of its own (`python -m fedveil.engine.executors.worker`), so that
+it neither inherits threads nor imports the caller's script. It has one torch thread, one model
+object, and the data, the global weights and its report slots in shared memory; the pipe between
+carries client numbers and small messages. A worker ends when its pipe closes, which the
+operating system sees to however the calling process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Pipe, wait
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.engine.assembly import Task
+from fedveil.engine.executors.client_side import Answer, ClientsData, ClientSide
+from fedveil.engine.executors.shared_block import Place, SharedBlock
+from fedveil.errors import RunStopped, WorkerDied
+from fedveil.federated.job import Job
+from fedveil.message import Message, encode
+from fedveil.protections.base import ClientId, RoundContext, ServerRound
+
+#: Room for reports in one slot; a report that does not fit travels through the pipe.
+_SLOT_BYTES = 4 << 20
+#: One thread each; and memory that a training step has freed is kept for the next step instead of
+#: being given back and faulted in again page by page.
+_WORKER_ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
+#: Room for a worker's running sums, for each entry of the model; what does not fit, as above.
+_SUM_BYTES = 8
+_NO_MODEL = np.empty(0, np.float32)
+#: A worker trains into one slot while the other is being folded.
+_SLOTS = 2
+#: A worker gets at most this share of what is left, so that all finish together.
+_GUIDE = 4
+_MAX_CHUNK = 8
+
+
+class Executor(Protocol):
+    """Carries messages to clients and answers back."""
+
+    def open(self, context: RoundContext) -> None:
+        """Begin a round, with its global weights."""
+        ...
+
+    def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        """The answers, as they come; a report is valid until the next answer is asked for."""
+        ...
+
+    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
+        """As `ask`, for a round of one report: reports are folded where the clients are served.
+
+        `server` holds all of them when the answers have ended.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and memory."""
+        ...
+
+
+class InProcess:
+    """Serves every client in the calling process, on one thread."""
+
+    def __init__(self, side: ClientSide, model: npt.NDArray[np.float32]) -> None:
+        self._side = side
+        self._model = model
+
+    def open(self, context: RoundContext) -> None:
+        """Begin a round, with its global weights."""
+        self._model[:] = context.model
+        self._side.open(context.round)
+
+    def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        """The answers, a chunk at a time."""
+        return self._answers(messages, None)
+
+    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
+        """As `ask`, with the reports folded as they are made."""
+        return self._answers(messages, server)
+
+    def _answers(
+        self, messages: Mapping[ClientId, Message], server: ServerRound | None
+    ) -> Iterator[Answer]:
+        asked = list(messages.items())
+        for start in range(0, len(asked), self._side.chunk):
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                answers = self._side.answer(asked[start : start + self._side.chunk], server)
+            finally:
+                torch.set_num_threads(threads)
+            yield from answers
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class WorkerSetup:
+    """What a worker is told once."""
+
+    job: Job
+    data: tuple[int, dict[str, Place]]
+    exchange: tuple[int, dict[str, Place]]
+    import_path: list[str]
+    task: Task
+    number: int = 0
+
+
+class _Worker:
+    def __init__(self, number: int, descriptors: Sequence[int]) -> None:
+        self.number = number
+        self.connection, theirs = Pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fedveil.engine.executors.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno(), *descriptors],
+            env={**os.environ, **_WORKER_ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # a terminal's Ctrl-C is for the calling process to handle
+        )
+        theirs.close()
+        self.free = list(range(_SLOTS))
+        self.mine: deque[tuple[ClientId, bytes | None]] = deque()
+
+    def send(self, what: tuple[Any, ...]) -> None:
+        try:
+            self.connection.send(what)
+        except OSError:
+            raise self.death() from None
+
+    def receive(self) -> tuple[Any, ...]:
+        try:
+            message: tuple[Any, ...] = self.connection.recv()
+        except (EOFError, OSError):
+            raise self.death() from None
+        if message[0] == "error":
+            raise message[1]
+        return message
+
+    def death(self) -> WorkerDied:
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return WorkerDied(f"worker {self.number} closed its pipe and does not end")
+        if code >= 0:
+            how = f"exited with status {code}"
+        else:
+            how = f"was ended by {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                how += ", which is what the system does to a process when memory runs out"
+        return WorkerDied(f"worker {self.number} {how}")
+
+    def close(self) -> None:
+        self.connection.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class WorkerPool:
+    """Serves clients in worker processes."""
+
+    def __init__(self, workers: int, dimension: int, data: ClientsData) -> None:
+        report = 4 * dimension + 256
+        self._capacity = max(1, min(_MAX_CHUNK, _SLOT_BYTES // report))
+        slots = (workers, _SLOTS, self._capacity * report)
+        self._workers: list[_Worker] = []
+        try:
+            self._data = SharedBlock.of(vars(data))
+            self._exchange = SharedBlock.allocate(
+                {
+                    "model": (np.float32, (dimension,)),
+                    "slots": (np.uint8, slots),
+                    "sums": (np.uint8, (workers, _SUM_BYTES * dimension)),
+                }
+            )
+            blocks = (self._data.descriptor, self._exchange.descriptor)
+            for number in range(workers):
+                self._workers.append(_Worker(number, blocks))
+        except OSError as error:
+            for worker in self._workers:
+                worker.close()
+            raise RunStopped(f"the worker processes cannot be started: {error}") from error
+        self._owner: dict[ClientId, _Worker] = {}
+        self._least = 1
+
+    def start(self, job: Job, task: Task) -> None:
+        """Tell the workers what they serve, and wait until each is ready."""
+        setup = WorkerSetup(
+            job=job,
+            data=(self._data.descriptor, self._data.places),
+            exchange=(self._exchange.descriptor, self._exchange.places),
+            import_path=sys.path,
+            task=task,
+        )
+        for worker in self._workers:
+            worker.send(("setup", replace(setup, number=worker.number)))
+        for worker in self._workers:
+            self._least = worker.receive()[1]
+        self._capacity = max(self._capacity, self._least)
+
+    def open(self, context: RoundContext) -> None:
+        """Begin a round, with its global weights."""
+        self._exchange.array("model")[:] = context.model
+        self._owner.clear()
+        for worker in self._workers:
+            worker.send(("open", replace(context, model=_NO_MODEL)))
+
+    def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        """The answers, as they come.
+
+        Clients that a worker has met in this round stay with it, since it holds their halves;
+        the others go to whoever is free, in portions that shrink towards the end.
+        """
+        return self._answers("ask", messages)
+
+    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
+        """As `ask`; every worker folds in a server half of its own, merged at the end."""
+        yield from self._answers("fold", messages)
+        for worker in self._workers:
+            worker.send(("sums",))
+        for worker in self._workers:
+            _, pickled, places = worker.receive()
+            sums = self._exchange.array("sums")[worker.number]
+            buffers = [p if isinstance(p, bytes) else sums[slice(*p)] for p in places]
+            server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process
+
+    def _answers(self, word: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        shared = self._say_common(messages)
+        anyone: deque[tuple[ClientId, bytes | None]] = deque()
+        for client, message in messages.items():
+            item = (client, None if shared else encode(message))
+            owner = self._owner.get(client)
+            (anyone if owner is None else owner.mine).append(item)
+        waiting = len(messages)
+        by_connection: dict[Any, _Worker] = {w.connection: w for w in self._workers}
+        while waiting:
+            for worker in self._workers:
+                self._dispatch(word, worker, anyone)
+            for connection in wait(list(by_connection)):
+                worker = by_connection[connection]
+                _, slot, answers = worker.receive()
+                for answer in answers:
+                    if isinstance(answer.report, tuple):
+                        begin, end = answer.report
+                        view = self._exchange.array("slots")[worker.number, slot, begin:end]
+                        answer.report = view.data
+                    yield answer
+                worker.free.append(slot)
+                waiting -= len(answers)
+
+    def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
+        """Send a message that is the same object for all clients once to each worker."""
+        first = next(iter(messages.values()), None)
+        if first is None or any(message is not first for message in messages.values()):
+            return False
+        encoded = encode(first)
+        for worker in self._workers:
+            worker.send(("say", encoded))
+        return True
+
+    def _dispatch(
+        self, word: str, worker: _Worker, anyone: deque[tuple[ClientId, bytes | None]]
+    ) -> None:
+        while worker.free and (worker.mine or anyone):
+            queue = worker.mine or anyone
+            guided = len(queue) // (1 if queue is worker.mine else _GUIDE * len(self._workers))
+            # Reports that are folded where they are made take no room in a slot.
+            room = max(_MAX_CHUNK, self._least) if word == "fold" else self._capacity
+            size = min(max(guided, self._least), room, len(queue))
+            items = [queue.popleft() for _ in range(size)]
+            for client, _ in items:
+                self._owner[client] = worker
+            worker.send((word, worker.free.pop(), items))
+
+    def close(self) -> None:
+        """End the workers and let go of the shared memory."""
+        for worker in self._workers:
+            worker.close()
+        self._data.close()
+        self._exchange.close()

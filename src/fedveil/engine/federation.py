@@ -1,0 +1,349 @@
+"""A job from its first round to its last, whoever carries the messages."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil._version import __version__
+from fedveil.data.datasets import Dataset, load
+from fedveil.engine.assembly import (
+    Task,
+    check_buffers,
+    make_model,
+    model_fingerprint,
+    report_entropy,
+)
+from fedveil.engine.executors.pool import Executor
+from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.engine.round_loop import Outcome, play
+from fedveil.engine.server_optimizer import ServerOptimizer
+from fedveil.entropy import Seeded
+from fedveil.errors import LimitReached, RunFolderError, RunStopped
+from fedveil.federated.job import Job
+from fedveil.learning.evaluate import evaluate
+from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.loss import format_epsilon
+from fedveil.protections.base import ClientId, Protection, RoundContext, Spending, State
+from fedveil.record.begun_rounds import Attempts
+from fedveil.record.model_file import model_bytes
+from fedveil.record.own_modules import import_roots
+from fedveil.record.recorder import Record, Recorder, find_board
+from fedveil.record.run_folder import IMPORTS, JOB, MODEL, RunFolder, uninterrupted
+
+Progress = Callable[[Record], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended: its metrics (a record a round), trained model, folder and ledger."""
+
+    job: Job
+    metrics: list[Record]
+    model: nn.Module
+    folder: Path
+    ledger: Ledger
+    #: Why it ended before its last round; None where it did not.
+    stopped: str | None = None
+
+
+class Engine(Protocol):
+    """Who carries the messages of a job, and what only it knows."""
+
+    #: How a run that ended early is gone on with; `{folder}` is its folder.
+    how_to_resume: str
+    #: Whether reports leave a machine: those of a round that was cut off then have cost as well.
+    reports_leave: bool
+
+    def settle(self, job: Job, dataset: Dataset) -> Job:
+        """Look at the data; the job with its number of clients. What cannot run says so here."""
+        ...
+
+    def check(self, job: Job, task: Task) -> None:
+        """Look at what the model is; what cannot train says so here."""
+        ...
+
+    def protection(self, job: Job, dimension: int) -> Protection:
+        """The protection, with the keys that this engine has for it."""
+        ...
+
+    def identify(self) -> Iterable[npt.NDArray[Any]]:
+        """What a resumed run must find again besides the model and the test examples."""
+        ...
+
+    def describe(self) -> Iterable[str]:
+        """What the run's events should say of the clients."""
+        ...
+
+    def start(
+        self, job: Job, task: Task, weights: npt.NDArray[np.float32], event: Callable[[str], None]
+    ) -> Executor:
+        """Get ready to carry messages."""
+        ...
+
+    def silent(self, job: Job, round: int, cohort: Sequence[ClientId]) -> Mapping[ClientId, str]:
+        """The clients that fall silent in the round, and the phase from which on."""
+        ...
+
+
+class Federation:
+    """One job being run in one folder by one engine; what it opens is closed with `stack`.
+
+    The folder is opened when data, model and protection are known to be good, so that a job that
+    cannot run leaves nothing behind.
+    """
+
+    def __init__(
+        self, job: Job, engine: Engine, open_folder: Callable[[], RunFolder], stack: ExitStack
+    ) -> None:
+        began = time.perf_counter()
+        self._engine = engine
+        self._dataset = load(job.data.name)
+        self.job = job = engine.settle(job, self._dataset)
+        task = Task(self._dataset.example_shape, self._dataset.classes)
+        self._model = make_model(job, task)
+        task = Task(task.example_shape, task.classes, model_fingerprint(self._model))
+        engine.check(job, task)
+        self._layout = Layout(self._model)
+        check_buffers(job, self._layout)
+        if job.record.tensorboard:
+            find_board()
+        self._weights = self._layout.vector()
+        self._protection = engine.protection(job, self._layout.dimension)
+        self._state: State = self._protection.initial_state()
+        self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
+        self._ledger = Ledger(adaptive=self._protection.adaptive)
+        self._fingerprint = _fingerprint(self._dataset, engine.identify(), task.fingerprint)
+        self._folder = open_folder()
+        stack.callback(self._folder.close)
+        stack.push(self._tell_how_to_resume)
+        self._done, kept = self._restore(Checkpoint.read(self._folder))
+        self._attempts = Attempts(self._folder, self._done)
+        self._folder.write_atomically(JOB, job.to_yaml().encode())
+        roots = import_roots([job.model, job.data.name])
+        self._folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
+        self._recorder = Recorder(self._folder, keep_bytes=kept, tensorboard=job.record.tensorboard)
+        stack.callback(self._recorder.close)
+        self._executor = engine.start(job, task, self._weights, self._recorder.event)
+        stack.callback(self._executor.close)
+        self._introduce(time.perf_counter() - began)
+
+    def _tell_how_to_resume(self, kind: object, end: BaseException | None, trace: object) -> None:
+        if isinstance(end, RunStopped | KeyboardInterrupt):
+            end.add_note(self._engine.how_to_resume.format(folder=self._folder.path))
+
+    def _restore(self, saved: Checkpoint | None) -> tuple[int, int]:
+        """Take over a checkpoint; gives the rounds done and the bytes of metrics that count."""
+        if saved is None:
+            return 0, 0
+        if saved.fingerprint != self._fingerprint:
+            raise RunFolderError(
+                f"{self._folder.path} was made with another model or other data than are here now"
+            )
+        self._weights = saved.weights.copy()
+        self._optimizer.restore(saved.optimizer)
+        self._state = saved.protection
+        self._ledger = Ledger.from_state(saved.ledger)
+        return saved.round, saved.metrics_bytes
+
+    def _introduce(self, seconds: float) -> None:
+        event = self._recorder.event
+        event(
+            f"{f'went on after round {self._done}' if self._done else 'began'}: "
+            f"fedveil {__version__}, Python {platform.python_version()}, NumPy {np.__version__}, "
+            f"torch {torch.__version__}, {platform.machine()}; ready after {seconds:.1f} s"
+        )
+        event(f"randomness of reports: {report_entropy(self.job).description}")
+        for line in (*self._engine.describe(), *self._layout.explain(), *self.job.warnings):
+            event(line)
+
+    def run(self, progress: Progress | None = None) -> Run:
+        """All rounds that are left."""
+        try:
+            return self._run(progress)
+        except RunFolderError as error:  # nothing more can be written down
+            raise RunStopped(str(error)) from error
+
+    def _run(self, progress: Progress | None) -> Run:
+        tell = progress or (lambda record: None)
+        stopped = None
+        try:
+            for record in self._recorder.records:
+                tell(record)
+            while self._done < self.job.rounds:
+                tell(self._round(self._done + 1))
+        except LimitReached as limit:
+            stopped = str(limit)
+        except (RunStopped, KeyboardInterrupt) as end:
+            with suppress(RunFolderError):  # the reason counts more than its place in the file
+                self._recorder.event(f"ended after round {self._done}: {str(end) or 'interrupted'}")
+            raise
+        return self._finish(stopped)
+
+    def _finish(self, stopped: str | None) -> Run:
+        self._layout.write(torch.from_numpy(self._weights))
+        with uninterrupted():
+            self._folder.write_atomically(MODEL, model_bytes(self._model))
+            self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
+            if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
+                figures = ", ".join(f"{k} {v:.4f}" for k, v in self._quality().items())
+                self._recorder.event(f"the model at its end: {figures}")
+        return Run(
+            self.job,
+            self._recorder.records,
+            self._model,
+            self._folder.path,
+            self._ledger,
+            stopped,
+        )
+
+    def _round(self, number: int) -> Record:
+        began = time.perf_counter()
+        cohort = self._cohort(number)
+        spending = self._protection.spending(self._state)
+        self._charge_attempts(spending, cohort, number)
+        self._check_limit(spending, cohort, number)
+        if self._engine.reports_leave:
+            self._attempts.begin(number)
+        context = RoundContext(cohort, number, self._weights, self._state)
+        silent = self._engine.silent(self.job, number, cohort)
+        outcome = play(self._protection.server_round(context), self._executor, context, silent)
+        if outcome.aggregate is not None:
+            self._weights = self._optimizer.step(self._weights, outcome.aggregate.update)
+            self._state = outcome.aggregate.state
+        self._ledger.record_many(spending, round=number, clients=sorted(outcome.senders))
+        evaluation = time.perf_counter()
+        quality = self._evaluate(number)
+        outcome.seconds["evaluation"] = time.perf_counter() - evaluation
+        outcome.seconds["round"] = time.perf_counter() - began
+        record = {
+            "round": number,
+            "clients": len(cohort),
+            **_counted(outcome),
+            **quality,
+            **self._privacy(),
+            **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
+        }
+        self._keep(record, outcome)
+        return record
+
+    def _charge_attempts(
+        self, spending: Sequence[Spending], cohort: list[ClientId], number: int
+    ) -> None:
+        """Charge the cohort for every time that the round was begun before and cut off.
+
+        Seeded reports are the same bytes again, and cost nothing more.
+        """
+        before = self._attempts.before(number)
+        if not before or self.job.privacy.randomness == "seeded":
+            return
+        for _ in range(before):
+            self._ledger.record_many(spending, round=number, clients=cohort)
+        self._recorder.event(
+            f"round {number} was begun before ({before}x) and cut off: its reports may have left, "
+            f"and count"
+        )
+
+    def _cohort(self, number: int) -> list[ClientId]:
+        assert self.job.clients.number is not None  # the engine has settled it
+        drawn = Seeded(self.job.seed, "cohort", number).permutation(self.job.clients.number)
+        return sorted(map(int, drawn[: self.job.clients_per_round]))
+
+    def _check_limit(
+        self, spending: Sequence[Spending], cohort: list[ClientId], number: int
+    ) -> None:
+        limit = self.job.privacy.max_epsilon
+        if limit is None:
+            return
+        figures = self._ledger.preview(
+            spending, round=number, clients=cohort, delta=self.job.privacy.delta
+        )
+        ahead = figures["run_most_drawn"]
+        if ahead.epsilon > limit:
+            raise LimitReached(
+                f"round {number} would bring the most-drawn client to epsilon "
+                f"{format_epsilon(ahead.epsilon)} at delta {ahead.delta:g}, above "
+                f"privacy.max_epsilon = {limit:g}"
+            )
+
+    def _evaluate(self, number: int) -> dict[str, float]:
+        if number % self.job.evaluation.every and number != self.job.rounds:
+            return {}
+        return self._quality()
+
+    def _quality(self) -> dict[str, float]:
+        self._layout.write(torch.from_numpy(self._weights))
+        test = self._dataset.test
+        try:
+            quality = evaluate(self._model, test.x, test.y)
+        except Exception as error:  # the user's model may raise anything
+            raise RunStopped(f"the model cannot be evaluated: {error!r}") from error
+        return {"loss": quality.loss, "accuracy": quality.accuracy, "auc": quality.auc}
+
+    def _privacy(self) -> dict[str, Any]:
+        record: dict[str, Any] = {"randomness": report_entropy(self.job).description}
+        for name, figure in self._ledger.figures(self.job.privacy.delta).items():
+            record[f"epsilon_{name}"], record[f"delta_{name}"] = figure
+        return record
+
+    def _keep(self, record: Record, outcome: Outcome) -> None:
+        """Write the round down; the checkpoint comes last and vouches for the rest."""
+        number = record["round"]
+        with uninterrupted():
+            for text in sorted(outcome.warnings):
+                self._recorder.event(f"round {number}: {text}")
+            if outcome.void is not None:
+                self._recorder.event(f"round {number}: {outcome.void}")
+            self._recorder.record(record)
+            self._done = number
+            if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
+                self._checkpoint()
+                self._attempts.checkpointed(number)
+
+    def _checkpoint(self) -> None:
+        Checkpoint(
+            round=self._done,
+            metrics_bytes=self._recorder.metrics_bytes,
+            fingerprint=self._fingerprint,
+            weights=self._weights,
+            optimizer=self._optimizer.state(),
+            protection=self._state,
+            ledger=self._ledger.to_state(),
+        ).write(self._folder)
+
+
+def _counted(outcome: Outcome) -> dict[str, Any]:
+    senders = len(outcome.senders)
+    return {
+        "reports": outcome.aggregate.reports if outcome.aggregate is not None else 0,
+        "rejected": dict(outcome.rejected),
+        "withheld": dict(outcome.withheld),
+        "failed": dict(outcome.failed),
+        "dropped": outcome.dropped,
+        "void": outcome.void,
+        "bytes_up": outcome.bytes_up,
+        "bytes_up_per_client": outcome.bytes_up / senders if senders else 0,
+        "bytes_down": outcome.bytes_down,
+    }
+
+
+def _fingerprint(dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str) -> str:
+    """A digest of what a resumed run must find again."""
+    digest = hashlib.sha256(model.encode())
+    arrays: list[npt.NDArray[Any]] = [dataset.test.x, dataset.test.y, *more]
+    for array in arrays:
+        digest.update(repr((array.shape, array.dtype)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,0 +1,51 @@
+"""A job's protection and what its reports draw from; needs no torch, as most answers do not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedveil.entropy import Entropy, Secure, Seeded
+from fedveil.federated.job import Job
+from fedveil.protections import build
+from fedveil.protections.base import ClientId, JobContext, Protection
+from fedveil.secagg.secret import Secret
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What takes the place of the simulator's seed where clients are other machines.
+
+    `roster`: every client's public signing key; `identity`: this client's own private one.
+    """
+
+    roster: Mapping[ClientId, bytes] = field(default_factory=dict)
+    identity: Secret | None = None
+
+
+def job_digest(job: Job) -> bytes:
+    """What binds messages, keys and folders to the whole of a job."""
+    return hashlib.sha256(job.to_yaml().encode()).digest()
+
+
+def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) -> Protection:
+    """The protection in the job's switch position; without `deployed`, that of the simulator."""
+    outside = Deployed() if deployed is None else deployed
+    context = JobContext(
+        weighting=job.weighting,
+        dimension=dimension,
+        clients_per_round=job.clients_per_round,
+        rounds=job.rounds,
+        simulated=deployed is None,
+        job=job_digest(job),
+        seed=job.seed,
+        roster=outside.roster,
+        identity=outside.identity,
+    )
+    return build(job.protection.name, job.protection.settings, context)
+
+
+def report_entropy(job: Job) -> Entropy:
+    """What reports draw from: the seed's keystream in a repeatable simulation, or the system's."""
+    return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "reports")

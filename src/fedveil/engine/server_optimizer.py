@@ -1,0 +1,73 @@
+"""How the server applies an aggregate to the global weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import RunFolderError
+from fedveil.federated.job import ServerSettings
+
+Vector = npt.NDArray[np.float64]
+
+
+class ServerOptimizer:
+    """Federated averaging's step, or that of an adaptive optimiser (Reddi et al., 2021).
+
+    none:      w += lr * d
+    momentum:  m = momentum * m + d;               w += lr * m
+    adam:      m = b1 * m + (1 - b1) * d;  v = b2 * v + (1 - b2) * d^2
+    yogi:      m as adam;                  v -= (1 - b2) * d^2 * sign(v - d^2)
+               both                                w += lr * m / (sqrt(v) + tau)
+
+    d is the aggregate; there is no bias correction, as in the paper, and v begins at tau^2.
+    Buffers take the mean of the clients' values, w += d, whatever the optimiser.
+    """
+
+    def __init__(self, settings: ServerSettings, trainable: npt.NDArray[np.bool_]) -> None:
+        self._settings = settings
+        self._trainable = trainable
+        size = len(trainable)
+        self._moments: dict[str, Vector] = {}
+        if settings.optimizer != "none":
+            self._moments["m"] = np.zeros(size)
+        if settings.optimizer in ("adam", "yogi"):
+            self._moments["v"] = np.full(size, settings.tau**2)
+
+    def step(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> npt.NDArray[np.float32]:
+        """The new global weights."""
+        moved = self._direction(aggregate)
+        if not self._trainable.all():
+            moved = np.where(self._trainable, moved, aggregate)
+        new: npt.NDArray[np.float32] = (weights + moved).astype(np.float32)
+        return new
+
+    def _direction(self, d: Vector) -> Vector:
+        s = self._settings
+        if s.optimizer == "none":
+            return d if s.lr == 1 else s.lr * d
+        m = self._moments["m"]
+        if s.optimizer == "momentum":
+            m[:] = s.momentum * m + d
+            return s.lr * m
+        m[:] = s.beta1 * m + (1 - s.beta1) * d
+        v = self._moments["v"]
+        square = d * d
+        if s.optimizer == "adam":
+            v[:] = s.beta2 * v + (1 - s.beta2) * square
+        else:
+            v -= (1 - s.beta2) * square * np.sign(v - square)
+        return s.lr * m / (np.sqrt(v) + s.tau)
+
+    def state(self) -> dict[str, Vector]:
+        """What a checkpoint must hold."""
+        return dict(self._moments)
+
+    def restore(self, state: Mapping[str, Vector]) -> None:
+        """Go on from a checkpoint."""
+        if set(state) != set(self._moments):
+            raise RunFolderError("the checkpoint was made with another server.optimizer")
+        for name, value in state.items():
+            self._moments[name][:] = value

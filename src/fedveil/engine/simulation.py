@@ -1,0 +1,121 @@
+"""The simulator: a whole federation on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.data.datasets import Dataset
+from fedveil.data.partition import Partition
+from fedveil.engine.assembly import (
+    Task,
+    make_client_side,
+    make_model,
+    make_partition,
+    make_protection,
+    make_trainer,
+    worker_count,
+)
+from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.pool import Executor, InProcess, WorkerPool
+from fedveil.engine.federation import Federation, Progress
+from fedveil.engine.federation import Run as Run
+from fedveil.engine.virtual_time import silent_in
+from fedveil.entropy import Seeded
+from fedveil.federated.job import Job
+from fedveil.protections.base import ClientId, Protection
+from fedveil.record.own_modules import make_importable
+from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
+
+
+def simulate(
+    job: Job,
+    out: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Run:
+    """Run a job on this machine.
+
+    `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
+    round's record.
+    """
+    with ExitStack() as stack:
+        open_folder = partial(RunFolder.create, out, job.name)
+        return Federation(job, Simulator(), open_folder, stack).run(progress)
+
+
+def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
+    """Go on with a run that ended early, from its last complete round.
+
+    Its own job decides everything; with seeded randomness it ends with the bytes that it would
+    have ended with if nothing had happened. `progress` is called with the old records first.
+    """
+    opened = RunFolder.reopen(Path(folder))
+    with ExitStack() as stack:
+        stack.callback(opened.close)
+        make_importable(opened.read_lines(IMPORTS))
+        job = Job.load(opened.path / JOB)
+        return Federation(job, Simulator(), lambda: opened, stack).run(progress)
+
+
+class Simulator:
+    """Plays all clients on this machine: each has the part of the data that the split gives it."""
+
+    how_to_resume = "`fedveil run --resume {folder}` goes on from the last complete round"
+    reports_leave = False
+
+    def __init__(self) -> None:
+        self._dataset: Dataset
+        self._partition: Partition
+
+    def settle(self, job: Job, dataset: Dataset) -> Job:
+        """Deal the examples; as many clients as the data has owners, where the job leaves it."""
+        self._dataset = dataset
+        self._partition = make_partition(job, dataset)
+        return job if job.clients.number is not None else job.with_clients(self._partition.clients)
+
+    def check(self, job: Job, task: Task) -> None:
+        """Make a trainer once."""
+        make_trainer(job, make_model(job, task))
+
+    def protection(self, job: Job, dimension: int) -> Protection:
+        """The keys come from the job's seed."""
+        return make_protection(job, dimension)
+
+    def identify(self) -> Iterable[npt.NDArray[Any]]:
+        """The training examples, and whose they are."""
+        train, split = self._dataset.train, self._partition
+        return (train.x, train.y, split.indices, split.offsets)
+
+    def describe(self) -> Iterable[str]:
+        """The sizes of the clients' parts."""
+        yield f"{self._dataset.name}: {self._partition.summary(self._dataset.train.y)}"
+
+    def start(
+        self, job: Job, task: Task, weights: npt.NDArray[np.float32], event: Callable[[str], None]
+    ) -> Executor:
+        """Start the worker processes."""
+        train, split = self._dataset.train, self._partition
+        data = ClientsData(train.x, train.y, split.indices, split.offsets)
+        workers = worker_count(job)
+        if workers == 0:
+            model = weights.copy()
+            return InProcess(make_client_side(job, task, data, model), model)
+        pool = WorkerPool(workers, len(weights), data)
+        try:
+            pool.start(job, task)
+        except BaseException:
+            pool.close()
+            raise
+        return pool
+
+    def silent(self, job: Job, round: int, cohort: Sequence[ClientId]) -> Mapping[ClientId, str]:
+        """What the job's fault plan says, and who is late in virtual time."""
+        faults, times = (Seeded(job.seed, name, round) for name in ("dropouts", "answer times"))
+        return silent_in(job, cohort, faults, times)

@@ -1,0 +1,278 @@
+"""MindSpore Federated's server configuration, read as it is."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import JobError
+from fedveil.federated import mindspore_keys as keys
+from fedveil.federated.job import BLOCKS, Job
+from fedveil.settings import yaml_file
+from fedveil.settings.allowed import did_you_mean, shown
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A job that was read from their file, what was ignored in it, and what there is to say."""
+
+    job: Job
+    ignored: list[str]
+    notes: list[str]
+
+
+def is_dialect(data: Mapping[str, Any]) -> bool:
+    """Whether more of a file's top keys are MindSpore Federated's than ours."""
+    theirs = {key.partition(".")[0] for key in keys.KEYS}
+    theirs |= {keys.IGNORED_BLOCK, *keys.WITHOUT_BLOCK}
+    return len(theirs & set(data)) > len(set(Job.model_fields) & set(data))
+
+
+def convert(path: str | Path, overrides: Sequence[str] = ()) -> Conversion:
+    """The job in their file, `key=value` settings in our keys on top."""
+    data = yaml_file.read(path)
+    if not is_dialect(data):
+        raise JobError([f"{path} does not hold the settings of a MindSpore Federated server"])
+    return translate(data, overrides)
+
+
+def translate(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conversion:
+    """The job that their settings describe; raises JobError with every problem, in their names."""
+    reading = _Reading(data)
+    native, problems = yaml_file.apply(reading.native, overrides, Job)
+    problems = reading.problems + problems
+    overridden = [override.partition("=")[0].strip() for override in overrides]
+    try:
+        job = Job(**native)
+    except JobError as error:
+        problems += reading.in_their_names(error.problems, overridden)
+    if problems:
+        raise JobError(problems)
+    return Conversion(job, reading.ignored, reading.notes)
+
+
+class _Reading:
+    """One pass over their settings: `native` fills up, and so do the lists of remarks."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.native: dict[str, Any] = {}
+        self.ignored: list[str] = []
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+        self._theirs: dict[str, Any] = {}
+        self._written: dict[str, str] = {}  # a key with its block -> as the file spells it
+        self._names: dict[str, str] = {}  # our key -> theirs, as the file spells it
+        self._judged: set[str] = set()  # keys of ours that `problems` speaks about already
+        for written, value in _leaves(data, ""):
+            self._take(written, value)
+        self._fill_in_defaults()
+        self._position()
+        self._mode()
+        self._refusals()
+        self._cohort()
+        self._late()
+        for key, ours in keys.CONVERTED.items():
+            if key in self._theirs:
+                self._put(ours, self._theirs[key], key)
+        if self.ignored:
+            self.notes.insert(0, f"ignored, as they change no result: {', '.join(self.ignored)}")
+        self.notes.append(
+            "the file names no model, data or optimiser of the clients: those of the default job "
+            "hold unless they are set"
+        )
+
+    def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
+        """The sentences, with the keys that they begin with as their file spells them."""
+        names = {ours: name for ours, name in self._names.items() if ours not in overridden}
+        renamed = []
+        for problem in problems:
+            key, space, rest = problem.partition(" ")
+            if key not in self._judged:
+                renamed.append(names.get(key, key) + space + rest)
+        return renamed
+
+    def _take(self, written: str, value: Any) -> None:
+        key = keys.WITHOUT_BLOCK.get(written, written)
+        if key in keys.BLOCKS:
+            if value not in (None, {}):
+                self.problems.append(f"{written} = {shown(value)} is not a block of keys")
+        elif key in self._theirs:
+            self.problems.append(f"{written} repeats {self._written[key]}")
+        elif key in keys.IGNORED or key.partition(".")[0] == keys.IGNORED_BLOCK:
+            self.ignored.append(written)
+        elif key not in keys.KEYS:
+            self.problems.append(_unknown(written, value))
+        elif value is None and not key.startswith("encrypt."):
+            self.problems.append(f"{written} has no value")
+        else:
+            self._theirs[key], self._written[key] = value, written
+
+    def _fill_in_defaults(self) -> None:
+        missing = {key: value for key, value in keys.DEFAULTS.items() if key not in self._theirs}
+        self._theirs |= missing
+        self._written |= {key: key for key in missing}
+        if missing:
+            listed = ", ".join(f"{key} = {value}" for key, value in missing.items())
+            self.notes.append(f"left out, so that their defaults hold: {listed}")
+
+    def _put(self, ours: str, value: Any, theirs: str) -> None:
+        block = self.native
+        *place, name = ours.split(".")
+        for part in place:
+            block = block.setdefault(part, {})
+        block[name] = value
+        self._names[ours] = self._written.get(theirs, theirs)
+
+    def _either(self, key: str, alias: str) -> tuple[str, Any]:
+        """One setting that goes by two names: the name that is given, and its value."""
+        given = [name for name in (key, alias) if name in self._theirs]
+        values = [_folded(self._theirs[name]) for name in given]
+        if values[1:] != values[:-1]:
+            one, other = (f"{self._written[n]} = {shown(self._theirs[n])}" for n in given)
+            self.problems.append(f"{one} and {other} are two names of one setting and differ")
+        name = given[0] if given else key
+        return name, self._theirs.get(name)
+
+    def _position(self) -> None:
+        key, chosen = self._either(keys.TYPE, keys.TRAIN_TYPE)
+        position = str(_folded(chosen)).lower() if key in self._theirs else "not_encrypt"
+        if position not in BLOCKS:
+            why = "is no protection"
+            if position == "stable_pw_encrypt":
+                why = "keeps one set of pairwise keys for all rounds and is not supported"
+            allowed = ", ".join(name.upper() for name in BLOCKS)
+            self.problems.append(
+                f"{self._written[key]} = {shown(chosen)} {why}; it is one of {allowed}"
+            )
+            return
+        self._put("protection.name", position, key)
+        self._pairwise(position == "pw_encrypt")
+
+    def _pairwise(self, active: bool) -> None:
+        name, ratio = self._either(keys.SHARE_RATIO, keys.SHARE_RATIO_ALIAS)
+        if name in self._theirs:
+            self._put(keys.CONVERTED[keys.SHARE_RATIO], ratio, name)
+        if active:
+            # Their server demands it, and our default says nothing about their cohort.
+            self._theirs.setdefault(keys.RECONSTRUCT, None)
+        if keys.SERVERS not in self._theirs:
+            return
+        servers, written = (
+            self._theirs[keys.SERVERS],
+            self._written[keys.SERVERS],
+        )
+        if not active:
+            self.ignored.append(written)
+        elif servers != 1:
+            self.problems.append(
+                f"{written} = {shown(servers)} is not supported under PW_ENCRYPT: one server "
+                f"holds the sum of masks, so that only 1 is allowed"
+            )
+
+    def _mode(self) -> None:
+        mode = self._theirs.get(keys.MODE, "FEDERATED_LEARNING")
+        if _folded(mode) in ("FEDERATED_LEARNING", "CLOUD_TRAINING"):
+            return
+        why = "does not average clients' models"
+        if _folded(mode) == "HYBRID_TRAINING":
+            why = "is not supported: there the server trains too, on data of its own"
+        self.problems.append(
+            f"{self._written[keys.MODE]} = {shown(mode)} {why}; FEDERATED_LEARNING and "
+            f"CLOUD_TRAINING are allowed"
+        )
+
+    def _refusals(self) -> None:
+        position = self.native.get("protection", {}).get("name")
+        for key, (neutral, why) in keys.REFUSED.items():
+            if _folded(self._theirs.get(key, neutral)) == _folded(neutral):
+                continue
+            written = self._written[key]
+            if key == keys.UPLOAD and position in keys.UPLOADS_AS_THEY_ARE:
+                self.ignored.append(written)
+            else:
+                self.problems.append(
+                    f"{written} = {shown(self._theirs[key])} is not supported: {why}; only "
+                    f"{neutral} is allowed"
+                )
+
+    def _cohort(self) -> None:
+        threshold, total = (
+            self._theirs[keys.THRESHOLD],
+            self._theirs.get(keys.TOTAL),
+        )
+        self._put("clients.number", threshold, keys.THRESHOLD)
+        self._put("clients.fraction", 1.0, keys.THRESHOLD)
+        if not _is_count(threshold):
+            self._judged.add("clients.number")
+            self.problems.append(
+                f"{self._written[keys.THRESHOLD]} = {shown(threshold)} is not a whole number in "
+                f"[1, inf)"
+            )
+        if total is None:
+            self.notes.append(
+                f"the file does not say how many clients there are: {shown(threshold)}, all in "
+                f"every round, unless clients.number and clients.fraction are set"
+            )
+        elif not _is_count(total):
+            self.problems.append(
+                f"{self._written[keys.TOTAL]} = {shown(total)} is not a whole number in [1, inf)"
+            )
+        elif _is_count(threshold) and threshold > total:
+            self.problems.append(
+                f"{self._written[keys.TOTAL]} = {total} is below {self._written[keys.THRESHOLD]} = "
+                f"{threshold}: the cohort of a round is at most all clients"
+            )
+        elif _is_count(threshold):
+            self._put("clients.number", total, keys.TOTAL)
+            self._put("clients.fraction", threshold / total, keys.THRESHOLD)
+
+    def _late(self) -> None:
+        threshold, ratio = (
+            self._theirs[keys.THRESHOLD],
+            self._theirs.get(keys.RATIO, 1.0),
+        )
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+            self.problems.append(
+                f"{self._written[keys.RATIO]} = {shown(ratio)} is not a number in (0, 1]"
+            )
+        elif _is_count(threshold):
+            # The ratio as it is written: 0.07 of 100 are 7, though the float product is above 7.
+            needed = math.ceil(Fraction(repr(ratio)) * threshold)
+            if needed < threshold:
+                late = (threshold - needed) / threshold
+                self._put("simulation.dropouts", {"masked": late}, keys.RATIO)
+                self.notes.append(
+                    f"{self._written[keys.RATIO]} = {ratio}: {needed} of {threshold} updates "
+                    f"close a round; the other clients, drawn at random, fall silent"
+                )
+
+
+def _leaves(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        # No key of theirs lies deeper, and YAML can nest a block in itself.
+        if isinstance(value, Mapping) and value and key.count(".") < 2:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _unknown(key: str, value: Any) -> str:
+    place = f"{key} = {shown(value)} is not a key of MindSpore Federated's server"
+    if key.partition(".")[0] in Job.model_fields:
+        return f"{place}; a key of ours is given by --set, or in a file of ours"
+    return place + did_you_mean(difflib.get_close_matches(key, keys.KEYS, 1))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _folded(value: Any) -> Any:
+    """Their words count in any case; what is no text stays what it is."""
+    return value.upper() if isinstance(value, str) else value

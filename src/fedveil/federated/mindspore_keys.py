@@ -1,0 +1,145 @@
+"""What becomes of every key of a MindSpore Federated server's YAML file.
+
+A key is in one of four tables, and a key in none of them is an error: `CONVERTED` becomes one
+key of ours; `INTERPRETED` takes a rule, stated there; `REFUSED` would change the result and is
+not supported, unless it holds the one value that changes nothing; `IGNORED` sets up their
+servers, transport and files.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+
+from fedveil.federated.job import ProtectionSettings
+
+MODE = "server_mode"
+THRESHOLD = "round.start_fl_job_threshold"
+RATIO = "round.update_model_ratio"
+TOTAL = "aggregation.total_client_num"
+TYPE = "encrypt.encrypt_type"
+TRAIN_TYPE = "encrypt.encrypt_train_type"
+SHARE_RATIO = "encrypt.pw_encrypt.share_secrets_ratio"
+SHARE_RATIO_ALIAS = "encrypt.pw_encrypt.share_client_ratio"
+RECONSTRUCT = "encrypt.pw_encrypt.reconstruct_secrets_threshold"
+SERVERS = "server_num"
+UPLOAD = "compression.upload_compress_type"
+
+#: Their key -> ours. Under `encrypt` the keys that fedveil adds to a block are taken too.
+CONVERTED = {
+    "fl_name": "name",
+    "fl_iteration_num": "rounds",
+    "client.client_epoch_num": "training.epochs",
+    "client.client_batch_size": "training.batch_size",
+    "client.client_learning_rate": "training.lr",
+    **{
+        f"encrypt.{block}.{key}": f"protection.{block}.{key}"
+        for block in ("dp_encrypt", "signds", "pw_encrypt", "unary")
+        for key in getattr(ProtectionSettings(), block).model_dump()
+    },
+}
+
+#: Their key -> the rule.
+INTERPRETED = {
+    MODE: "`FEDERATED_LEARNING` and `CLOUD_TRAINING` average clients' models, as a job does; "
+    "`HYBRID_TRAINING`, where the server trains too, and any other mode are refused",
+    THRESHOLD: "clients a round: `clients.number`, with `clients.fraction: 1.0`",
+    TOTAL: "`clients.number`, and `clients.fraction` is then threshold / total",
+    RATIO: "1.0: nothing. Below: their round closes when ceil(ratio * threshold) updates are in "
+    "and turns the later ones away, so that the rest of each cohort falls silent: "
+    "`simulation.dropouts.masked`",
+    TYPE: "`protection.name`: `NOT_ENCRYPT`, `DP_ENCRYPT`, `PW_ENCRYPT`, `SIGNDS`, in any case, "
+    "and `RR` and `OUE`, which fedveil adds; `STABLE_PW_ENCRYPT` is refused",
+    TRAIN_TYPE: f"the newer name of `{TYPE}`",
+    SHARE_RATIO_ALIAS: f"another name of `{SHARE_RATIO}`",
+    SERVERS: "1, as there, under `PW_ENCRYPT`; elsewhere it changes nothing and is ignored",
+}
+
+#: Their key -> the value that changes nothing, and why others are refused.
+REFUSED = {
+    "aggregation.aggregation_type": (
+        "FedAvg",
+        "FedProx, Scaffold and FedNova change how clients train and how updates are combined",
+    ),
+    UPLOAD: ("NO_COMPRESS", "DIFF_SPARSE_QUANT changes what clients send"),
+    "compression.download_compress_type": (
+        "NO_COMPRESS",
+        "QUANT changes the model that clients start from",
+    ),
+}
+#: Under these positions their server switches the compression of uploads off by itself.
+UPLOADS_AS_THEY_ARE = ("pw_encrypt", "signds")
+
+_IGNORED_BECAUSE = {
+    "their transport and who may use it": """
+        enable_ssl ssl.server_cert_path ssl.client_cert_path ssl.ca_cert_path ssl.crl_path
+        ssl.cipher_list ssl.cert_expire_warning_time_in_day client_password server_password
+        client_verify.pki_verify client_verify.root_first_ca_path client_verify.root_second_ca_path
+        client_verify.equip_crl_path client_verify.replay_attack_time_diff""",
+    "their processes and addresses": """
+        enable_fl enable_fl_client ms_role worker_num worker_step_num_per_iteration scheduler_ip
+        scheduler_port scheduler_manage_port fl_server_port config_file_path client.http_url_prefix
+        client.connection_num""",
+    "deadlines of real devices": """
+        round.start_fl_job_time_window round.update_model_time_window
+        round.global_iteration_time_window""",
+    "their files; a run here has its own folder": """
+        checkpoint_dir summary.metrics_file summary.failure_event_file
+        summary.continuous_failure_times summary.data_rate_dir summary.participation_time_level""",
+    "a clustering score that is read off and changes no model": """
+        unsupervised.cluster_client_num unsupervised.eval_type encrypt.privacy_eval_type
+        encrypt.laplace_eval.laplace_eval_eps""",
+    "without effect there too, given the values that are allowed above": """
+        aggregation.iid_rate compression.upload_sparse_rate""",
+}
+#: Their key -> why it changes no result.
+IGNORED = {key: why for why, names in _IGNORED_BECAUSE.items() for key in names.split()}
+#: Everything under it is ignored: their loader hands any key there to the database's driver.
+IGNORED_BLOCK = "distributed_cache"
+
+#: What their documentation gives for a key that is left out, where it is not our default too.
+DEFAULTS = {
+    "fl_name": "Lenet",
+    "fl_iteration_num": 20,
+    THRESHOLD: 1,
+    "client.client_epoch_num": 25,
+    "client.client_batch_size": 32,
+    "client.client_learning_rate": 0.001,
+}
+
+KEYS = (*CONVERTED, *INTERPRETED, *REFUSED, *IGNORED)
+BLOCKS = {key.rsplit(".", depth)[0] for key in KEYS for depth in (1, 2)} - set(KEYS)
+
+_WITHOUT_BLOCK = """
+    start_fl_job_threshold start_fl_job_time_window update_model_ratio update_model_time_window
+    global_iteration_time_window client_epoch_num client_batch_size client_learning_rate
+    http_url_prefix pki_verify root_first_ca_path root_second_ca_path equip_crl_path
+    replay_attack_time_diff encrypt_type encrypt_train_type share_secrets_ratio share_client_ratio
+    reconstruct_secrets_threshold cipher_time_window dp_eps dp_delta dp_norm_clip
+    sign_k sign_eps sign_thr_ratio sign_global_lr sign_dim_out"""
+#: Older versions took settings as arguments of one call, without blocks: name -> the key it is.
+WITHOUT_BLOCK = {
+    name: next(key for key in KEYS if key.endswith(f".{name}")) for name in _WITHOUT_BLOCK.split()
+}
+
+
+def key_table() -> str:
+    """The tables above as one, in Markdown; keys with one reason share a row."""
+    rows = [
+        *((key, f"`{ours}`") for key, ours in CONVERTED.items()),
+        *INTERPRETED.items(),
+        *(
+            (key, f"`{neutral}` changes nothing; refused otherwise: {why}")
+            for key, (neutral, why) in REFUSED.items()
+        ),
+        *((key, f"ignored: {why}") for key, why in IGNORED.items()),
+        (f"{IGNORED_BLOCK}.*", "ignored: their database"),
+    ]
+    lines = ["| their key | what becomes of it |", "|---|---|"]
+    for meaning, group in groupby(rows, key=lambda row: row[1]):
+        lines.append(f"| {', '.join(f'`{key}`' for key, _ in group)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(key_table())

@@ -1,0 +1,285 @@
+"""The client's side: what an app's reply becomes before it leaves the client."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Error, MetricRecord, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.constant import ErrorCode
+
+from fedveil.entropy import Secure
+from fedveil.errors import ClientWithheld, FedveilError, MessageInvalid, ModelInvalid
+from fedveil.flower.app.arrays import ArrayLayout, read
+from fedveil.flower.app.offer import Offer
+from fedveil.flower.app.options import parse
+from fedveil.flower.app.pins import Pin, limits, may_reveal, pins_of, refuse_weaker, revealed_by
+from fedveil.flower.app.reveal import METRICS, revealed
+from fedveil.flower.app.wire import OFFER, WITHHELD, number_of, phase_of, wants_training
+from fedveil.flower.own_ledger import OwnLedger
+from fedveil.flower.records import MESSAGE, from_records, to_records
+from fedveil.flower.sealed_state import SealedState, StateFolder
+from fedveil.message import Message, encode, take
+from fedveil.protections.base import ClientContext, ClientRound, Protection, Spending, Update
+
+log = logging.getLogger("flwr.fedveil")
+
+#: What the kept state of a round is bound to.
+_TERMS = "terms"
+
+
+class ProtectMod:
+    """A mod of a `ClientApp`: replies to a training message leave as reports, and as nothing else.
+
+    A training message must come from a `ProtectedStrategy`. The app trains as it always does; this
+    forms the update, the reply's arrays less those received, runs the protection's client half on
+    it with the operating system's randomness, and sends the report. Metrics stay unless the
+    server's `reveal` asks for them and this client's own allows it; replies to evaluation and
+    queries keep the same metrics, and nothing else. An error says what kind it was, never its
+    text, which might hold data.
+
+    The keywords pin what this client insists on (`Options`, and a protection's own parameters), as
+    do the run and node configurations: an offer that protects less, or that would bring this
+    client's run above `max_epsilon`, is refused, and the server is told why. A client without any
+    pin takes every protection that a `ProtectedStrategy` can have, and logs that it does.
+
+    Several messages may make a round: what must be kept between them lies in the node's context,
+    sealed, and is erased at the round's end.
+    """
+
+    def __init__(self, **pins: Any) -> None:
+        parse(pins)
+        self._keywords = pins
+        self._warned = False
+
+    def __call__(
+        self, message: FlowerMessage, context: Context, call_next: ClientAppCallable
+    ) -> FlowerMessage:
+        """Answer one message."""
+        try:
+            pins = pins_of(self._keywords, context.run_config, context.node_config)
+            if message.metadata.message_type.split(".")[0] != "train":
+                return self._filtered(message, context, call_next, pins)
+            answer = _Answer(message, context, call_next, pins)
+            self._warn_without_pin(pins, answer.offer)
+            content = answer.content()
+        except _AppFailed as failure:
+            return _error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(failure), message)
+        except FedveilError as error:
+            log.warning("fedveil: this client sends no report: %s", error)
+            # What the server said is no secret to it; what the data did to the update is.
+            told = str(error) if isinstance(error, _Refused) else "for a reason in its own log"
+            return _error(ErrorCode.MOD_FAILED_PRECONDITION, f"{WITHHELD}{told}", message)
+        except Exception as error:  # Flower would send its text
+            log.exception("fedveil: this client sends no report")
+            reason = f"fedveil failed with {type(error).__name__}"
+            return _error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason, message)
+        return FlowerMessage(content, reply_to=message)
+
+    def _warn_without_pin(self, pins: list[Pin], offer: Offer) -> None:
+        if not self._warned and not any(pin.options.protection for pin in pins):
+            self._warned = True
+            log.warning(
+                "fedveil: this client pins nothing and takes the server's word for %s; "
+                "fedveil.protection in its node configuration, or ProtectMod(protection=...), "
+                "with the protection's parameters, sets the least that it accepts",
+                offer.options.protection,
+            )
+
+    def _filtered(
+        self,
+        message: FlowerMessage,
+        context: Context,
+        call_next: ClientAppCallable,
+        pins: list[Pin],
+    ) -> FlowerMessage:
+        """The reply to a message that is not about training, with its revealed metrics alone."""
+        content = _ask_app(message, context, call_next)
+        metrics = _shown(content, revealed_by(pins))
+        return FlowerMessage(RecordDict({METRICS: metrics}), reply_to=message)
+
+
+def _error(code: int, reason: str, message: FlowerMessage) -> FlowerMessage:
+    return FlowerMessage(Error(code, reason), reply_to=message)
+
+
+class _Refused(MessageInvalid):
+    """The server's message asks for what this client does not give."""
+
+
+class _AppFailed(Exception):
+    """The app raised, or answered with an error."""
+
+
+class _Trained(NamedTuple):
+    """What the app's training has brought."""
+
+    model: Update
+    update: Update
+    examples: int
+    metrics: MetricRecord
+
+
+class _Answer:
+    """The answer to one training message."""
+
+    def __init__(
+        self,
+        message: FlowerMessage,
+        context: Context,
+        call_next: ClientAppCallable,
+        pins: list[Pin],
+    ) -> None:
+        self._message = message
+        self._context = context
+        self._call_next = call_next
+        self._pins = pins
+        try:
+            self._words, self.offer = _take_offer(message)
+            self._round = take(self._words, "round", int)
+            refuse_weaker(self.offer, pins, context.run_id)
+        except MessageInvalid as error:
+            raise _Refused(str(error)) from None
+        self._protection: Protection = self.offer.protection(context.run_id)
+
+    def content(self) -> RecordDict:
+        """The reply: a report, and the metrics that may be seen beside it."""
+        phase = phase_of(self._words)
+        state = None if phase is None else _state_of(self._context)
+        kept = None if state is None else self._kept(state)
+        if phase == "masked" and kept is None:
+            raise _Refused("an update is asked for before keys were exchanged in this round")
+        trained = self._train() if wants_training(self._words) else None
+        half = self._half(trained)
+        if kept is not None:
+            half.take_up(kept)
+        try:
+            report = half.respond(self._words, None if trained is None else trained.update)
+        except ClientWithheld as error:
+            # What a phase of keys finds wrong lies in the server's message alone.
+            raise error if trained is not None else _Refused(str(error)) from None
+        if state is not None and (to_keep := half.keep()):
+            state.put(self._round, {**to_keep, _TERMS: self.offer.job(self._context.run_id)})
+        records = to_records(report)
+        if trained is not None:
+            self._own_ledger().record(self._spending())
+            if trained.metrics:
+                records[METRICS] = trained.metrics
+        return records
+
+    def _train(self) -> _Trained:
+        """Let the app train, and take its update from the arrays before and after."""
+        received = _only_arrays(self._message.content, "message")
+        before = read(received)
+        layout = ArrayLayout(before, self.offer.kept, perturbed=self.offer.perturbs)
+        if layout.dimension != self.offer.dimension:
+            raise _Refused("the offer is for another number of entries than the arrays have")
+        try:
+            self._own_ledger().check(self._spending(), limits(self._pins))
+        except MessageInvalid as error:
+            raise _Refused(str(error)) from None
+        model = layout.vector(before)
+        content = _ask_app(self._message, self._context, self._call_next)
+        update = layout.update(before, read(_only_arrays(content, "reply")))
+        if not np.isfinite(update).all():
+            raise ClientWithheld("the update is not finite")
+        beside = RecordDict({k: v for k, v in content.items() if not isinstance(v, ArrayRecord)})
+        metrics = _shown(beside, may_reveal(self.offer, self._pins))
+        return _Trained(model, update, self._examples(content), metrics)
+
+    def _half(self, trained: _Trained | None) -> ClientRound:
+        return self._protection.client_round(
+            ClientContext(
+                client=number_of(self._context.node_id),
+                round=self._round,
+                model=np.empty(0, np.float32) if trained is None else trained.model,
+                examples=1 if trained is None else trained.examples,
+                entropy=Secure(),
+            )
+        )
+
+    def _kept(self, state: SealedState) -> Message | None:
+        """What an earlier phase of the round has left; its terms must be those of now."""
+        kept = state.take(self._round)
+        if kept is None:
+            return None
+        if kept[_TERMS] != self.offer.job(self._context.run_id):
+            raise _Refused("the offer is another than at the round's beginning")
+        return {name: value for name, value in kept.items() if name != _TERMS}
+
+    def _examples(self, content: RecordDict) -> int:
+        """What the app's reply gives as its number of examples, where the server weighs by it."""
+        if self.offer.options.weighs == "equal":
+            return 1
+        key = self.offer.weight_key
+        found = [record[key] for record in content.metric_records.values() if key in record]
+        number = found[0] if len(found) == 1 else None
+        if not isinstance(number, int | float) or number < 1 or not float(number).is_integer():
+            raise ClientWithheld(
+                f"the reply's metrics give {number!r} as {key}, and weighting = 'by_size' needs a "
+                f"whole number in [1, inf)"
+            )
+        return int(number)
+
+    def _spending(self) -> Sequence[Spending]:
+        """What the report costs: an opening has the epsilon of its round where that may change."""
+        return self._protection.spending({**self._protection.initial_state(), **self._words})
+
+    def _own_ledger(self) -> OwnLedger:
+        return OwnLedger(self._context.state)
+
+
+def _take_offer(message: FlowerMessage) -> tuple[Message, Offer]:
+    """The protection's words and the offer beside them; the app gets the message without them."""
+    content = message.content
+    if MESSAGE not in content or OFFER not in content:
+        raise MessageInvalid(
+            "the message asks for the arrays in clear: the server runs no ProtectedStrategy"
+        )
+    message.content = RecordDict({k: v for k, v in content.items() if k not in (MESSAGE, OFFER)})
+    words, offer = (from_records(RecordDict({MESSAGE: content[name]})) for name in (MESSAGE, OFFER))
+    return words, Offer.read(offer)
+
+
+def _ask_app(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:
+    """The content of the app's reply; what is wrong with it stays in this client's log."""
+    try:
+        reply = call_next(message, context)
+    except Exception as error:
+        log.exception("fedveil: the client's app failed")
+        raise _AppFailed(f"the client's app failed with {type(error).__name__}") from None
+    if reply.has_error():
+        log.error("fedveil: the client's app answered with an error: %s", reply.error.reason)
+        raise _AppFailed(f"the client's app answered with an error of code {reply.error.code}")
+    return reply.content
+
+
+def _only_arrays(content: RecordDict, where: str) -> ArrayRecord:
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise ModelInvalid(
+            f"the {where} holds {len(records)} ArrayRecords, one is protected and needed"
+        )
+    return records[0]
+
+
+def _shown(content: RecordDict, names: AbstractSet[str]) -> MetricRecord:
+    """The revealed metrics; logs once a reply what stays."""
+    metrics, held = revealed(content, names)
+    if held:
+        log.debug("fedveil: not sent, since `reveal` does not name them: %s", ", ".join(held))
+    return metrics
+
+
+def _state_of(context: Context) -> SealedState:
+    path = context.node_config.get("state-folder")
+    folder = StateFolder.of_user() if path is None else StateFolder(Path(str(path)))
+    run = hashlib.sha256(b"fedveil flower app run" + encode({"run": context.run_id})).digest()
+    return SealedState(folder, run, context.node_id, context.state)

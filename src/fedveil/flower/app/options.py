@@ -1,0 +1,145 @@
+"""The settings of a protected Flower app, from keywords and from Flower's configurations.
+
+The keys are the same everywhere: those below, and the parameters of the protection as a job has
+them (`sign_eps`, `dp_norm_clip`, ...). In a configuration they begin with "fedveil.":
+
+    [tool.flwr.app.config.fedveil]
+    protection = "signds"
+    sign_eps = 10.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, create_model
+
+from fedveil.errors import JobError
+from fedveil.protections.base import Settings, Weighting
+from fedveil.protections.dp_encrypt import DPEncryptSettings
+from fedveil.protections.pw_encrypt import PWEncryptSettings
+from fedveil.protections.rr_oue import UnarySettings
+from fedveil.protections.signds import SignDSSettings
+from fedveil.settings.allowed import sentences, shown
+
+#: Switch position -> its parameters. not_encrypt is none: an app without fedveil does the same.
+PARAMETERS: dict[str, type[Settings]] = {
+    "dp_encrypt": DPEncryptSettings,
+    "signds": SignDSSettings,
+    "rr": UnarySettings,
+    "oue": UnarySettings,
+    "pw_encrypt": PWEncryptSettings,
+}
+PREFIX = "fedveil."
+
+
+class Options(Settings):
+    """The keys that every protection has; names in a text are separated by commas."""
+
+    protection: Literal["dp_encrypt", "signds", "rr", "oue", "pw_encrypt"] | None = Field(
+        None, description="the switch's position"
+    )
+    weighting: Weighting | None = Field(
+        None,
+        description="how clients count; left out: by_size under pw_encrypt, which hides the sizes, "
+        "and equal under the others, which allow nothing else",
+    )
+    keep: str = Field(
+        "", description="names of arrays, with * for any text, that stay at the server's value"
+    )
+    reveal: str = Field("", description="names of metrics that leave a client in clear")
+    max_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="on the server: no round is begun that would pass it; on a client: it sends "
+        "no report that would",
+    )
+    delta: float = Field(
+        1e-5, ge=0, lt=1, description="the delta at which max_epsilon and the run are stated"
+    )
+
+    @property
+    def parameters(self) -> Settings:
+        """The protection's own; there is a protection."""
+        assert self.protection is not None
+        kind = PARAMETERS[self.protection]
+        return kind(**{name: getattr(self, name) for name in kind.model_fields})
+
+    @property
+    def weighs(self) -> Weighting:
+        """How clients count."""
+        return self.weighting or ("by_size" if self.protection == "pw_encrypt" else "equal")
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The patterns of `keep`."""
+        return names(self.keep)
+
+    @property
+    def revealed(self) -> frozenset[str]:
+        """The names of `reveal`."""
+        return frozenset(names(self.reveal))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a text that separates them by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a Flower configuration says to fedveil, without the prefix."""
+    return {key.removeprefix(PREFIX): v for key, v in config.items() if key.startswith(PREFIX)}
+
+
+def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both; raises `JobError` where they say different things."""
+    ours = of_config(config)
+    problems = [
+        f"{key} = {shown(keywords[key])} is written in the code and {PREFIX}{key} = "
+        f"{shown(ours[key])} in the run configuration: only one of them is allowed"
+        for key in sorted(ours.keys() & keywords.keys())
+        if _text(keywords[key]) != ours[key]
+    ]
+    if problems:
+        raise JobError(problems)
+    return {**ours, **keywords}
+
+
+def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
+    """The checked settings; raises `JobError` with a sentence for each key that is wrong."""
+    position = keys.get("protection")
+    parameters = PARAMETERS.get(position) if isinstance(position, str) else None
+    model = Options if parameters is None else _options_of(parameters)
+    if parameters is None and position is None and (strangers := set(keys) - set(_OWN)):
+        raise JobError(
+            [
+                f"{prefix}{key} = {shown(keys[key])} needs {prefix}protection beside it: one of "
+                f"{', '.join(PARAMETERS)}"
+                for key in sorted(strangers)
+            ]
+        )
+    try:
+        return model(**{key: _text(value) for key, value in keys.items()})
+    except ValidationError as error:
+        found = sentences(error, model)
+        if position is not None and parameters is None:  # what the others mean depends on it
+            found = {path: text for path, text in found.items() if path[0] in _OWN}
+        raise JobError([f"{prefix}{text}" for text in found.values()]) from None
+
+
+_OWN = tuple(Options.model_fields)
+
+
+@cache
+def _options_of(parameters: type[Settings]) -> type[Options]:
+    bases: tuple[Any, ...] = (Options, parameters)
+    return create_model("Options", __base__=bases)
+
+
+def _text(value: Any) -> Any:
+    """Names in a sequence as the text that a configuration would have."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return ", ".join(map(str, value))
+    return value

@@ -1,0 +1,303 @@
+"""The server's side: a strategy around a strategy, which gets one averaged reply a round."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedveil._validate import positive
+from fedveil.errors import InvalidValue, LimitReached
+from fedveil.flower.app.arrays import ArrayLayout, read
+from fedveil.flower.app.offer import PERTURBING, Offer, check
+from fedveil.flower.app.options import Options, joined, parse
+from fedveil.flower.app.play import Invitation, Play, RoundRecord
+from fedveil.flower.app.reveal import METRICS, common_names, revealed
+from fedveil.flower.app.wire import OFFER, node_of, number_of
+from fedveil.flower.records import MESSAGE, common_record
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.loss import format_epsilon
+from fedveil.protections.base import RoundContext, Spending, State
+from fedveil.protections.pw_encrypt import PWEncryptSettings
+
+log = logging.getLogger("flwr.fedveil")
+
+#: These look at every client's own arrays or losses, which nobody sees under a protection.
+NEEDS_EVERY_UPDATE = (
+    flower.FedMedian,
+    flower.FedTrimmedAvg,
+    flower.MultiKrum,
+    flower.Bulyan,
+    flower.QFedAvg,
+    flower.FedXgbBagging,
+    flower.FedXgbCyclic,
+    flower.DifferentialPrivacyServerSideFixedClipping,
+    flower.DifferentialPrivacyServerSideAdaptiveClipping,
+    flower.DifferentialPrivacyClientSideFixedClipping,
+    flower.DifferentialPrivacyClientSideAdaptiveClipping,
+)
+
+
+class ProtectedStrategy(Strategy):
+    """Runs the rounds of `strategy` under a protection.
+
+    Where `strategy` would send its training messages, this sends them with an offer beside them,
+    folds the reports of the clients' `ProtectMod` as they arrive, and hands `strategy` one reply:
+    the global arrays plus the protection's aggregate update. So every strategy works that averages
+    the clients' arrays and goes on from there (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam,
+    FedYogi). What is not such a report is refused and counted, and never averaged.
+
+    `run_config`: the server app's `context.run_config`, whose keys that begin with "fedveil." are
+    settings; the others are keywords (`Options`, and the protection's own parameters).
+
+    After a run, or in it: `ledger` is what every client has spent, by Flower's number of it;
+    `rounds` has a record of every round; `stopped` says why no further round was begun.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        run_config: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        _check_inner(strategy)
+        self.strategy = strategy
+        self.options: Options = parse(joined(run_config or {}, settings))
+        check(self.options)
+        self.rounds: list[RoundRecord] = []
+        self.stopped: str | None = None
+        self.ledger = Ledger(adaptive=bool(getattr(self.options.parameters, "adaptive", False)))
+        self._state: State | None = None
+        self._timeout_s = 3600.0
+        self._averaged: Averaged | None = None
+
+    @property
+    def weight_key(self) -> str:
+        """The metric that `strategy` weighs its clients by."""
+        return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
+
+    def summary(self) -> None:
+        """Log what is protected and how, and the inner strategy's own summary."""
+        parameters = self.options.parameters.model_dump(exclude_none=True)
+        shown = ", ".join(f"{name} = {value}" for name, value in parameters.items())
+        log.info("\t├──> Protection: %s (%s)", self.options.protection, shown)
+        log.info("\t│\t├── Clients count: %s", self.options.weighs)
+        log.info("\t│\t└── In clear: %s", self.options.reveal or "nothing")
+        self.strategy.summary()
+
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
+        *args: Any, **kwargs: Any,
+    ) -> Result:  # fmt: skip
+        """Run the rounds as any strategy does; `timeout` is in seconds and for each exchange."""
+        self._timeout_s = positive("timeout", timeout)
+        result = super().start(grid, initial_arrays, num_rounds, timeout, *args, **kwargs)
+        self._log_ledger()
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Play the whole training exchange here; nothing is left for the caller to send.
+
+        It is the one place that every caller passes with the grid in hand; a strategy's own
+        loop, or one that wraps this strategy, needs no change.
+        """
+        self._averaged = None
+        if self.stopped is not None:
+            return []
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        if messages:
+            self._play(server_round, arrays, messages, grid)
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the inner strategy makes of the round's averaged reply; nothing of a void round."""
+        if self._averaged is None:
+            return None, None
+        averaged, self._averaged = self._averaged, None
+        arrays, metrics = self.strategy.aggregate_train(server_round, [averaged.reply])
+        if arrays is not None:
+            for name, before in averaged.before.items():
+                if name in averaged.kept:  # averaging turns whole numbers into real ones
+                    arrays[name] = before
+                elif (
+                    arrays[name].dtype != before.dtype
+                ):  # and, in NumPy 1, 0-d arrays into wider ones
+                    arrays[name] = Array(arrays[name].numpy().astype(before.dtype))
+        return arrays, metrics or None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's messages; none where no metric may come back in clear."""
+        if not self.options.revealed - {self.weight_key}:
+            if server_round == 1:
+                log.info("fedveil: no evaluation by clients, since `reveal` names no metric")
+            return []
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """What the inner strategy makes of the revealed metrics.
+
+        Clients count equally unless all of them reveal their weight; a reply without a revealed
+        metric is left out, and a metric that some do not reveal too.
+        """
+        shown = []
+        for reply in replies:
+            if reply.has_error():
+                continue
+            metrics, _ = revealed(reply.content, self.options.revealed)
+            if set(metrics) - {self.weight_key}:
+                shown.append((reply, metrics))
+        common = common_names(metrics for _, metrics in shown)
+        for reply, metrics in shown:
+            kept = {name: value for name, value in metrics.items() if name in common}
+            reply.content = RecordDict({METRICS: MetricRecord({self.weight_key: 1, **kept})})
+        return self.strategy.aggregate_evaluate(server_round, [reply for reply, _ in shown])
+
+    def _play(
+        self, server_round: int, arrays: ArrayRecord, messages: list[Message], grid: Grid
+    ) -> None:
+        values = read(arrays)
+        _check_messages(messages, arrays)
+        perturbed = self.options.protection in PERTURBING
+        layout = ArrayLayout(values, self.options.kept, perturbed=perturbed)
+        offer = Offer(self.options, self.weight_key, layout.dimension, len(messages))
+        record = RoundRecord(server_round, len(messages))
+        if not self._reachable(offer, record):
+            return
+        protection = offer.protection(grid.run.run_id)
+        state = protection.initial_state() if self._state is None else self._state
+        invited = {number_of(m.metadata.dst_node_id): m for m in messages}
+        context = RoundContext(sorted(invited), self._number, layout.vector(values), state)
+        spending = protection.spending(state)
+        try:
+            self._check_limit(spending, context)
+            server = protection.server_round(context)
+        except LimitReached as limit:
+            self.stopped = str(limit)
+            log.warning("fedveil: no further round is begun: %s", limit)
+            return
+        invitation = Invitation(
+            invited,
+            common_record(offer.words()),
+            self.options.revealed,
+            self.weight_key,
+            self._timeout_s,
+        )
+        play = Play(server, grid, invitation, record)
+        aggregate = play.run()
+        nodes = sorted(map(node_of, play.senders))
+        self.ledger.record_many(spending, round=self._number, clients=nodes)
+        self._keep(record)
+        if aggregate is not None:
+            self._state = aggregate.state
+            content = self._content(layout.moved(arrays, aggregate.update), record)
+            self._averaged = Averaged(Message(content, reply_to=messages[0]), arrays, layout.kept)
+
+    @property
+    def _number(self) -> int:
+        """The number of the next round; unlike Flower's it goes on when `start` is called again."""
+        return len(self.rounds) + 1
+
+    def _keep(self, record: RoundRecord) -> None:
+        self.rounds.append(record)
+        log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
+
+    def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
+        """Whether so many clients can reconstruct secrets at all; an error in a first round."""
+        parameters = self.options.parameters
+        if not isinstance(parameters, PWEncryptSettings):
+            return True
+        threshold = parameters.reconstruct_secrets_threshold
+        sharing = parameters.sharing_clients(offer.clients)
+        if threshold < sharing:
+            return True
+        reason = (
+            f"reconstruct_secrets_threshold = {threshold} is outside [2, {sharing}): it is below "
+            f"the number of clients that share secrets, ceil({parameters.share_secrets_ratio:g} * "
+            f"{offer.clients} clients a round)"
+        )
+        if not any(earlier.reports for earlier in self.rounds):
+            raise InvalidValue(reason)
+        record.void = f"the round is void: {reason}"
+        self._keep(record)
+        return False
+
+    def _check_limit(self, spending: Sequence[Spending], context: RoundContext) -> None:
+        limit, delta = self.options.max_epsilon, self.options.delta
+        if limit is None:
+            return
+        nodes = sorted(map(node_of, context.cohort))
+        ahead = self.ledger.preview(spending, round=context.round, clients=nodes, delta=delta)
+        figure = ahead["run_most_drawn"]
+        if figure.epsilon > limit:
+            raise LimitReached(
+                f"the next round would bring the most-drawn client to epsilon "
+                f"{format_epsilon(figure.epsilon)} at delta {figure.delta:g}, above max_epsilon = "
+                f"{limit:g}"
+            )
+
+    def _content(self, arrays: ArrayRecord, record: RoundRecord) -> RecordDict:
+        """The one reply that the inner strategy averages."""
+        metrics = MetricRecord({self.weight_key: record.reports, **record.metrics})
+        key = str(getattr(self.strategy, "arrayrecord_key", "arrays"))
+        return RecordDict({key: arrays, METRICS: metrics})
+
+    def _log_ledger(self) -> None:
+        figures = self.ledger.figures(self.options.delta)
+        for name in ("per_round", "run_most_drawn"):
+            epsilon, delta = figures[name]
+            text = format_epsilon(epsilon)
+            log.info("fedveil: epsilon %s: %s at delta %g", name.replace("_", " "), text, delta)
+
+
+class Averaged(NamedTuple):
+    """What the inner strategy gets of a round, and the arrays that it is not asked about."""
+
+    reply: Message
+    before: ArrayRecord
+    kept: list[str]
+
+
+def _check_inner(strategy: Strategy) -> None:
+    kind = type(strategy).__name__
+    if not isinstance(strategy, Strategy):
+        raise InvalidValue(f"strategy is a {kind}, not one of flwr.serverapp.strategy")
+    if isinstance(strategy, (*NEEDS_EVERY_UPDATE, ProtectedStrategy)):
+        raise InvalidValue(
+            f"strategy = {kind}(...) looks at every client's own reply, which nobody sees under a "
+            f"protection: one that averages them is needed (FedAvg, FedAvgM, FedProx, FedAdagrad, "
+            f"FedAdam, FedYogi)"
+        )
+    if type(strategy).start is not Strategy.start:
+        raise InvalidValue(
+            f"strategy = {kind}(...) has a start() of its own, which would not be called: derive "
+            f"that class from ProtectedStrategy, or put it around one"
+        )
+
+
+def _check_messages(messages: Sequence[Message], arrays: ArrayRecord) -> None:
+    nodes = [message.metadata.dst_node_id for message in messages]
+    if len(set(nodes)) < len(nodes):
+        raise InvalidValue("the strategy asks a client twice in one round, which has one report")
+    for message in messages:
+        records = list(message.content.array_records.values())
+        if len(records) != 1 or not (records[0] is arrays or records[0] == arrays):
+            raise InvalidValue(
+                "the strategy does not send every client the global arrays and no others: an "
+                "update against anything else has no meaning for the server"
+            )
+        if {MESSAGE, OFFER} & set(message.content):
+            raise InvalidValue(f"the strategy sends a record {MESSAGE!r} of its own")

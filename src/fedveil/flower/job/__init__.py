@@ -1,0 +1,34 @@
+"""A fedveil job on Flower: Flower carries the messages, starts the clients and authenticates them.
+
+    records.py    a fedveil message in Flower's records, and back
+    client.py     the ClientApp: answers one message of a round at a time
+    state.py      what a client keeps between the messages of a round, sealed
+    server.py     the ServerApp: plays the rounds over Flower's grid
+    deploy.py     writes the Flower app of a job
+
+An app's two files need `client_app` and `server_app`; neither is imported before it is called,
+so that a client that answers without training imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+
+def client_app(folder: str | Path) -> ClientApp:
+    """The ClientApp of the app that `fedveil deploy` wrote to `folder`."""
+    from fedveil.flower.job.job_client import make_app
+
+    return make_app(Path(folder))
+
+
+def server_app(folder: str | Path) -> ServerApp:
+    """The ServerApp of the app that `fedveil deploy` wrote to `folder`."""
+    from fedveil.flower.job.job_server import make_app
+
+    return make_app(Path(folder))

@@ -1,0 +1,170 @@
+"""Writes the Flower app of a job: a folder that `flwr run` takes as it is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+from fedveil._version import __version__
+from fedveil.data.datasets import load
+from fedveil.engine.assembly import make_partition
+from fedveil.errors import DeploymentError
+from fedveil.federated.job import Job, is_function
+from fedveil.flower.job.app_folder import JOB, ROSTER
+
+#: Flower's limit of an app's name.
+_MAX_NAME = 32
+
+
+def deployable(job: Job, *, seeded: bool = False) -> Job:
+    """The job as it is deployed: its clients counted, its reports' randomness the system's.
+
+    `seeded` lets reports draw from the job's seed, which whoever reads the job can draw again:
+    it protects nothing, and is for tests against the simulator. Raises `DeploymentError` for
+    what has no meaning outside the simulator.
+    """
+    if job.simulation.dropouts:
+        raise DeploymentError(
+            f"simulation.dropouts = {job.simulation.dropouts} is a fault plan of the simulator; "
+            f"on other machines clients fall silent by themselves: leave it out"
+        )
+    if job.clients.number is None:
+        job = job.with_clients(make_partition(job, load(job.data.name)).clients)
+    data = job.model_dump()
+    data["privacy"]["randomness"] = "seeded" if seeded else "secure"
+    return Job(**data)
+
+
+def write_app(folder: Path, job: Job) -> list[Path]:
+    """Write the app of a job that `deployable` has made; gives the files.
+
+    The modules of the job's own functions are copied into it. An existing file is never
+    overwritten, except by itself.
+    """
+    name = _app_name(job.name)
+    files = {
+        "pyproject.toml": _PYPROJECT.format(name=name, version=__version__),
+        "server_app.py": _SERVER,
+        "client_app.py": _CLIENT,
+        JOB: job.to_yaml(),
+        "README.md": _README.format(name=name, clients=job.clients.number),
+    }
+    if job.protection.name == "pw_encrypt" and job.protection.pw_encrypt.active_security:
+        files[ROSTER] = _ROSTER
+    files |= _own_modules([job.model, job.data.name])
+    taken = [
+        path
+        for path, text in files.items()
+        if (folder / path).exists() and (folder / path).read_bytes() != text.encode()
+    ]
+    if taken:
+        raise DeploymentError(
+            f"{folder} holds {', '.join(sorted(taken))} already, which would change: name another "
+            f"folder"
+        )
+    for path, text in files.items():
+        target = folder / path
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise DeploymentError(f"{target} cannot be written: {error.strerror}") from None
+    return [folder / path for path in files]
+
+
+def _app_name(name: str) -> str:
+    """The job's name as Flower wants it: letters, digits and hyphens, a letter first."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "job"
+    return (plain if plain[0].isalpha() else f"job-{plain}")[:_MAX_NAME].strip("-")
+
+
+def _own_modules(names: list[str]) -> dict[str, str]:
+    """The source of the modules that hold the job's own functions, whole packages with them."""
+    files: dict[str, str] = {}
+    for name in filter(is_function, names):
+        module_name = name.partition(":")[0]
+        top = module_name.partition(".")[0]
+        try:
+            importlib.import_module(module_name)
+        except ImportError as error:
+            raise DeploymentError(f"{name} cannot be imported: {error}") from None
+        file = getattr(sys.modules[top], "__file__", None)
+        if file is None:
+            raise DeploymentError(f"{name}: the module {top} is no file that could be copied")
+        path = Path(file)
+        if path.name != "__init__.py":
+            files[path.name] = path.read_text(encoding="utf-8")
+            continue
+        for source in sorted(path.parent.rglob("*.py")):
+            inside = source.relative_to(path.parent.parent)
+            files[inside.as_posix()] = source.read_text(encoding="utf-8")
+    return files
+
+
+_PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "A fedveil job on Flower."
+license = {{ text = "as its owner decides" }}
+dependencies = ["flwr>=1.41,<1.42", "fedveil[torch,flower]=={version}"]
+
+[tool.flwr.app]
+publisher = "fedveil"
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config]
+# The server's run folder; empty: runs/NAME-DIGEST where the SuperLink was started.
+folder = ""
+"""
+
+_SERVER = '''\
+"""The server's side of the job: rounds, records, ledger and checkpoints in its run folder."""
+
+from pathlib import Path
+
+from fedveil.flower.job import server_app
+
+app = server_app(Path(__file__).parent)
+'''
+
+_CLIENT = '''\
+"""A client's side of the job: trains on its own examples, and sends a protected report."""
+
+from pathlib import Path
+
+from fedveil.flower.job import client_app
+
+app = client_app(Path(__file__).parent)
+'''
+
+_ROSTER = dedent(
+    """\
+    # Every client's public signing key, a line for each, from `fedveil identity FILE`:
+    #   client-0: "64 hexadecimal digits"
+    # A client believes the roster that its own node configuration names before this one.
+    """
+)
+
+_README = """\
+# {name}: a fedveil job on Flower
+
+`job.yaml` decides everything; `fedveil job show job.yaml` checks it. Start a SuperLink, and a
+SuperNode for each of the {clients} clients, with its number in its node configuration:
+
+    flower-superlink --disable-runtime-dependency-installation ...
+    flower-supernode --node-config 'client=0' ...
+
+Then `flwr run .` with a connection to that SuperLink. Start it again after an interruption: it goes
+on from the last complete round of its run folder.
+"""

@@ -1,0 +1,221 @@
+"""The ClientApp of a deployed job: one message of a round in, one encoded report out.
+
+Flower starts a process for each message. What leaves it is the half's own answer, or one of two
+words that say that there is none: reasons, warnings, figures and tracebacks stay in this machine's
+log, since they are made of the client's data. Only what the job reveals is said beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+
+from fedveil.engine.job_protection import Deployed, job_digest, make_protection, report_entropy
+from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
+from fedveil.federated.job import Job
+from fedveil.flower.job.app_folder import (
+    ROSTER,
+    ROUND_FIELDS,
+    TRAINING_FIELDS,
+    read_job,
+    read_roster,
+)
+from fedveil.flower.job.identity_file import read_identity
+from fedveil.flower.own_count import OwnCount
+from fedveil.flower.records import encoded_records, from_addressed_records
+from fedveil.flower.sealed_state import SealedState, StateFolder
+from fedveil.message import Message as Asked
+from fedveil.message import Value, encode, only_fields, take
+from fedveil.protections.base import ClientContext, ClientId, ClientRound, Protection
+from fedveil.secagg.phases import PHASES
+
+#: The action of a protection that sends a single report; the others are those of its phases.
+REPORT = "report"
+#: The server's questions: who are you; and forget the round, which has ended without you.
+INTRODUCE, FORGET = "introduce", "forget"
+#: What an error reply of this app says; any other is of Flower's own.
+WITHHELD, FAILED, STRANGER = "withheld", "failed", "another client"
+ERROR_CODE = 200
+
+_log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who this SuperNode is: what its node configuration says.
+
+    `client`: its number in the job. `data`: a function of its own that gives its examples;
+    without one it holds the part of the job's data set that the split deals to that number.
+    """
+
+    client: ClientId
+    data: str | None
+    state_folder: StateFolder
+    identity: Path | None
+    roster: Path | None
+
+    @classmethod
+    def of(cls, config: Mapping[str, object], job: Job) -> Member:
+        """The member that a node configuration describes; `partition-id` is a name of `client`."""
+        number = config.get("client", config.get("partition-id"))
+        clients = job.clients.number or 0
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
+            raise DeploymentError(
+                f"the node configuration says client = {number!r}, a whole number in "
+                f"[0, {clients}) is needed: flower-supernode --node-config 'client=0'"
+            )
+        folder = _text(config, "state-folder")
+        return cls(
+            client=number,
+            data=_text(config, "data"),
+            state_folder=StateFolder(Path(folder)) if folder else StateFolder.of_user(),
+            identity=_path(config, "identity"),
+            roster=_path(config, "roster"),
+        )
+
+
+def make_app(folder: Path) -> ClientApp:
+    """The ClientApp of the app in `folder`."""
+    job = read_job(folder)
+    app = ClientApp()
+    for action in (*PHASES, REPORT):
+        app.train(action)(_guarded(lambda m, c: _answer(job, folder, m, c)))
+    app.query(INTRODUCE)(_guarded(lambda m, c: _introduce(job, c)))
+    app.query(FORGET)(_guarded(lambda m, c: _forget(job, c)))
+    return app
+
+
+class _Misaddressed(Exception):
+    """The message is for another client: the server has not noticed who this node is now."""
+
+
+def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
+    """Reply with the answer, or with a word: Flower would send an exception's own text."""
+
+    def reply(message: Message, context: Context) -> Message:
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                answer = handle(message, context)
+            for warning in caught:
+                _log.warning("%s: %s", warning.category.__name__, warning.message)
+            return Message(encoded_records(answer), reply_to=message)
+        except _Misaddressed:
+            return Message(Error(ERROR_CODE, STRANGER), reply_to=message)
+        except (ClientWithheld, MessageInvalid) as reason:
+            _log.warning("this client withholds its answer: %s", reason)
+            return Message(Error(ERROR_CODE, WITHHELD), reply_to=message)
+        except Exception:
+            _log.exception("this client cannot answer")
+            return Message(Error(ERROR_CODE, FAILED), reply_to=message)
+
+    return reply
+
+
+def _introduce(job: Job, context: Context) -> bytes:
+    member = Member.of(context.node_config, job)
+    answer: dict[str, Value] = {"client": member.client}
+    if "examples" in job.deployment.reveal:
+        from fedveil.flower.job.client_training import own_data
+
+        answer["examples"] = own_data(job, member.client, member.data).examples(member.client)
+    return encode(answer)
+
+
+def _forget(job: Job, context: Context) -> bytes:
+    member = Member.of(context.node_config, job)
+    SealedState(member.state_folder, job_digest(job), member.client, context.state).erase()
+    return encode({})
+
+
+def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes:
+    addressee, asked, common = from_addressed_records(message.content)
+    only_fields(common, *ROUND_FIELDS, *(TRAINING_FIELDS if "weights" in common else ()))
+    round, dimension = take(common, "round", int), take(common, "dimension", int)
+    if not (1 <= round <= job.rounds and dimension >= 1):
+        raise MessageInvalid(f"round = {round} is outside [1, {job.rounds}]")
+    member = Member.of(context.node_config, job)
+    if addressee != member.client:
+        raise _Misaddressed
+    state = SealedState(member.state_folder, job_digest(job), member.client, context.state)
+    kept = state.take(round)
+    deployed = Deployed(
+        roster=read_roster(member.roster or folder / ROSTER),
+        identity=None if member.identity is None else read_identity(member.identity),
+    )
+    protection = _Continuing(
+        make_protection(job, dimension, deployed),
+        None if take(common, "opening", bool) else kept,
+    )
+    if "weights" in common:
+        from fedveil.flower.job.client_training import trained_answer
+
+        if job.privacy.randomness == "secure":  # a seeded report is the same bytes every time
+            count = OwnCount(member.state_folder.file(job_digest(job), member.client, "reports"))
+            spending = protection.spending(protection.initial_state())
+            count.charge(spending, job.rounds + job.deployment.repeats)
+        answer = trained_answer(job, member.client, member.data, protection, asked, common)
+    else:
+        answer = _untrained_answer(job, member.client, protection, asked, round, dimension)
+    left = protection.half.keep()
+    if left:
+        state.put(round, left)
+    return answer
+
+
+def _untrained_answer(
+    job: Job,
+    client: ClientId,
+    protection: Protection,
+    asked: Asked,
+    round: int,
+    dimension: int,
+) -> bytes:
+    """The answer to a message that needs no update, and so neither model nor examples."""
+    context = ClientContext(
+        client=client,
+        round=round,
+        model=np.broadcast_to(np.float32(0), (dimension,)),
+        examples=0,
+        entropy=report_entropy(job).stream("report", round, client),
+    )
+    return encode(protection.client_round(context).respond(asked, None))
+
+
+class _Continuing:
+    """A protection whose client half goes on from what an earlier process has kept."""
+
+    def __init__(self, protection: Protection, kept: Asked | None) -> None:
+        self._protection = protection
+        self._kept = kept
+        self.adaptive = protection.adaptive
+        self.initial_state = protection.initial_state
+        self.spending = protection.spending
+        self.server_round = protection.server_round
+        self.half: ClientRound
+
+    def client_round(self, context: ClientContext) -> ClientRound:
+        """The half of the one round that this process is in."""
+        self.half = self._protection.client_round(context)
+        if self._kept is not None:
+            self.half.take_up(self._kept)
+        return self.half
+
+
+def _text(config: Mapping[str, object], key: str) -> str | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, str):
+        raise DeploymentError(f"the node configuration says {key} = {value!r}, text is needed")
+    return value
+
+
+def _path(config: Mapping[str, object], key: str) -> Path | None:
+    value = _text(config, key)
+    return None if value is None else Path(value)

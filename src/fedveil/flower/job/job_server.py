@@ -1,0 +1,137 @@
+"""The ServerApp of a deployed job: its rounds over Flower's grid, in a run folder of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+
+from fedveil.data.datasets import Dataset
+from fedveil.engine.assembly import Task
+from fedveil.engine.executors.pool import Executor
+from fedveil.engine.federation import Federation, Run
+from fedveil.engine.job_protection import Deployed, job_digest, make_protection
+from fedveil.errors import DeploymentError, FedveilError, FolderInUse
+from fedveil.federated.job import Job
+from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
+from fedveil.flower.job.grid_executor import GridExecutor
+from fedveil.protections.base import ClientId, Protection
+from fedveil.record.run_folder import JOB, RunFolder
+from fedveil.run_display import RunDisplay
+
+#: The run configuration's key that names the run folder.
+FOLDER = "folder"
+#: A server that was killed lets go of its folder when its last process has noticed.
+_LET_GO_S = 60.0
+_LINE_WIDTH = 200
+
+
+def make_app(folder: Path) -> ServerApp:
+    """The ServerApp of the app in `folder`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(folder, grid, context)
+
+    return app
+
+
+def serve(folder: Path, grid: Grid, context: Context) -> Run:
+    """Run the app's job, or go on with it from its last complete round."""
+    job = read_job(folder)
+    console = Console(file=sys.stdout, force_terminal=False, width=_LINE_WIDTH)
+    display = RunDisplay(console, job.rounds)
+    path = run_path(job, context.run_config.get(FOLDER))
+    try:
+        with ExitStack() as stack:
+            engine = FlowerEngine(grid, folder)
+            run = Federation(job, engine, partial(_open, path, job), stack).run(display.show)
+    except FedveilError as error:
+        sentence = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        console.print(f"error: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        raise
+    display.summary(run)
+    return run
+
+
+def run_path(job: Job, named: object = None) -> Path:
+    """The run's folder: what the run configuration names, else one that the job itself names.
+
+    Starting the same job again finds it, and goes on there.
+    """
+    if named:
+        return Path(str(named))
+    return Path("runs", f"{job.name}-{job_digest(job).hex()[:8]}")
+
+
+def _open(path: Path, job: Job) -> RunFolder:
+    """The folder, new or to go on in; refuses that of another job."""
+    end = time.monotonic() + _LET_GO_S
+    while True:
+        try:
+            if not (path / JOB).is_file():
+                return RunFolder.create(path)
+            folder = RunFolder.reopen(path)
+            break
+        except FolderInUse:
+            if time.monotonic() > end:
+                raise
+            time.sleep(1)
+    if Job.load(path / JOB) != job:
+        folder.close()
+        raise DeploymentError(
+            f"{path} holds the run of another job: name another folder, "
+            f"flwr run --run-config 'folder=\"...\"'"
+        )
+    return folder
+
+
+class FlowerEngine:
+    """Clients are SuperNodes; the server has its own copy of the test examples and no others'."""
+
+    how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
+    reports_leave = True
+
+    def __init__(self, grid: Grid, app: Path) -> None:
+        self._grid = grid
+        self._roster = read_roster(app / ROSTER)
+
+    def settle(self, job: Job, dataset: Dataset) -> Job:
+        """The job states how many clients there are."""
+        return job
+
+    def check(self, job: Job, task: Task) -> None:
+        """Clients train, not this machine."""
+
+    def protection(self, job: Job, dimension: int) -> Protection:
+        """No key comes from the job's seed."""
+        return make_protection(job, dimension, Deployed(self._roster))
+
+    def identify(self) -> Iterable[npt.NDArray[Any]]:
+        """Training examples are the clients' own."""
+        return ()
+
+    def describe(self) -> Iterable[str]:
+        """What a reader of the events must know."""
+        yield "clients are Flower SuperNodes; their reasons, warnings and times stay with them"
+
+    def start(
+        self, job: Job, task: Task, weights: npt.NDArray[np.float32], event: Callable[[str], None]
+    ) -> Executor:
+        """Ready when the first round opens."""
+        return GridExecutor(self._grid, job, task, event)
+
+    def silent(self, job: Job, round: int, cohort: Sequence[ClientId]) -> Mapping[ClientId, str]:
+        """Clients fall silent by themselves."""
+        return {}

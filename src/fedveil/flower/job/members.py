@@ -1,0 +1,105 @@
+"""Which SuperNode is which client: they say so when they are met."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedveil.errors import MessageInvalid
+from fedveil.federated.job import Job
+from fedveil.flower.exchange import exchange
+from fedveil.flower.records import from_records, to_records
+from fedveil.message import only_fields, take
+from fedveil.protections.base import ClientId
+
+#: How long a node may take to say who it is.
+_INTRODUCTION_S = 60.0
+#: How often the server looks for new nodes while it waits for clients.
+_LOOK_S = 1.0
+#: A node that could not say who it is is asked again after so long.
+_PATIENCE_S = 30.0
+
+
+class Members:
+    """The connected clients, as of the last look.
+
+    Whoever says last that it is a client is taken for it: a node that was restarted without an
+    identity of its own meets the server under a new number while the old one still seems to be
+    there. Who may connect at all is Flower's node authentication to decide.
+    """
+
+    def __init__(self, grid: Grid, job: Job, event: Callable[[str], None]) -> None:
+        self._grid = grid
+        self._clients = job.clients.number or 0
+        self._revealed = job.deployment.reveal
+        self._event = event
+        self._client_of: dict[int, ClientId] = {}
+        self._asked_at: dict[int, float] = {}
+
+    @property
+    def node_of(self) -> Mapping[ClientId, int]:
+        """Each connected client's node."""
+        return {client: node for node, client in self._client_of.items()}
+
+    def doubt(self, client: ClientId) -> None:
+        """Ask the client's node again who it is, at the next look."""
+        node = self.node_of.get(client)
+        if node is not None:
+            del self._client_of[node], self._asked_at[node]
+
+    def look(self) -> None:
+        """Forget nodes that have gone, and ask new ones who they are."""
+        here = set(self._grid.get_node_ids())
+        for node in [node for node in self._client_of if node not in here]:
+            self._event(f"client {self._client_of.pop(node)} is gone")
+        now = time.monotonic()
+        self._asked_at = {n: at for n, at in self._asked_at.items() if n in here}
+        new = [
+            node
+            for node in sorted(here)
+            if node not in self._client_of
+            and now - self._asked_at.get(node, -_PATIENCE_S) >= _PATIENCE_S
+        ]
+        self._asked_at.update(dict.fromkeys(new, now))
+        questions = [Message(to_records({}), node, "query.introduce") for node in new]
+        for node, reply in exchange(self._grid, questions, _INTRODUCTION_S) if questions else ():
+            self._meet(node, reply)
+
+    def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
+        """Look until enough of the wanted clients are connected, or time is up: how many are."""
+        end = time.monotonic() + limit_s
+        self.look()
+        while (here := len(self.node_of.keys() & set(wanted))) < enough:
+            if time.monotonic() >= end:
+                break
+            time.sleep(_LOOK_S)
+            self.look()
+        return here
+
+    def _meet(self, node: int, reply: Message) -> None:
+        try:
+            client, more = self._read(reply)
+        except MessageInvalid as error:
+            self._event(f"node {node} does not say which client it is: {error}")
+            return
+        old = self.node_of.get(client)
+        if old is not None:
+            self._event(f"node {node} says that it is client {client}, as node {old} has said")
+            del self._client_of[old]
+        else:
+            self._event(f"client {client} is here{more}")
+        self._client_of[node] = client
+
+    def _read(self, reply: Message) -> tuple[ClientId, str]:
+        if reply.has_error():
+            raise MessageInvalid("its own log says why")
+        answer = from_records(reply.content)
+        only_fields(answer, "client", *self._revealed)
+        client = take(answer, "client", int)
+        if not 0 <= client < self._clients:
+            raise MessageInvalid(f"client = {client} is outside [0, {self._clients})")
+        examples = f", with {take(answer, 'examples', int)} examples" if self._revealed else ""
+        return client, examples

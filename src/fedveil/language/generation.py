@@ -1,0 +1,355 @@
+"""A text continued by both parties of a language model, under the protection that it trained with.
+
+    leader     tokens -> word and position vectors -> (EmbeddingDP) ->
+    follower                                          layers, which remember what came before
+    leader     the next token, drawn from the word table's scores <-
+
+A token's vector crosses when the token is new; the follower keeps its layers' keys and values.
+When the context is full, the later half of the tokens crosses once more, at the positions that
+they have then, and the follower forgets the rest: a token crosses at most twice. What comes back
+is the vector of the last position alone.
+
+    {"kind": "extend", "step": n, "start": s, "length": k}    leader -> follower
+    the tensor of step n: k vectors, for the positions from s; s = 0 forgets all before
+    the tensor of step n: one vector                          follower -> leader
+    {"kind": "enough", "step": n}                             leader -> follower
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil._validate import integer, non_negative
+from fedveil.entropy import Entropy, Secure, Seeded
+from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, PeerAborted, RunFolderError
+from fedveil.language.model import Backbone, TiedHead, WordAndPosition
+from fedveil.language.text import Tokenizer, join
+from fedveil.link.channel import Exchange, Receive, Send, drive_together
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.message import Message, only_fields, take
+from fedveil.record.own_modules import make_importable
+from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
+from fedveil.tasks import Task
+from fedveil.tasks.pangu import Pangu
+from fedveil.vertical import crossing as wire
+from fedveil.vertical.account import Figure
+from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
+from fedveil.vertical.party import Party
+from fedveil.vertical.party_run import PartyRun
+from fedveil.vertical.schedule import Transfer
+from fedveil.vertical.split import Crossing, SplitModel
+from fedveil.vertical.step_checkpoint import Checkpoint, held
+from fedveil.vertical.vertical_job import VerticalJob
+
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
+Tell = Callable[[bytes], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is continued, by how many tokens at most, and how they are drawn.
+
+    Token t is drawn with probability proportional to exp(score(t) / temperature); temperature 0
+    takes the token with the highest score. The end of a document ends the continuation. Each
+    choice is drawn from a stream of its own, so that a session that begins anew draws the same.
+    """
+
+    prompt: bytes
+    tokens: int
+    temperature: float
+    entropy: Entropy
+
+    def __post_init__(self) -> None:
+        integer("tokens", self.tokens, 1)
+        non_negative("temperature", self.temperature)
+
+    @classmethod
+    def seeded(
+        cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
+    ) -> Request:
+        """With a seed the choices are the same every time, without one others."""
+        return cls(
+            prompt, tokens, temperature, Secure() if seed is None else Seeded(seed, "generate")
+        )
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The bytes that follow a prompt.
+
+    `vectors` of tokens have crossed, each token's at most `times` times.
+    """
+
+    text: bytes
+    vectors: int
+    times: int
+
+
+def generate(
+    folder: str | Path, request: Request, tell: Tell = lambda piece: None, *, encoded: bool = False
+) -> tuple[Continuation, SplitModel]:
+    """Continue a prompt with the model of a run's folder, all its parties in this process.
+
+    `tell` gets the bytes of every token as it comes. Where the request's choices are seeded and
+    the run's reports too, the same comes every time. `encoded` is as in `train`.
+    """
+    with ExitStack() as stack:
+        root = RunFolder.reopen(Path(folder))
+        stack.callback(root.close)
+        make_importable(root.read_lines(IMPORTS))
+        job = VerticalJob.load(root.path / JOB)
+        stack.enter_context(threads(job.threads))
+        task = _pangu(make_task(job, root.path))
+        parties = _trained(job, task, root)
+        number = request.entropy.stream("reports").integer(1 << 63)
+        noise = report_entropy(job).stream("generate", number)
+        leader, *followers = parties.values()
+        exchanges: dict[str, Exchange[Continuation | None]] = {
+            leader.name: write(leader, noise, task.tokenizer, request, tell),
+            **{party.name: assist(party, noise) for party in followers},
+        }
+        found = drive_together(exchanges, encoded=encoded)[leader.name]
+    assert found is not None, "the leader has the text"
+    return found, leader.split
+
+
+def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
+    """The leader's side of a session between machines, as `write` with what its run has.
+
+    Nothing is told before the end: a session may begin anew, and its reports are drawn anew then.
+    """
+
+    def side(run: PartyRun) -> Exchange[Continuation | None]:
+        tokenizer = _pangu(run.setting.task).tokenizer
+        return write(run.party, run.setting.entropy, tokenizer, request, lambda piece: None)
+
+    return side
+
+
+def _pangu(task: Task) -> Pangu:
+    if not isinstance(task, Pangu):
+        raise InvalidValue("a text is continued by a run of the task pangu, this is another task's")
+    return task
+
+
+def _trained(job: VerticalJob, task: Pangu, root: RunFolder) -> dict[str, Party]:
+    """The parties of a run, the leader first, after the last step that all hold."""
+    split = make_split(job, task)
+    folders = {name: root.within(name) for name in split.parties}
+    common = set.intersection(*(set(held(folder)) for folder in folders.values()))
+    if not common:
+        missing = [name for name, folder in folders.items() if not held(folder)]
+        raise RunFolderError(
+            f"{root.path} has no step that all parties hold"
+            + (f": nothing of {', '.join(missing)} is in it" if missing else "")
+        )
+    parties = {}
+    for name, folder in folders.items():
+        party = parties[name] = Party(
+            name, split, loss=task.loss if name == split.leader else None, device=job.device
+        )
+        party.restore(Checkpoint.read(folder, max(common)).tensors)
+    return parties
+
+
+def write(
+    party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
+) -> Exchange[Continuation | None]:
+    """The leader's side: the continuation of the prompt, `noise` being what its reports draw."""
+    return _explained(party, _write(party, noise, tokenizer, request, tell))
+
+
+def assist(party: Party, noise: Entropy) -> Exchange[None]:
+    """The follower's side: its layers, until the leader has enough."""
+    return _explained(party, _assist(party, noise))
+
+
+def figures(split: SplitModel, found: Continuation) -> list[Figure]:
+    """What has crossed of a prompt and its continuation; nothing where nothing protects it."""
+    crossing = _crossings(split)[0]
+    if crossing.privacy is None:
+        return []
+    loss = EmbeddingDP(crossing.privacy.eps).loss
+    part, width = crossing.part, crossing.output[-1]
+    sent = "once" if found.times == 1 else f"{found.times} times"
+    return [
+        Figure(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
+        Figure(
+            loss.per_vector(width * found.times).epsilon,
+            0.0,
+            f"a token's {width} bits of {part}, sent {sent}",
+        ),
+        Figure(
+            loss.per_vector(width * found.vectors).epsilon,
+            0.0,
+            f"the whole text, {found.vectors} vectors of {part}",
+        ),
+    ]
+
+
+def _write(
+    party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
+) -> Exchange[Continuation]:
+    there, _ = _crossings(party.split)
+    context, follower = there.output[0], there.receiver
+    pieces, end = tokenizer.pieces(), tokenizer.vocabulary - 1
+    text = [*tokenizer.encode([request.prompt])[:-1].tolist()] or [end]
+    pending, start = text[-context:], 0
+    vectors, times, step = 0, 1, 1
+    continued: list[int] = []
+    while len(continued) < request.tokens:
+        if start == context:
+            pending, start, times = text[-max(1, context // 2) :], 0, 2
+        scores = yield from _scores(party, pending, start, step, noise)
+        start, vectors, step = start + len(pending), vectors + len(pending), step + 1
+        choice = request.entropy.stream("choice", len(continued))
+        token = _choose(scores, pieces, request.temperature, choice)
+        if token == end:
+            break
+        pending = [token]
+        text.append(token)
+        continued.append(token)
+        tell(pieces[token] or b"")
+    yield Send(follower, {"kind": "enough", "step": step})
+    return Continuation(join(continued, pieces), vectors, times)
+
+
+def _scores(
+    party: Party, tokens: list[int], start: int, step: int, noise: Entropy
+) -> Exchange[torch.Tensor]:
+    """The score of every token to come after `tokens`, which are at the positions from `start`."""
+    there, back = _crossings(party.split)
+    embedding = _module(party, there.part, WordAndPosition)
+    head = _module(party, party.split.last.name, TiedHead)
+    yield Send(
+        there.receiver, {"kind": "extend", "step": step, "start": start, "length": len(tokens)}
+    )
+    with torch.no_grad():
+        vectors = embedding(torch.tensor([tokens], device=party.device), start)
+    yield Send(there.receiver, _message(there, vectors, step, noise))
+    answer = yield Receive(back.sender)
+    with torch.no_grad():
+        scores: torch.Tensor = head(_tensor(answer, back, step, 1).to(party.device))[0, -1]
+    return scores
+
+
+def _assist(party: Party, noise: Entropy) -> Exchange[None]:
+    there, back = _crossings(party.split)
+    backbone = _module(party, back.part, Backbone)
+    context, leader = there.output[0], there.sender
+    memory = backbone.new_memory()
+    step, seen = 1, 0
+    while True:
+        request = yield Receive(leader)
+        asked = _asked(request or {}, leader, step, seen, context)
+        if asked is None:
+            return
+        start, length = asked
+        if start == 0:
+            memory = backbone.new_memory()
+        vectors = _tensor((yield Receive(leader)), there, step, length).to(party.device)
+        with torch.no_grad():
+            hidden = backbone(vectors, memory)[:, -1:]
+        yield Send(leader, _message(back, hidden, step, noise))
+        step, seen = step + 1, start + length
+
+
+def _asked(
+    request: Message, leader: str, step: int, seen: int, context: int
+) -> tuple[int, int] | None:
+    """The positions that come next, as their first and how many; None where it is enough."""
+    if request.get("kind") == "enough":
+        wire.check_word(request, leader, "enough", step)
+        return None
+    wire.check_not_abort(request, leader)
+    try:
+        only_fields(request, "kind", "step", "start", "length")
+        number, start = take(request, "step", int), take(request, "start", int)
+        length = take(request, "length", int)
+    except MessageInvalid as error:
+        raise ExchangeError(f"{leader} does not ask as a leader does: {error}") from None
+    if request["kind"] != "extend" or number != step:
+        raise ExchangeError(
+            f"{leader} sent {request['kind']!r} of step {number} where 'extend' of step {step} "
+            f"was due"
+        )
+    if start not in (0, seen) or not 1 <= length <= context - start:
+        raise ExchangeError(
+            f"{leader} asks for {length} positions from {start} on, where {seen} of {context} "
+            f"have been seen"
+        )
+    return start, length
+
+
+def _choose(
+    scores: torch.Tensor, pieces: Sequence[bytes | None], temperature: float, entropy: Entropy
+) -> int:
+    """The next token: one that stands for bytes, or the end of the document."""
+    known = np.array([piece is not None for piece in pieces])
+    known[-1] = True
+    values = np.where(known, scores.double().cpu().numpy(), -np.inf)
+    if temperature == 0:
+        return int(values.argmax())
+    weights = np.exp((values - values.max()) / temperature)
+    total = np.cumsum(weights)
+    place = entropy.generator().random() * total[-1]
+    return int(np.searchsorted(total, place, side="right"))
+
+
+def _crossings(split: SplitModel) -> tuple[Crossing, Crossing]:
+    """The vectors' way to the layers, and the way back."""
+    if len(split.parts) != 3 or len(split.crossings) != 2:
+        names = ", ".join(part.name for part in split.parts)
+        raise InvalidValue(
+            f"a text is continued by an embedding, another party's backbone and a head; the "
+            f"parts are {names}"
+        )
+    there, back = split.crossings
+    return there, back
+
+
+def _module(party: Party, part: str, kind: type[M]) -> M:
+    module = party.modules[part]
+    if not isinstance(module, kind):
+        raise InvalidValue(
+            f"a text is continued by {kind.__name__} as the part {part}, this one is "
+            f"{type(module).__name__}"
+        )
+    return module
+
+
+def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy) -> Message:
+    """What a tensor is where it leaves, as in training."""
+    data = wire.to_wire(tensor)
+    if crossing.privacy is not None:
+        data = EmbeddingDP(crossing.privacy.eps).bits(data, noise.stream(crossing.part, step))
+    name = wire.name_of(Transfer(crossing, 0, gradient=False), training=False)
+    return {"kind": "tensor", "name": name, "step": step, "micro": 0, "data": data}
+
+
+def _tensor(message: Message | None, crossing: Crossing, step: int, length: int) -> torch.Tensor:
+    """What a tensor is where it arrives: (1, length, width), checked as in training."""
+    shorter = replace(crossing, output=(length, crossing.output[-1]))
+    transfer = Transfer(shorter, 0, gradient=False)
+    return wire.from_wire(message or {}, transfer, training=False, step=step, rows=1)
+
+
+def _explained(party: Party, exchange: Exchange[T]) -> Exchange[T]:
+    """Play a side; where it fails, tell the other."""
+    try:
+        return (yield from exchange)
+    except ExchangeError as error:
+        if not isinstance(error, PeerAborted):
+            split = party.split
+            for peer in split.followers if party.name == split.leader else (split.leader,):
+                yield Send(peer, {"kind": "abort", "reason": error.told})
+        raise

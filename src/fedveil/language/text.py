@@ -1,0 +1,218 @@
+"""Text for a language model: where it comes from, its tokens, and the windows that are examples.
+
+Text is bytes from first to last: files of any encoding are read, and tokens put back together give
+the same bytes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import integer, within
+from fedveil.data.data_folders import reading
+from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
+
+Tokens: TypeAlias = npt.NDArray[np.int64]
+Documents: TypeAlias = Sequence[bytes]
+
+#: Every byte value, and the end of a document.
+BYTE_TOKENS = 257
+
+#: What the tokeniser reads is Latin-1: one character a byte. A token never spans two chunks: a
+#: chunk is letters, digits, other signs (each with one blank before it), line ends or blanks. The
+#: bytes from 128 on, which are pieces of UTF-8's longer characters, count as letters.
+_CHUNK = (
+    r" ?[A-Za-z\x{80}-\x{ff}]+| ?[0-9]+| ?[^\sA-Za-z0-9\x{80}-\x{ff}]+"
+    r"|\n+|[^\S\n]+(?!\S)|[^\S\n]+"
+)
+#: Documents are tokenised in pieces of about so many bytes, several at once. They are cut where a
+#: line begins: a chunk ends there anyway, so that the tokens are those of the whole document.
+_PIECE_BYTES = 1 << 16
+
+
+def read(source: str | Path | None) -> list[bytes]:
+    """The documents of a .txt file, or of all .txt files in and below a folder, by their paths.
+
+    None stands for the documentation topics that Python's own `help()` shows, so that there is
+    text on every machine.
+    """
+    if source is None:
+        # Half a megabyte that few programs need.
+        from pydoc_data.topics import topics
+
+        return [topics[name].encode() for name in sorted(topics)]
+    path = Path(source).expanduser()
+    files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
+    if not path.exists():
+        raise DataUnavailable(f"text = {str(source)!r} is neither a file nor a folder")
+    if not files:
+        raise DataUnavailable(f"text = {str(source)!r} holds no .txt file")
+    documents = []
+    for file in files:
+        with reading(file):
+            documents.append(file.read_bytes())
+    return documents
+
+
+def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[bytes]]:
+    """The documents before the last `fraction` of all bytes, and those from there on.
+
+    A document on the border is cut in two where a line begins.
+    """
+    fraction = within("test_fraction", fraction, 0, 1, open_low=True, open_high=True)
+    left = round(sum(map(len, documents)) * (1 - fraction))
+    for number, document in enumerate(documents):
+        if left < len(document):
+            cut = document.find(b"\n", left) + 1 or left
+            first, second = document[:cut], document[cut:]
+            return (
+                [*documents[:number], *([first] if first else [])],
+                [*([second] if second else []), *documents[number + 1 :]],
+            )
+        left -= len(document)
+    return list(documents), []
+
+
+class Tokenizer(Protocol):
+    """Bytes to tokens and back."""
+
+    #: Tokens are 0..vocabulary - 1; the last one is the end of a document.
+    vocabulary: int
+
+    def encode(self, documents: Documents) -> Tokens:
+        """The tokens of the documents one after another, each with the end token behind it."""
+        ...
+
+    def pieces(self) -> Sequence[bytes | None]:
+        """The bytes of each token; None for the end token and for tokens that never occur."""
+        ...
+
+
+class ByteTokenizer:
+    """Every byte is its own token."""
+
+    vocabulary = BYTE_TOKENS
+
+    def encode(self, documents: Documents) -> Tokens:
+        """See `Tokenizer`."""
+        end = np.array([self.vocabulary - 1])
+        parts = [part for text in documents for part in (np.frombuffer(text, np.uint8), end)]
+        return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
+
+    def pieces(self) -> Sequence[bytes | None]:
+        """See `Tokenizer`."""
+        return [*(bytes([value]) for value in range(256)), None]
+
+
+class PairTokenizer:
+    """Byte-level byte-pair encoding: the pairs that were most frequent in the training text."""
+
+    def __init__(self, model: Any, vocabulary: int) -> None:
+        self._model = model
+        self.vocabulary = integer("vocabulary", vocabulary, BYTE_TOKENS)
+        if model.get_vocab_size() > vocabulary - 1:
+            raise DataInvalid(
+                f"the tokenizer has {model.get_vocab_size()} tokens and the end of a document, "
+                f"vocabulary = {vocabulary} has no room for them"
+            )
+
+    @classmethod
+    def train(cls, documents: Documents, vocabulary: int) -> PairTokenizer:
+        """The same tokenizer for the same documents, in whatever process.
+
+        A short text may have fewer pairs than the vocabulary has room for; the rest stays unused.
+        """
+        library = _library()
+        model = library.Tokenizer(library.models.BPE())
+        model.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(_CHUNK), "isolated")
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=integer("vocabulary", vocabulary, BYTE_TOKENS) - 1,
+            initial_alphabet=[chr(value) for value in range(256)],
+            show_progress=False,
+        )
+        model.train_from_iterator(_pieces(documents), trainer)
+        return cls(model, vocabulary)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, vocabulary: int) -> PairTokenizer:
+        """The tokenizer that `to_bytes` wrote."""
+        try:
+            model = _library().Tokenizer.from_str(data.decode())
+        except MissingExtra:
+            raise
+        except Exception as error:  # the library raises Exception itself
+            raise DataInvalid(f"the file of a tokenizer cannot be read: {error}") from None
+        return cls(model, vocabulary)
+
+    def to_bytes(self) -> bytes:
+        """Everything about it, in the JSON of the `tokenizers` package."""
+        return str(self._model.to_str(pretty=True)).encode()
+
+    def encode(self, documents: Documents) -> Tokens:
+        """See `Tokenizer`."""
+        parts = []
+        for document in documents:
+            found = self._model.encode_batch_fast(list(_pieces([document])))
+            parts += [np.array(piece.ids, np.int64) for piece in found]
+            parts.append(np.array([self.vocabulary - 1], np.int64))
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def pieces(self) -> Sequence[bytes | None]:
+        """See `Tokenizer`."""
+        found: list[bytes | None] = [None] * self.vocabulary
+        for text, token in self._model.get_vocab().items():
+            found[token] = text.encode("latin-1")
+        return found
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MissingExtra("tokenizers", "vertical", "byte-pair encoding") from None
+    return tokenizers
+
+
+def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
+    """The documents as Latin-1, cut where a line with something in it begins."""
+    for document in documents:
+        start = 0
+        while start < len(document):
+            end = _line_start(document, start + _PIECE_BYTES)
+            yield document[start:end].decode("latin-1")
+            start = end
+
+
+def _line_start(document: bytes, position: int) -> int:
+    """The first place from `position` on that follows a line end and is none itself."""
+    end = document.find(b"\n", position)
+    while end != -1 and document[end + 1 : end + 2] == b"\n":
+        end += 1
+    return len(document) if end == -1 else end + 1
+
+
+def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
+    """The bytes of `tokens`; the end of a document has none."""
+    return b"".join(pieces[token] or b"" for token in tokens)
+
+
+def windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
+    """Examples of `context` tokens, and as labels the token after each: (examples, context) twice.
+
+    The windows are consecutive and disjoint: every token is in one of them at most, which is what
+    an example's privacy is stated for. The last tokens, fewer than fill a window, are left out.
+    Both arrays are views of `tokens`.
+    """
+    context = integer("context", context, 1)
+    count = (len(tokens) - 1) // context
+    if count < 1:
+        raise DataInvalid(
+            f"the text has {len(tokens)} tokens, at least {context + 1} are needed for one window"
+        )
+    used = count * context
+    return tokens[:used].reshape(count, context), tokens[1 : used + 1].reshape(count, context)

@@ -1,0 +1,196 @@
+"""Training a cohort's clients, each from the global weights on its own data.
+
+`Trainer` is the interface: a list of clients in, one row of float32 update for each out.
+`LoopTrainer` here trains one after another, `dense_cohort.DenseCohortTrainer` several clients of a
+dense net side by side, `vmap.VmapTrainer` a chunk at once. All give the same updates, up to
+rounding, for the same clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil.entropy import Entropy
+from fedveil.learning.chain import Chain
+from fedveil.learning.fused_linear import FusedSteps
+from fedveil.learning.pooling import fuse_pools
+from fedveil.learning.weight_layout import Layout
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What every client does with its data."""
+
+    epochs: int
+    batch_size: int
+    optimizer: str
+    lr: float
+    momentum: float
+    weight_decay: float
+
+    @property
+    def plain_sgd(self) -> bool:
+        """SGD without state: w -= lr * (gradient + weight_decay * w)."""
+        return self.optimizer == "sgd" and self.momentum == 0
+
+    @property
+    def bare_sgd(self) -> bool:
+        """w -= lr * gradient."""
+        return self.plain_sgd and not self.weight_decay
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's examples, and the source of its training's randomness."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    entropy: Entropy
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batches(self, plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
+        """The positions of each batch's examples: a new order every epoch, the last one short."""
+        order = self.entropy.stream("order").generator()
+        for _ in range(plan.epochs):
+            positions = order.permutation(len(self))
+            for start in range(0, len(self), plan.batch_size):
+                yield positions[start : start + plan.batch_size]
+
+
+#: Some clients' updates, [clients, parameters], and what the training of each of them raised.
+Trained = tuple[npt.NDArray[np.float32], Sequence[Exception | None]]
+
+
+class Trainer(Protocol):
+    """Trains clients from the same global weights."""
+
+    #: How many clients `train` is best given at once.
+    chunk: int
+    #: How many it must be given at once, as long as there are so many: 1, unless an update depends
+    #: on who trains together.
+    least: int
+
+    def start(self, weights: npt.NDArray[np.float32]) -> None:
+        """Begin a round at these weights, which nobody changes before the next one."""
+        ...
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        """The clients' updates in their order, some at a time; valid until the next are asked for.
+
+        The row of a client whose training raised has no meaning.
+        """
+        ...
+
+
+class LoopTrainer:
+    """One client after another through one model object, on one thread.
+
+    The step is written for small models on a CPU, where the time between the products counts:
+    a plain chain of layers is trained without autograd (`chains`); otherwise gradients are never
+    accumulated into buffers, all parameters step in one call, large dense layers step inside their
+    gradient's product, and images lie channels-last.
+    """
+
+    chunk = least = 1
+
+    def __init__(
+        self, model: nn.Module, plan: TrainingPlan, device: str = "cpu", *, chains: bool = True
+    ) -> None:
+        self._device = torch.device(device)
+        self._plan = plan
+        self._images = any(isinstance(module, nn.Conv2d) for module in model.modules())
+        self._model = model.to(self._device)
+        if self._images:
+            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._chain = Chain.of(self._model) if plan.bare_sgd and chains else None
+        if self._images and self._chain is None and self._device.type == "cpu":
+            fuse_pools(model)
+        self._layout = Layout(self._model)
+        self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
+        self._loss = nn.CrossEntropyLoss()
+        self._fused = FusedSteps(model) if plan.bare_sgd and self._chain is None else None
+        self._row = np.empty((1, self._layout.dimension), np.float32)
+        self._weights = np.empty(0, np.float32)
+
+    def start(self, weights: npt.NDArray[np.float32]) -> None:
+        """Begin a round at these weights."""
+        self._weights = weights
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        """One client's update at a time."""
+        start = torch.from_numpy(self._weights).to(self._device)
+        for client in clients:
+            failure: Exception | None = None
+            try:
+                self._train_one(start, client)
+                self._layout.change(self._weights, self._row[0])
+            except Exception as error:  # the user's model may raise anything
+                failure = error
+            yield self._row, [failure]
+
+    def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
+        self._layout.write(start)
+        self._model.train()
+        seed_torch(client.entropy, self._device)
+        if self._chain is not None:
+            for x, y in self._batches(client):
+                self._chain.step(x, y, self._plan.lr)
+            return
+        if self._plan.plain_sgd:
+            for x, y in self._batches(client):
+                self._plain_step(x, y)
+            return
+        optimizer = make_optimizer(self._parameters, self._plan)
+        for x, y in self._batches(client):
+            optimizer.zero_grad(set_to_none=True)
+            self._loss(self._model(x), y).backward()
+            optimizer.step()
+
+    def _batches(self, client: ClientData) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for positions in client.batches(self._plan):
+            index = torch.from_numpy(positions)
+            x = client.x[index].to(self._device)
+            if self._images and x.ndim == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            yield x, client.y[index].to(self._device)
+
+    def _plain_step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        if self._fused is not None:
+            self._fused.clear()
+        loss = self._loss(self._model(x), y)
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        used = [(p, g) for p, g in zip(self._parameters, gradients, strict=True) if g is not None]
+        with torch.no_grad():
+            if used:
+                parameters, steps = [p for p, _ in used], [g for _, g in used]
+                if self._plan.weight_decay:
+                    steps = [*torch._foreach_add(steps, parameters, alpha=self._plan.weight_decay)]
+                torch._foreach_add_(parameters, steps, alpha=-self._plan.lr)
+            if self._fused is not None:
+                self._fused.apply(self._plan.lr)
+
+
+def seed_torch(entropy: Entropy, device: torch.device) -> None:
+    """Seed what dropout draws from; `torch.manual_seed` would also note every other device."""
+    seed = entropy.stream("torch").integer(1 << 63)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
+    """A fresh optimiser, as every client of every round begins with."""
+    if plan.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+    return torch.optim.SGD(
+        parameters, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+    )

@@ -1,0 +1,123 @@
+"""Training a chunk of clients at once, as one batched computation: the engine for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedveil.errors import ModelInvalid
+from fedveil.learning.trainer import ClientData, Trained, TrainingPlan, make_optimizer, seed_torch
+from fedveil.learning.weight_layout import Layout
+
+#: How many clients share one pass; their activations lie in memory together.
+CHUNK = 32
+
+
+class VmapTrainer:
+    """Every client of a chunk takes its step of the same number in one vectorised call.
+
+    A short batch is filled up with examples whose losses do not count; a client that has no
+    batch left has its row taken out before the others go on. The updates are those of
+    `LoopTrainer` up to rounding. Models whose forward pass changes buffers (BatchNorm) cannot be
+    vectorised over clients and are refused.
+    """
+
+    chunk = least = CHUNK
+
+    def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._plan = plan
+        self._model = model.to(self._device).train()
+        self._layout = Layout(self._model)
+        buffers = [e.name for e in self._layout.entries if e.fate == "buffer"]
+        if buffers:
+            raise ModelInvalid(
+                f"training.engine = vmap cannot train the buffers {', '.join(buffers)}; "
+                f"engine loop can"
+            )
+        self._weights = np.empty(0, np.float32)
+        step = grad(self._mean_loss)
+        self._gradients = vmap(step, in_dims=(0, 0, 0, 0), randomness="different")
+
+    def _mean_loss(
+        self,
+        parameters: dict[str, torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        counts: torch.Tensor,
+    ) -> torch.Tensor:
+        logits = functional_call(self._model, (parameters, self._layout.kept), (x,))
+        losses = nn.functional.cross_entropy(logits, y, reduction="none")
+        return (losses * counts).sum() / counts.sum().clamp(min=1)
+
+    def start(self, weights: npt.NDArray[np.float32]) -> None:
+        """Begin a round at these weights."""
+        self._weights = weights
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        """All clients' updates at once; where one raises, each trains alone."""
+        updates = np.empty((len(clients), self._layout.dimension), np.float32)
+        failure: Exception | None = None
+        try:
+            self._train(clients, torch.from_numpy(updates))
+        except Exception as error:  # the user's model may raise anything
+            failure = error
+        if failure is None or len(clients) == 1:
+            yield updates, [failure] * len(clients)
+            return
+        for client in clients:
+            yield from self.train([client])
+
+    def _train(self, clients: Sequence[ClientData], updates: torch.Tensor) -> None:
+        start = torch.from_numpy(self._weights).to(self._device)
+        self._layout.write(start)
+        rows = {
+            entry.name: view.expand(len(clients), *view.shape).clone().requires_grad_()
+            for entry, view in zip(self._layout.entries, self._layout.views(start), strict=True)
+        }
+        seed_torch(clients[0].entropy, self._device)
+        optimizer = make_optimizer(list(rows.values()), self._plan)
+        schedules = [list(client.batches(self._plan)) for client in clients]
+        data = [(client.x.to(self._device), client.y.to(self._device)) for client in clients]
+        for step in range(max(map(len, schedules))):
+            x, y, counts = self._step_batch(data, schedules, step)
+            detached = {name: row.detach() for name, row in rows.items()}
+            for name, gradient in self._gradients(detached, x, y, counts).items():
+                rows[name].grad = gradient
+            optimizer.step()
+            for i, schedule in enumerate(schedules):
+                if len(schedule) == step + 1:
+                    self._take_out(rows, i, start, updates[i])
+        for i, schedule in enumerate(schedules):
+            if not schedule:
+                updates[i] = 0
+
+    def _step_batch(
+        self,
+        data: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        schedules: Sequence[Sequence[npt.NDArray[np.int64]]],
+        step: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        batches = [s[step] if step < len(s) else np.zeros(0, np.int64) for s in schedules]
+        width = max(map(len, batches))
+        padded = np.zeros((len(batches), width), np.int64)
+        counts = np.zeros((len(batches), width), np.float32)
+        for i, batch in enumerate(batches):
+            padded[i, : len(batch)] = batch
+            counts[i, : len(batch)] = 1
+        index = torch.from_numpy(padded).to(self._device)
+        x = torch.stack([data[i][0][row] for i, row in enumerate(index)])
+        y = torch.stack([data[i][1][row] for i, row in enumerate(index)])
+        return x, y, torch.from_numpy(counts).to(self._device)
+
+    @torch.no_grad()
+    def _take_out(
+        self, rows: dict[str, torch.Tensor], i: int, start: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        trained = torch.cat([row[i].reshape(-1) for row in rows.values()])
+        out.copy_(trained - start)

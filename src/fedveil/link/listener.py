@@ -1,0 +1,197 @@
+"""The leader's end of every stream: it listens, checks who comes, and attaches streams to links."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+from fedveil.errors import LinkLost, MessageInvalid, PeerRefused
+from fedveil.link.link import Link
+from fedveil.link.streams import METHOD, OPTIONS, Address, Greeting, check_plaintext
+from fedveil.link.tls import Credentials
+
+import grpc  # isort: skip  (after streams, which quiets it)
+
+#: A handshake that has not led to a stream by then did not succeed.
+_HANDSHAKE_S = 3.0
+_STOP_S = 1.0
+
+
+class Listener:
+    """A gRPC server with one method, for the followers that `links` names and no others.
+
+    With credentials a follower is who its certificate says, without it is who it says it is. What
+    is refused is told to the one who asked and, as one sentence, to `report`.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        links: Mapping[str, Link],
+        party: str,
+        credentials: Credentials | None,
+        report: Callable[[str], None],
+    ) -> None:
+        if credentials is None:
+            check_plaintext("--listen", address)
+        self._links, self._party, self._report = links, party, report
+        self._handshakes = _Handshakes(report)
+        # One thread stays with each stream; those of broken ones may live a little longer.
+        self._threads = ThreadPoolExecutor(4 * len(links) + 4, thread_name_prefix="link")
+        self._server = grpc.server(
+            self._threads,
+            handlers=[_Handler(self._stream)],
+            # Two leaders on one port would each get some of the followers.
+            options=[*OPTIONS, ("grpc.so_reuseport", 0)],
+        )
+        self._secure = credentials is not None
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), self._credentials(credentials))
+        except RuntimeError:
+            raise LinkLost(f"nobody can listen on {address}: it is in use, or not here") from None
+        self.address = Address(address.host, port)
+
+    def __enter__(self) -> Listener:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handshakes.stop()
+        self._server.stop(_STOP_S).wait()
+        self._threads.shutdown(wait=False)
+
+    def _credentials(self, own: Credentials) -> Any:
+        pair = [(own.key, own.certificate)]
+        # gRPC says nothing of a handshake that fails, but asks for certificates before each.
+        return grpc.dynamic_ssl_server_credentials(
+            grpc.ssl_server_certificate_configuration(pair, own.authority),
+            self._handshakes.begun,
+            require_client_authentication=True,
+        )
+
+    def _stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """A stream from its greeting to its end; runs in a thread of its own."""
+        self._handshakes.succeeded()
+        try:
+            link, hello = self._greeted(frames, context)
+            welcome = Greeting.of(self._party, link)
+            stream = link.attach(hello.session, hello.known, hello.arrived)
+        except (PeerRefused, MessageInvalid) as error:
+            self._refuse(context, str(error))
+        context.add_callback(lambda: link.detach(stream, "the stream broke"))
+        reader = threading.Thread(
+            target=self._read, args=(link, stream, frames), name="link reader", daemon=True
+        )
+        reader.start()
+        yield welcome.to_bytes("welcome")
+        yield from link.frames(stream)
+        if not link.belongs_to(hello.session):
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"another process of {link.peer} has taken its place",
+            )
+
+    def _greeted(self, frames: Iterator[bytes], context: Any) -> tuple[Link, Greeting]:
+        named = _certified(context) if self._secure else None
+        who = named or context.peer()
+        if self._secure and named not in self._links:
+            raise PeerRefused(
+                f"{self._party} knows no follower with the certificate of {named or 'nobody'}; "
+                f"its followers are {', '.join(self._links)}"
+            )
+        first = next(frames, b"")
+        hello = Greeting.from_bytes(first, "hello", who, self._party)
+        if named is not None and hello.party != named:
+            raise PeerRefused(f"the certificate of {named} was shown by {hello.party!r}")
+        if hello.party not in self._links:
+            raise PeerRefused(
+                f"{self._party} knows no follower {hello.party!r}; its followers are "
+                f"{', '.join(self._links)}"
+            )
+        return self._links[hello.party], hello
+
+    def _read(self, link: Link, stream: int, frames: Iterator[bytes]) -> None:
+        why = "the stream broke"
+        try:
+            for frame in frames:
+                link.take(stream, frame)
+        except MessageInvalid as error:
+            link.fail(LinkLost(f"{link.peer} broke the rules of the link: {error}"))
+        except Exception:  # gRPC raises a bare Exception where a stream was cut off
+            why = "the stream was cut off"
+        link.detach(stream, why)
+
+    def _refuse(self, context: Any, reason: str) -> NoReturn:
+        self._report(f"refused: {reason}")
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        raise AssertionError("abort raises")
+
+
+class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, stream: Callable[..., Iterator[bytes]]) -> None:
+        self._stream = stream
+
+    def service(self, details: Any) -> Any:
+        if details.method != METHOD:
+            return None
+        return grpc.stream_stream_rpc_method_handler(self._stream)
+
+
+class _Handshakes:
+    """Tells of TLS handshakes that came to nothing, of which gRPC says nothing itself."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._lock = threading.Lock()
+        self._open: deque[float] = deque()  # when each began that has not led to a stream
+        self._timer: threading.Timer | None = None
+
+    def begun(self) -> None:
+        """Count a handshake; its outcome is looked at in a while."""
+        with self._lock:
+            self._open.append(time.monotonic())
+            if self._timer is None:
+                self._look_in(_HANDSHAKE_S)
+
+    def succeeded(self) -> None:
+        """Count one that led to a stream."""
+        with self._lock:
+            if self._open:
+                self._open.popleft()
+
+    def stop(self) -> None:
+        """Look no more."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._look)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look(self) -> None:
+        with self._lock:
+            due, self._timer = time.monotonic() - _HANDSHAKE_S, None
+            failed = bool(self._open) and self._open[0] <= due
+            while self._open and self._open[0] <= due:
+                self._open.popleft()
+            if self._open:
+                self._look_in(self._open[0] - due)
+        if failed:
+            self._report(
+                "refused: a connection that showed no certificate of this authority, or broke off"
+            )
+
+
+def _certified(context: Any) -> str | None:
+    """The party that the certificate of the other end names."""
+    names = context.auth_context().get("x509_subject_alternative_name", [])
+    return names[0].decode(errors="replace") if len(names) == 1 else None

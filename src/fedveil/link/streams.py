@@ -1,0 +1,130 @@
+"""What both ends of a stream share: addresses, gRPC's settings, and the two greetings.
+
+A follower opens one bidirectional gRPC stream to the leader and sends
+
+    {"kind": "hello", "protocol", "party", "session", "known", "arrived"}
+
+and the leader answers `welcome` with the same fields, or ends the stream with a reason. All that
+follows are frames of a `Link`. `session` names the process, `known` the process of the other side
+that it last talked to, `arrived` how many of that one's messages it has.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.errors import InvalidValue, MessageInvalid, PeerRefused
+from fedveil.link.link import PROTOCOL, SESSION_BYTES, Link
+from fedveil.message import Value, decode, encode, take
+
+# gRPC's own lines on stderr would stand beside this program's sentences.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+SERVICE = "fedveil.vertical"
+METHOD = f"/{SERVICE}/Link"
+
+_MEBIBYTE = 1 << 20
+OPTIONS: list[tuple[str, Any]] = [
+    # Tensors are as large as the job makes them.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # A whole tensor may be on its way: no pause for the window to grow.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 16 * _MEBIBYTE),
+    ("grpc.http2.max_frame_size", _MEBIBYTE),
+    # A machine that vanished without a word is noticed in half a minute.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # which counts where it is the longer one
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a leader listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, option: str, text: str) -> Address:
+        """HOST:PORT, an IPv6 address in brackets."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+            raise InvalidValue(f"{option} = {text!r} is not HOST:PORT with a port in [0, 65535]")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nothing that goes there leaves this machine."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def check_plaintext(option: str, address: Address) -> None:
+    """Refuse a link without TLS that could leave this machine."""
+    if not address.is_loopback:
+        raise InvalidValue(
+            f"{option} = {address} is not a loopback address: --insecure is for those alone, "
+            f"every other needs --tls"
+        )
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a party says of itself when a stream begins."""
+
+    party: str
+    session: bytes
+    known: bytes
+    arrived: int
+
+    @classmethod
+    def of(cls, party: str, link: Link) -> Greeting:
+        """What `party` says to its peer at the other end of `link`."""
+        return cls(party, *link.greeting())
+
+    def to_bytes(self, kind: str) -> bytes:
+        """A `hello` or a `welcome`."""
+        fields: dict[str, Value] = {"kind": kind, "protocol": PROTOCOL, **vars(self)}
+        return encode(fields)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, kind: str, peer: str, party: str) -> Greeting:
+        """What `peer` says to `party`; PeerRefused where it speaks another protocol."""
+        try:
+            message = decode(data)
+            spoken = take(message, "protocol", int)
+            if spoken != PROTOCOL:
+                raise PeerRefused(
+                    f"{peer} speaks version {spoken} of the protocol between parties, {party} "
+                    f"speaks version {PROTOCOL}: both need the same version of fedveil"
+                )
+            if take(message, "kind", str) != kind:
+                raise MessageInvalid(f"it is not a {kind}")
+            session = take(message, "session", bytes)
+            if len(session) != SESSION_BYTES:
+                raise MessageInvalid(f"its session has {len(session)} bytes")
+            return cls(
+                party=take(message, "party", str),
+                session=session,
+                known=take(message, "known", bytes),
+                arrived=take(message, "arrived", int),
+            )
+        except MessageInvalid as error:
+            raise PeerRefused(f"{peer} did not greet {party} as a party does: {error}") from None

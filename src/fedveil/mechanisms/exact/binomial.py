@@ -1,0 +1,90 @@
+"""Exact binomial draws: how many of n independent bits are 1."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.entropy import Entropy
+from fedveil.mechanisms.exact.alias_table import AliasTables
+
+_Counts = npt.NDArray[np.int64]
+
+#: The law of more trials is drawn in pieces: the exact remainder of a table would grow too long.
+_MAX_TRIALS = 1 << 11
+
+
+class Binomial:
+    """Draws from the binomial law of any number of trials, exactly for a rational probability."""
+
+    def __init__(self, probability: Fraction) -> None:
+        self._probability = probability
+
+    def draw(self, trials: int, count: int, entropy: Entropy) -> _Counts:
+        """`count` independent draws of the same number of trials."""
+        total = np.zeros(count, np.int64)
+        for piece in _pieces(trials):
+            total += self._table_draw(piece, count, entropy)
+        return total
+
+    def draw_each(self, trials: npt.NDArray[np.integer[Any]], entropy: Entropy) -> _Counts:
+        """One independent draw for each entry's own number of trials."""
+        total = np.zeros(len(trials), np.int64)
+        power = 1
+        while power <= trials.max(initial=0):
+            chosen = np.flatnonzero(trials & power)
+            for piece in _pieces(power):
+                total[chosen] += self._table_draw(piece, len(chosen), entropy)
+            power *= 2
+        return total
+
+    def _table_draw(self, trials: int, count: int, entropy: Entropy) -> npt.NDArray[np.int16]:
+        out = np.empty(count, np.int16)
+        _table(self._probability, trials).draw_from(0, entropy, out)
+        return out
+
+
+def _pieces(trials: int) -> list[int]:
+    """Numbers of trials that a table holds and that add up to `trials`."""
+    whole, rest = divmod(trials, _MAX_TRIALS)
+    return [_MAX_TRIALS] * whole + [rest] * (rest > 0)
+
+
+@lru_cache(maxsize=64)
+def _table(probability: Fraction, trials: int) -> AliasTables:
+    law = np.array(_law(probability, trials))
+    return AliasTables(law[np.newaxis], exact=lambda row: _exact_law(probability, trials))
+
+
+def _law(probability: Fraction, trials: int) -> list[float]:
+    """The law in 40 decimal digits, where nothing underflows, rounded to floating point."""
+    with localcontext(prec=40):
+        one = Decimal(probability.numerator) / Decimal(probability.denominator)
+        zero = Decimal((1 - probability).numerator) / Decimal(probability.denominator)
+        odds = one / zero
+        law = accumulate(
+            range(trials),
+            lambda mass, k: mass * (trials - k) / (k + 1) * odds,
+            initial=zero**trials,
+        )
+        return [float(mass) for mass in law]
+
+
+def _exact_law(probability: Fraction, trials: int) -> list[int]:
+    """The law as whole numbers in exact proportion."""
+    one = probability.numerator
+    zero = probability.denominator - one
+    return list(
+        accumulate(
+            range(trials),
+            # C(n, k + 1) one^(k + 1) zero^(n - k - 1), from the same at k: the division is exact.
+            lambda mass, k: mass * (trials - k) * one // ((k + 1) * zero),
+            initial=zero**trials,
+        )
+    )

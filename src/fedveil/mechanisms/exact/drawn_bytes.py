@@ -1,0 +1,37 @@
+"""Independent bits of one probability, drawn eight at a time."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_UP, Decimal, localcontext
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from fedveil.mechanisms.exact.alias_table import AliasTables
+from fedveil.privacy.loss import exact
+
+
+@lru_cache(maxsize=16)
+def byte_tables(probability: Fraction) -> AliasTables:
+    """The law of eight independent bits that are 1 with the given probability."""
+    law = np.ones(1)
+    for _ in range(8):
+        law = np.concatenate([float(1 - probability) * law, float(probability) * law])
+    ones, all_ = probability.as_integer_ratio()
+    exact_law = [ones ** k.bit_count() * (all_ - ones) ** (8 - k.bit_count()) for k in range(256)]
+    return AliasTables(law[np.newaxis], exact=lambda row: exact_law)
+
+
+def double_above_q(eps: float) -> float:
+    """1 / (e^eps + 1) rounded up, so that the loss that it gives is nowhere above the stated one.
+
+    eps is the decimal number that its shortest notation shows: the one that a job's author wrote.
+    """
+    with localcontext(prec=60, rounding=ROUND_UP):
+        q = 1 / (exact(eps).exp() + 1) * (1 + Decimal("1e-55"))
+        result = float(q)
+        while Decimal(result) < q:
+            result = math.nextafter(result, 1.0)
+        return result

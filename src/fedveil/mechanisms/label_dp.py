@@ -1,0 +1,148 @@
+"""LabelDP: a label, told truthfully or replaced by another class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import integer, within
+from fedveil.entropy import Entropy, Secure
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.exact.real_law import MAX_EXPONENT, ExactDraw, floors_of_exp
+from fedveil.mechanisms.report_memory import ReportMemory
+from fedveil.mechanisms.tensor_kinds import same_kind, values_of
+from fedveil.privacy.loss import PrivacyLoss
+
+Classes = npt.NDArray[np.int64]
+Tensor = TypeVar("Tensor")
+
+#: More classes than this are a mistake.
+MAX_CLASSES = 1 << 32
+
+
+class LabelDP:
+    """Answer with a label's class, or with any other, by randomised response over k classes.
+
+    Output: every label independently stays with probability e^eps / (e^eps + k - 1) and becomes
+    each of the k - 1 others with probability 1 / (e^eps + k - 1). These are the real numbers, not
+    their nearest floats: a draw that 64 bits of randomness do not decide takes more.
+
+    Privacy: eps per example, pure, when its label is replaced: the likelihoods of an output under
+    two labels differ by at most the factor e^eps. Nothing is said about the features. The label of
+    an example is to be drawn once and remembered (`remembered`): then epochs cost nothing more.
+    eps = 0 is pure noise, the uniform law on the classes.
+    """
+
+    def __init__(self, eps: float) -> None:
+        self.eps = within("eps", eps, 0, MAX_EXPONENT)
+        self.loss = PrivacyLoss(self.eps, per="example")
+
+    def keep_probability(self, classes: int) -> float:
+        """The probability that a label of so many classes stays, rounded to a float."""
+        k = integer("classes", classes, 2, MAX_CLASSES)
+        return float(1 / (1 + (k - 1) * np.exp(-self.eps)))
+
+    def __call__(self, labels: Tensor, entropy: Entropy | None = None) -> Tensor:
+        """Perturbed labels, of the kind, shape and dtype of `labels`; outside any graph.
+
+        `labels` is a NumPy array, a torch tensor or a MindSpore Tensor: two-dimensional with at
+        least two columns it holds one-hot rows; of the shape [n] or [n, 1], binary labels 0 and 1.
+        Secure randomness is drawn where no `entropy` is given.
+        """
+        values = values_of("labels", labels)
+        if values.ndim == 2 and values.shape[1] >= 2:
+            width = values.shape[1]
+            classes = self.perturb_classes(_hot_places(values), width, entropy)
+            told = classes[:, np.newaxis] == np.arange(width)
+        elif values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1):
+            if not np.isin(values, (0, 1)).all():
+                raise InvalidValue(
+                    "labels holds other values than 0 and 1: class numbers go to "
+                    "perturb_classes, with how many classes there are"
+                )
+            told = self.perturb_classes(values.reshape(-1).astype(np.int64), 2, entropy)
+        else:
+            raise InvalidValue(
+                f"labels has shape {values.shape}: binary labels [n] or [n, 1], or one-hot rows "
+                f"[n, classes] are needed"
+            )
+        result: Tensor = same_kind(labels, told.astype(values.dtype).reshape(values.shape))
+        return result
+
+    def perturb_classes(
+        self, labels: npt.NDArray[Any], classes: int, entropy: Entropy | None = None
+    ) -> Classes:
+        """Perturbed class numbers, of numbers from 0 to classes - 1, in an array of any shape."""
+        k = integer("classes", classes, 2, MAX_CLASSES)
+        truth = _class_numbers(labels, k)
+        source = Secure() if entropy is None else entropy
+        if self.eps == 0:
+            return source.integers(k, truth.size).reshape(truth.shape)
+        lies = np.flatnonzero(_lies(self.eps, k).draw(truth.size, source) == 0)
+        told = truth.reshape(-1).copy()
+        told[lies] = (told[lies] + 1 + source.integers(k - 1, len(lies))) % k
+        return told.reshape(truth.shape)
+
+    def remembered(
+        self,
+        keys: Sequence[int | str] | npt.NDArray[Any],
+        labels: npt.NDArray[Any],
+        classes: int,
+        entropy: Entropy | None,
+        memory: ReportMemory,
+    ) -> Classes:
+        """As `perturb_classes`, one label for each key; what was drawn for a key is given again.
+
+        The memory's width is `LABEL_BYTES`.
+        """
+        truth = _class_numbers(labels, integer("classes", classes, 2, MAX_CLASSES))
+        if truth.shape != (len(keys),):
+            raise InvalidValue(f"labels has shape {truth.shape}, {(len(keys),)} is needed")
+
+        def draw(places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+            told = self.perturb_classes(truth[places], classes, entropy)
+            return told.astype("<i8").view(np.uint8).reshape(-1, LABEL_BYTES)
+
+        rows = np.ascontiguousarray(memory.reports(keys, draw))
+        return rows.view("<i8").reshape(-1).astype(np.int64)
+
+
+#: The bytes that a `ReportMemory` keeps of a label.
+LABEL_BYTES = 8
+
+
+@lru_cache(maxsize=32)
+def _lies(eps: float, classes: int) -> ExactDraw:
+    """Draws 0 with probability (k - 1) / (e^eps + k - 1): another class takes the label's place."""
+
+    def floors(e: Fraction, bits: int) -> list[int]:
+        others = (classes - 1) * e.denominator
+        return [(others << bits) // (e.numerator + others)]
+
+    return ExactDraw(lambda bits: floors_of_exp(eps, floors, bits))
+
+
+def _class_numbers(labels: npt.NDArray[Any], classes: int) -> Classes:
+    truth = values_of("labels", labels)
+    if truth.dtype.kind not in "iub":
+        raise InvalidValue(f"labels has dtype {truth.dtype}, whole numbers are needed")
+    if truth.size and not 0 <= int(truth.min()) <= int(truth.max()) < classes:
+        raise InvalidValue(
+            f"labels holds {int(truth.min())} to {int(truth.max())}, which is outside "
+            f"[0, {classes - 1}]"
+        )
+    return truth.astype(np.int64)
+
+
+def _hot_places(rows: npt.NDArray[Any]) -> Classes:
+    """The number of the 1 in every row; raises InvalidValue where a row is not one-hot."""
+    wrong = ~np.isin(rows, (0, 1)).all(axis=1) | ((rows == 1).sum(axis=1) != 1)
+    if wrong.any():
+        raise InvalidValue(f"row {int(wrong.argmax())} of labels is not one-hot: a 1 and zeros")
+    places: Classes = rows.argmax(axis=1).astype(np.int64)
+    return places

@@ -1,0 +1,61 @@
+"""Binary randomised response: one bit, told truthfully or not."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit
+
+from fedveil._validate import integer, number, within
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.exact.real_law import MAX_EXPONENT, ExactDraw, floors_of_exp
+from fedveil.privacy.loss import PrivacyLoss
+
+
+class BinaryRandomizedResponse:
+    """Tell the truth about a bit with probability P = e^eps / (1 + e^eps).
+
+    Output: each bit b becomes b' with Pr[b' = b] = P, independently. P is the real number, not
+    its nearest float: a draw that 64 bits of randomness do not decide takes more.
+    Privacy: eps per bit, pure, replace-one: the two likelihoods of either output differ by
+    exactly the factor e^eps.
+    Source: 000, "local differential privacy: random response", P.
+    """
+
+    def __init__(self, eps: float) -> None:
+        self.eps = within("eps", eps, 0, MAX_EXPONENT, open_low=True)
+        self.loss = PrivacyLoss(self.eps, per="bit")
+        self._lie = ExactDraw(lambda bits: floors_of_exp(self.eps, _lie_floors, bits))
+
+    @property
+    def keep_probability(self) -> float:
+        """P, rounded to a float."""
+        return float(expit(self.eps))
+
+    def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> npt.NDArray[Any]:
+        """The perturbed bits, of the shape and type of `bits`: truth values, or 0 and 1."""
+        truth = np.asarray(bits)
+        if truth.dtype.kind not in "biu" or not np.isin(truth, (0, 1)).all():
+            raise InvalidValue("bits holds other values than truth values, or integers 0 and 1")
+        lies = self._lie.draw(truth.size, entropy).reshape(truth.shape) == 0
+        return np.asarray(truth ^ lies.astype(truth.dtype))
+
+    def estimate_ones(self, count: float, n: int) -> float:
+        """How many of n bits were 1, without bias, when `count` of them arrived as 1.
+
+        Inverts the source's E[count] = ones * P + (n - ones) * (1 - P). Written around n/2, where
+        count and estimate agree, so that rounding never moves an estimate across it.
+        """
+        count, n = number("count", count), integer("n", n, 0)
+        # 2P - 1 = tanh(eps/2), which keeps its precision where P rounds to 1/2
+        return n / 2 + (count - n / 2) / math.tanh(self.eps / 2)
+
+
+def _lie_floors(e: Fraction, bits: int) -> list[int]:
+    """floor(2^bits * (1 - P)) for e^eps = e."""
+    return [(e.denominator << bits) // (e.denominator + e.numerator)]

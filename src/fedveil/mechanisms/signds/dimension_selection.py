@@ -1,0 +1,152 @@
+"""SignDS: a client tells which way some of its largest dimensions moved, and no more."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import integer, within
+from fedveil.entropy import Entropy
+from fedveil.errors import FedveilWarning, InvalidValue
+from fedveil.mechanisms.exact.real_law import MAX_EXPONENT, ExactDraw
+from fedveil.mechanisms.signds.inlier_law import InlierLaw, ThresholdSearch
+from fedveil.mechanisms.signds.top_k import TopSet, flat_vector
+from fedveil.privacy.loss import PrivacyLoss
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SelectionPlan:
+    """What follows from the settings and the number of dimensions alone; nothing is private."""
+
+    #: Size of the top-k set: floor(k * dim), at least 1.
+    topk: int
+    #: h, how many dimensions are selected.
+    dim_out: int
+    #: A selection with at least so many dimensions of the top-k set is favoured by e^eps.
+    threshold: int
+    #: E[v] / h, the expected share of top-k dimensions among the selected.
+    expected_ratio: float
+    #: Pr[v] for v = 0..h, v the number of selected dimensions in the top-k set.
+    inlier_pmf: npt.NDArray[np.float64]
+    law: InlierLaw = field(repr=False)
+    sampler: ExactDraw = field(repr=False)
+
+
+@dataclass(init=False, eq=False)
+class Selection:
+    """What a client selected. The fields may leave it; `magnitude` is private and no field.
+
+    Only a perturbed bit of the magnitude may leave, at a cost of its own.
+    """
+
+    indices: Integers
+    sign: Literal[1, -1]
+
+    def __init__(self, indices: Integers, sign: Literal[1, -1], magnitude: float) -> None:
+        self.indices = indices
+        self.sign = sign
+        self.magnitude = magnitude
+
+
+class SignDS:
+    """Select h dimensions of an update, most of them among its largest in a random direction.
+
+    Output: `sign` is +1 or -1 with probability 1/2 each. The top-k set S holds the
+    topk = floor(k * d) dimensions (at least 1) with the largest sign * update; of equal values
+    those with the lowest indices. `indices`, in ascending order, is a set J of h dimensions with
+
+        Pr[J | sign] = exp(eps * 1[|J & S| >= threshold]) / sum over all J' of the same:
+
+    v = |J & S| is drawn from its exact law, then v dimensions of S and h - v others uniformly.
+    Beside them, and not protected, `magnitude` is the mean absolute value of S.
+    Privacy of (indices, sign): eps per update, pure, replace-one. The sign ignores the update;
+    given the sign, an update decides S alone, every S has the same denominator because |S| is
+    fixed, and the numerators of two sets differ by the factor e^eps at most.
+    Source: 000, "dimension selection based on the exponential mechanism".
+
+    Without `dim_out`, h is the largest number whose best threshold has an expected share E[v]/h
+    of at least `thr_ratio`; where even h = 1 misses it, h = 1 and a `FedveilWarning` says what
+    to expect. `thr_ratio` = 1 asks for certainty, which no finite eps gives. Planning works with
+    whole numbers of some h log2(d) bits: milliseconds for hundreds of dimensions, and growing
+    with the square of h.
+    """
+
+    def __init__(
+        self, k: float = 0.01, eps: float = 100.0, thr_ratio: float = 0.6, dim_out: int = 0
+    ) -> None:
+        self.k = within("k", k, 0, 1, open_low=True)
+        self.eps = within("eps", eps, 0, MAX_EXPONENT, open_low=True)
+        self.thr_ratio = within("thr_ratio", thr_ratio, 0, 1, open_low=True)
+        self.dim_out = integer("dim_out", dim_out, 0)
+        self.loss = PrivacyLoss(self.eps, per="update")
+        self._plans: dict[int, SelectionPlan] = {}
+
+    def plan(self, dim: int) -> SelectionPlan:
+        """The sizes and laws for updates of `dim` dimensions, computed once for each `dim`."""
+        dim = integer("dim", dim, 1)
+        if dim not in self._plans:
+            self._plans[dim] = self._make_plan(dim)
+        return self._plans[dim]
+
+    def select(self, update: npt.ArrayLike, entropy: Entropy) -> Selection:
+        """Select dimensions of `update`, a float32 or float64 vector without NaN or infinity."""
+        vector = flat_vector("update", update)
+        dim = len(vector)
+        plan = self.plan(dim)
+        sign: Literal[1, -1] = 1 if entropy.token(1)[0] & 1 else -1
+        top = TopSet(vector, plan.topk, sign)
+        inliers = plan.law.draw(plan.sampler, entropy)
+        inside = top.members(_subset(plan.topk, inliers, entropy))
+        outside = top.others(_subset(dim - plan.topk, plan.dim_out - inliers, entropy))
+        # ascending: in the order of their choice the indices would tell which are in the top-k set
+        indices = np.sort(np.concatenate([inside, outside]))
+        return Selection(indices, sign, top.mean_magnitude)
+
+    def _make_plan(self, dim: int) -> SelectionPlan:
+        if self.dim_out > dim:
+            raise InvalidValue(
+                f"dim_out = {self.dim_out} is outside [0, {dim}]: the update has {dim} dimensions"
+            )
+        topk = max(1, math.floor(self.k * dim))
+        search = ThresholdSearch(dim, topk, self.eps)
+        largest = self.dim_out or search.largest(self.thr_ratio)
+        dim_out = largest or 1
+        threshold, _ = search.best(dim_out)
+        law = InlierLaw(dim, topk, dim_out, threshold, self.eps)
+        ratio = law.expected_ratio()
+        if not largest:
+            share = f"{ratio:.4g}" if ratio < 0.9999 else "just below 1"
+            warnings.warn(
+                f"eps = {self.eps:g} with k = {self.k:g} reaches thr_ratio = {self.thr_ratio:g} "
+                f"with no number of output dimensions: 1 is selected, and the expected share of "
+                f"top-k dimensions is {share}",
+                FedveilWarning,
+                stacklevel=3,
+            )
+        pmf = law.pmf()
+        pmf.flags.writeable = False
+        return SelectionPlan(topk, dim_out, threshold, ratio, pmf, law, law.sampler())
+
+
+def _subset(size: int, count: int, entropy: Entropy) -> Integers:
+    """A uniform subset of 0..size-1 with `count` members, ascending.
+
+    The first `count` distinct values of a sequence of independent uniform ones; of more than
+    half of them, the complement of the others.
+    """
+    if 2 * count > size:
+        kept = np.ones(size, np.bool_)
+        kept[_subset(size, size - count, entropy)] = False
+        return np.flatnonzero(kept)
+    chosen = np.empty(0, np.int64)
+    while len(chosen) < count:
+        more = entropy.integers(size, count - len(chosen))
+        chosen = np.unique(np.concatenate([chosen, more]))
+    return chosen

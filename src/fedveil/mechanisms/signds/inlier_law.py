@@ -1,0 +1,195 @@
+"""How many of the selected dimensions come from the top-k set: the law, and its best threshold.
+
+Notation: of `dim` dimensions `topk` are in the top-k set, h are selected, v of them are in the
+set. The exponential mechanism with the utility 1[v >= t] gives a selection J the probability
+
+    Pr[J] proportional to exp(eps * 1[v >= t]),   so that
+    Pr[v] proportional to C(topk, v) C(dim - topk, h - v) exp(eps * 1[v >= t]).
+
+Its weights are whole numbers times 1 or e^eps, and everything that must be exact is computed from
+them; the search runs in floating-point log space and asks them only where that cannot decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.entropy import Entropy
+from fedveil.mechanisms.exact.real_law import ExactDraw, at_least_zero, exp_bounds, floors_of_exp
+
+_FLOAT_DIGITS = 60
+
+
+class InlierLaw:
+    """The exact law of v for one selection size h and threshold t."""
+
+    def __init__(self, dim: int, topk: int, dim_out: int, threshold: int, eps: float) -> None:
+        self._dim, self._topk, self._h = dim, topk, dim_out
+        self._threshold = threshold
+        self._eps = eps
+        self._least = max(0, dim_out - (dim - topk))
+        self._below = sum(w for v, w in self._weights() if v < threshold)
+        self._above = sum(w for v, w in self._weights() if v >= threshold)
+
+    def _weights(self) -> Iterator[tuple[int, int]]:
+        """(v, C(topk, v) C(dim - topk, h - v)) for every possible v, in order."""
+        others = self._dim - self._topk
+        v, left = self._least, self._h - self._least
+        weight = math.comb(self._topk, v) * math.comb(others, left)
+        while weight:
+            yield v, weight
+            # the next weight is a whole number, so that this division leaves nothing
+            weight = weight * (self._topk - v) * left // ((v + 1) * (others - left + 1))
+            v, left = v + 1, left - 1
+
+    def sampler(self) -> ExactDraw:
+        """Draws v - least, where `least` is the smallest possible v."""
+        return ExactDraw(lambda bits: floors_of_exp(self._eps, self._floors_at, bits))
+
+    def draw(self, sampler: ExactDraw, entropy: Entropy) -> int:
+        """One v from the `sampler` of this law."""
+        return self._least + int(sampler.draw(1, entropy)[0])
+
+    def _floors_at(self, e: Fraction, bits: int) -> list[int]:
+        """floor(2^bits * Pr[v' <= v]) for every possible v but the last, with e for e^eps."""
+        floors, below, above = [], 0, 0
+        total = self._below * e.denominator + self._above * e.numerator
+        for v, weight in self._weights():
+            if v < self._threshold:
+                below += weight
+            else:
+                above += weight
+            floors.append(((below * e.denominator + above * e.numerator) << bits) // total)
+        return floors[:-1]
+
+    def pmf(self) -> npt.NDArray[np.float64]:
+        """Pr[v] for v = 0..h, each rounded once."""
+        e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
+        total = self._below * e.denominator + self._above * e.numerator
+        out = np.zeros(self._h + 1)
+        for v, weight in self._weights():
+            out[v] = weight * (e.numerator if v >= self._threshold else e.denominator) / total
+        return out
+
+    def expected_ratio(self) -> float:
+        """E[v] / h, rounded once."""
+        e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
+        below, above = self._moments(Fraction(0))
+        total = self._below * e.denominator + self._above * e.numerator
+        return float((below * e.denominator + above * e.numerator) / (total * self._h))
+
+    def mean_reaches(self, x: Fraction) -> bool:
+        """Whether E[v] >= x, exactly."""
+        below, above = self._moments(x)
+        return at_least_zero(int(below * x.denominator), int(above * x.denominator), self._eps)
+
+    def _moments(self, x: Fraction) -> tuple[Fraction, Fraction]:
+        """Sums of (v - x) * weight over v below the threshold, and over the others."""
+        below = sum(v * w for v, w in self._weights() if v < self._threshold)
+        above = sum(v * w for v, w in self._weights() if v >= self._threshold)
+        return below - x * self._below, above - x * self._above
+
+
+class ThresholdSearch:
+    """The best threshold for each selection size h, and the largest h that is good enough."""
+
+    def __init__(self, dim: int, topk: int, eps: float) -> None:
+        self._dim, self._topk, self._eps = dim, topk, eps
+        self._log_inside = _log_binomials(topk, 64)
+        self._log_outside = _log_binomials(dim - topk, 64)
+        self._log_v = _log_integers(64)
+
+    def best(self, dim_out: int) -> tuple[int, float]:
+        """The threshold in 1..h with the largest E[v], the smallest on a tie; and that E[v].
+
+        E[v] is at its largest, m, where exactly the v above it are favoured: if favouring v = w
+        raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
+        thresholds tie, and m is a whole number, only where v is certain: otherwise E[v] depends
+        on e^eps, which is transcendental.
+        """
+        mean, slack = self._best_mean(dim_out)
+        if slack == 0:  # v is certain
+            return 1, mean
+        near = round(mean)
+        if abs(mean - near) > slack:
+            return math.floor(mean) + 1, mean
+        above = near < dim_out and self._law(dim_out, near + 1).mean_reaches(Fraction(near))
+        return near + above, mean
+
+    def reaches(self, dim_out: int, ratio: float) -> bool:
+        """Whether the best threshold's E[v] is at least `ratio` * h."""
+        mean, slack = self._best_mean(dim_out)
+        goal = ratio * dim_out
+        if abs(mean - goal) > slack:
+            return mean > goal
+        threshold, _ = self.best(dim_out)
+        return self._law(dim_out, threshold).mean_reaches(Fraction(ratio) * dim_out)
+
+    def largest(self, ratio: float) -> int:
+        """The largest h whose best E[v] / h is at least `ratio`; 0 where h = 1 misses it.
+
+        The best E[v] / h never rises with h, so that the search doubles h and then halves the
+        rest: drop a random dimension from the best selection of h + 1, and the share stays while
+        Pr[J] becomes a mean of two of its values. Such a selection of h favours no v by more
+        than e^eps, and of all of those the best threshold has the largest E[v].
+        """
+        if self._topk >= Fraction(ratio) * self._dim:
+            return self._dim  # even all dimensions hold so many of the top-k set
+        good, bad = 0, 1
+        while bad < self._dim and self.reaches(bad, ratio):
+            good, bad = bad, min(2 * bad, self._dim)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self.reaches(middle, ratio):
+                good = middle
+            else:
+                bad = middle
+        return good
+
+    def _law(self, dim_out: int, threshold: int) -> InlierLaw:
+        return InlierLaw(self._dim, self._topk, dim_out, threshold, self._eps)
+
+    def _best_mean(self, h: int) -> tuple[float, float]:
+        """The largest E[v] of all thresholds, and a bound on its error: 0 where v is certain.
+
+        O(h): E[v] for every threshold that splits the possible v in two, by sums from both ends
+        in log space. A threshold that splits nothing favours nothing, and has a smaller E[v].
+        """
+        self._grow(h)
+        least, most = max(0, h - (self._dim - self._topk)), min(h, self._topk)
+        if least == most:
+            return float(least), 0.0
+        v = np.arange(least, most + 1)
+        weights = self._log_inside[v] + self._log_outside[h - v]
+        moments = weights + self._log_v[v]
+        size = np.abs(weights).max() + self._log_inside[v].max() + self._eps + 1
+        add = np.logaddexp.accumulate
+        total = np.logaddexp(add(weights)[:-1], self._eps + add(weights[::-1])[-2::-1])
+        moment = np.logaddexp(add(moments)[:-1], self._eps + add(moments[::-1])[-2::-1])
+        # each of some 4h roundings moves a logarithm by at most half a unit of its last place
+        slack = 8 * h * np.finfo(float).eps * float(size) * most
+        return float(np.exp(moment - total).max()), slack
+
+    def _grow(self, h: int) -> None:
+        if h >= len(self._log_v):
+            count = 2 * h
+            self._log_inside = _log_binomials(self._topk, count)
+            self._log_outside = _log_binomials(self._dim - self._topk, count)
+            self._log_v = _log_integers(count)
+
+
+def _log_integers(count: int) -> npt.NDArray[np.float64]:
+    """log v for v = 0..count - 1."""
+    return np.concatenate([[-np.inf], np.log(np.arange(1, count))])
+
+
+def _log_binomials(n: int, count: int) -> npt.NDArray[np.float64]:
+    """log C(n, v) for v = 0..count - 1, -inf where v > n."""
+    v = np.arange(1.0, count)
+    with np.errstate(divide="ignore"):
+        return np.concatenate([[0.0], np.cumsum(np.log(np.maximum(n - v + 1, 0)) - np.log(v))])

@@ -1,0 +1,100 @@
+"""MagRR: following the size of the clients' updates from one perturbed bit each.
+
+phase    a client's bit is 1 where   majority B = 0         majority B = 1
+growth   r < 2 * estimate            estimate *= growth     phase becomes shrink
+shrink   r < estimate                estimate stays         estimate /= 2
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import choice, integer, positive
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
+
+_PHASES = ("growth", "shrink")
+#: Where fewer participants than one in this many send a bit, their bits say too little.
+_MIN_SHARE = 20
+#: With `regrow`, growth begins again after so many rounds of B = 0 in a row.
+_REGROW_ROUNDS = 5
+
+
+class MagnitudeEstimator:
+    """The server's estimate r_est of the clients' magnitude r, moved by majorities of their bits.
+
+    Deterministic: what protects a client is the randomised response that its bit went through.
+    The first B = 1 ends the growth for good, as in the source. With `regrow`, five rounds of
+    B = 0 in a row while shrinking let it begin again: without it the estimate never rises a
+    second time, however far r has moved above it.
+    Its whole state is `estimate`, `phase` and `zeros` (rounds of B = 0 in a row while shrinking).
+    Source: 000, "MagRR".
+    """
+
+    def __init__(
+        self,
+        initial: float = math.exp(-5),
+        growth: float = 2.0,
+        *,
+        regrow: bool = False,
+        phase: str = "growth",
+        zeros: int = 0,
+    ) -> None:
+        self.estimate = positive("initial", initial)
+        self.growth = positive("growth", growth)
+        if self.growth <= 1:
+            raise InvalidValue(f"growth = {growth!r} is outside (1, inf)")
+        self.regrow = regrow
+        self.phase = choice("phase", phase, _PHASES)
+        self.zeros = integer("zeros", zeros, 0)
+
+    def bit(self, magnitude: float) -> int:
+        """A client's bit before its perturbation: 1 where its magnitude is below the bound."""
+        if not magnitude >= 0:
+            raise InvalidValue(f"magnitude = {magnitude!r} is outside [0, inf]")
+        return int(magnitude < (2 if self.phase == "growth" else 1) * self.estimate)
+
+    def update(self, reported_bits: npt.ArrayLike, eps: float) -> None:
+        """Move on by one round, from the bits that arrived through randomised response at eps."""
+        bits = np.asarray(reported_bits)
+        if not np.isin(bits, (0, 1)).all():
+            raise InvalidValue("reported_bits holds other values than 0 and 1")
+        self.update_counts(int(np.count_nonzero(bits)), bits.size, eps)
+
+    def update_counts(self, ones: int, reporters: int, eps: float) -> None:
+        """The same from counts: `ones` of `reporters` bits arrived as 1. No bit moves nothing."""
+        if integer("reporters", reporters, 0) == 0:
+            return
+        truly_one = BinaryRandomizedResponse(eps).estimate_ones(ones, reporters)
+        majority = truly_one > reporters / 2
+        if self.phase == "growth":
+            if majority:
+                self.phase = "shrink"
+            else:
+                self.estimate *= self.growth
+        elif majority:
+            self.zeros = 0
+            self.estimate /= 2
+        else:
+            self.zeros += 1
+            if self.regrow and self.zeros == _REGROW_ROUNDS:
+                self.zeros = 0
+                self.phase = "growth"
+
+    @staticmethod
+    def enough(reporters: int, participants: int) -> bool:
+        """Whether at least 5% of the participants sent a bit."""
+        return _MIN_SHARE * reporters >= participants
+
+    def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
+        """What one selected dimension is worth before averaging over the participants.
+
+        2 * estimate * participants, the source's lr_global; `sign_global_lr` where fewer than 5%
+        of the participants sent a bit.
+        """
+        if not self.enough(reporters, integer("participants", participants, 1)):
+            return positive("sign_global_lr", sign_global_lr)
+        return 2 * self.estimate * participants

@@ -1,0 +1,139 @@
+"""Perturbed one-hot codes, all bits, packed.
+
+Bit `i * states + k` of the packed codes is bit k of parameter i's code (state k - cells), the
+lowest bit of a byte first. A single 1 closes them, zeros fill the last byte: the length is read
+from the bytes themselves, and there is one packing of any codes.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._kernels import compiled
+from fedveil.entropy import Entropy
+from fedveil.mechanisms.exact.drawn_bytes import byte_tables
+
+_Bytes = npt.NDArray[np.uint8]
+_States = npt.NDArray[np.int16]
+_Words = npt.NDArray[np.uint64]
+
+
+class CodeBits:
+    """Draws perturbed codes: a parameter's own bit is 1 with probability p, every other with q."""
+
+    def __init__(self, p: Fraction, q: Fraction, cells: int) -> None:
+        self._own_bytes, self._other_bytes = byte_tables(p), byte_tables(q)
+        self._cells = cells
+
+    def draw(self, states: _States, entropy: Entropy) -> _Bytes:
+        """The packed codes of parameters in these states, every bit drawn independently."""
+        count = len(states) * (2 * self._cells + 1)
+        packed = np.empty(packed_codes_size(count), np.uint8)
+        self._other_bytes.draw_from(0, entropy, packed)
+        own = np.empty((len(states) + 7) // 8, np.uint8)
+        self._own_bytes.draw_from(0, entropy, own)
+        _put(packed, states, own, self._cells)
+        last, spare = divmod(count, 8)
+        packed[last] = (packed[last] & ((1 << spare) - 1)) | (1 << spare)
+        return packed
+
+
+def packed_codes_size(bits: int) -> int:
+    """Bytes of `bits` bits and the 1 that closes them."""
+    return bits // 8 + 1
+
+
+def code_count(packed: _Bytes, cells: int) -> int | None:
+    """How many parameters' codes are packed; None if the bytes are no packing of codes."""
+    if len(packed) == 0 or packed[-1] == 0:
+        return None
+    bits = 8 * len(packed) - 9 + int(packed[-1]).bit_length()
+    count, rest = divmod(bits, 2 * cells + 1)
+    return count if rest == 0 else None
+
+
+def fold_codes(packed: _Bytes, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
+    """Add Σ state * bit of every parameter's code to `sums`."""
+    words = np.zeros(len(packed) // 8 + 2, np.uint64)
+    words.view(np.uint8)[: len(packed)] = packed
+    _fold(words, cells, sums)
+
+
+def unpack_codes(packed: _Bytes, cells: int, count: int) -> npt.NDArray[np.uint8]:
+    """The bits of `count` codes, 0 or 1 each, one code a row."""
+    states = 2 * cells + 1
+    bits = np.unpackbits(packed, count=count * states, bitorder="little")
+    return bits.reshape(count, states)
+
+
+def _put_numpy(packed: _Bytes, states: _States, own: _Bytes, cells: int) -> None:
+    places = np.arange(len(states)) * (2 * cells + 1) + (states.astype(np.int64) + cells)
+    bits = np.unpackbits(packed, bitorder="little")
+    bits[places] = np.unpackbits(own, count=len(states), bitorder="little")
+    packed[:] = np.packbits(bits, bitorder="little")
+
+
+@compiled(_put_numpy)
+def _put(packed: _Bytes, states: _States, own: _Bytes, cells: int) -> None:
+    """Overwrite each parameter's own bit with the next bit of `own`."""
+    for i in range(len(states)):
+        place = i * (2 * cells + 1) + cells + states[i]
+        bit = (own[i >> 3] >> (i & 7)) & 1
+        byte, shift = place >> 3, place & 7
+        packed[byte] = (packed[byte] & ~(1 << shift)) | (bit << shift)
+
+
+#: Parameters whose codes the NumPy path unpacks at once.
+_UNPACKED_AT_ONCE = 1 << 13
+
+
+def _fold_numpy(words: _Words, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
+    packed = words.view(np.uint8)
+    values = np.arange(-cells, cells + 1, dtype=np.float64)  # whole and small: the sums are exact
+    for begin in range(0, len(sums), _UNPACKED_AT_ONCE):
+        part = sums[begin : begin + _UNPACKED_AT_ONCE]
+        first = begin * len(values) // 8
+        codes = unpack_codes(packed[first:], cells, len(part))
+        part += (codes @ values).astype(sums.dtype)
+
+
+@compiled(_fold_numpy)
+def _fold(words: _Words, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
+    states = 2 * cells + 1
+    for i in range(len(sums)):
+        total = 0
+        for k in range(0, states, 64):
+            at = i * states + k
+            shift = np.uint64(at & 63)
+            after = words[(at >> 6) + 1] << np.uint64(1) << (np.uint64(63) - shift)
+            word = (words[at >> 6] >> shift) | after
+            if states - k < 64:
+                word &= (np.uint64(1) << np.uint64(states - k)) - np.uint64(1)
+            # Σ k * bit k: the bits whose number has digit j set count 2^j each.
+            total += (k - cells) * _ones(word)
+            total += _ones(word & np.uint64(0xAAAAAAAAAAAAAAAA))
+            total += _ones(word & np.uint64(0xCCCCCCCCCCCCCCCC)) << 1
+            total += _ones(word & np.uint64(0xF0F0F0F0F0F0F0F0)) << 2
+            total += _ones(word & np.uint64(0xFF00FF00FF00FF00)) << 3
+            total += _ones(word & np.uint64(0xFFFF0000FFFF0000)) << 4
+            total += _ones(word & np.uint64(0xFFFFFFFF00000000)) << 5
+        sums[i] += total
+
+
+def _ones_python(word: np.uint64) -> int:
+    return int(word).bit_count()
+
+
+@compiled(_ones_python)
+def _ones(word: np.uint64) -> int:
+    """How many bits of a word are 1, in the form that LLVM turns into one instruction."""
+    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + (
+        (word >> np.uint64(2)) & np.uint64(0x3333333333333333)
+    )
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return int((word * np.uint64(0x0101010101010101)) >> np.uint64(56))

@@ -1,0 +1,74 @@
+"""A cohort's sum of S, drawn at once: for simulations with thousands of clients.
+
+Of n clients let m(v) be in state v. Bit v is then 1 in Binomial(m(v), p) + Binomial(n - m(v), q)
+of their codes, independently for every v, and the sum of the clients' S is Σ v * that count. So
+a few hundred exact binomial draws a parameter stand for any number of reports.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._kernels import compiled
+from fedveil.entropy import Entropy
+from fedveil.mechanisms.exact.binomial import Binomial
+
+_States = npt.NDArray[np.int16]
+_Counts = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class CohortSum:
+    """Counts how many clients are in each state, parameter by parameter, and draws their sum.
+
+    The counts are exact data of the clients: this is no protection of a client's own report, and
+    only a simulation, where nothing leaves a client, may use it.
+    """
+
+    def __init__(self, dimension: int, cells: int, capacity: int) -> None:
+        self.clients = 0
+        self._capacity = capacity
+        self._cells = cells
+        self._counts: _Counts = np.zeros((dimension, 2 * cells + 1), np.min_scalar_type(capacity))
+
+    def add(self, states: _States) -> None:
+        """Count one client, whose parameters are in these states, each in -cells..cells."""
+        self._claim(1)
+        _count(self._counts, states, self._cells)
+
+    def merge(self, other: CohortSum) -> None:
+        """Count another cohort's clients too."""
+        self._claim(other.clients)
+        self._counts += other._counts
+
+    def _claim(self, clients: int) -> None:
+        if self.clients + clients > self._capacity:
+            raise ValueError(f"more than {self._capacity} clients in one cohort")
+        self.clients += clients
+
+    def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> npt.NDArray[np.int64]:
+        """Σ of the clients' S for every parameter, exactly from the law of a sum of reports."""
+        total = np.zeros(len(self._counts), np.int64)
+        own, other = Binomial(p), Binomial(q)
+        for column in range(2 * self._cells + 1):
+            ones = other.draw(self.clients, len(total), entropy)
+            here = np.ascontiguousarray(self._counts[:, column])
+            taken = np.flatnonzero(here)
+            inside = here[taken].astype(np.int64)
+            ones[taken] = other.draw_each(self.clients - inside, entropy)
+            ones[taken] += own.draw_each(inside, entropy)
+            total += (column - self._cells) * ones
+        return total
+
+
+def _count_numpy(counts: _Counts, states: _States, cells: int) -> None:
+    counts[np.arange(len(states)), states.astype(np.int64) + cells] += 1
+
+
+@compiled(_count_numpy)
+def _count(counts: _Counts, states: _States, cells: int) -> None:
+    for i in range(len(states)):
+        counts[i, states[i] + cells] += 1

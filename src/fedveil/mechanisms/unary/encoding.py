@@ -1,0 +1,291 @@
+"""Unary encoding with local differential privacy: randomised response (RR) and OUE.
+
+A value is clipped to [-value_range, value_range], rounded to one of 2 cells + 1 states
+-cells..cells and coded one-hot. Each bit of the code is perturbed on its own: it becomes 1 with
+probability p where it was 1, and q where it was 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import choice, integer, number, positive, within
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.exact.drawn_bytes import double_above_q
+from fedveil.mechanisms.unary.bits import (
+    CodeBits,
+    code_count,
+    fold_codes,
+    packed_codes_size,
+    unpack_codes,
+)
+from fedveil.mechanisms.unary.release import UnaryRelease
+from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
+from fedveil.mechanisms.unary.states import States, nearest_states, stochastic_states
+from fedveil.packing import pack, packed_size, unpack
+from fedveil.privacy.loss import PrivacyLoss
+
+Kind: TypeAlias = Literal["rr", "oue"]
+Rounding: TypeAlias = Literal["nearest", "stochastic"]
+ReportKind: TypeAlias = Literal["sum", "bits"]
+#: `sum`: S of every parameter, int16 or int32. `bits`: packed codes, uint8.
+Report: TypeAlias = npt.NDArray[Any]
+Running: TypeAlias = npt.NDArray[np.int64]
+
+MAX_CELLS = 4096
+#: Above it e^-eps leaves the range of normal double-precision numbers.
+MAX_EPS = 700.0
+#: Code bits drawn at once where `sum` has no tables.
+_BITS_AT_ONCE = 1 << 22
+
+
+class UnaryEncoding:
+    """One-hot codes of discretised values, perturbed bit by bit, and the estimate of their mean.
+
+    Output, `report="bits"`: for every parameter 2 cells + 1 independent bits; the bit of its
+    state is 1 with probability p, every other with probability q,
+        rr:  p = e^eps / (e^eps + 1),  q = 1 / (e^eps + 1)        (source 002, eq. 2)
+        oue: p = 1/2,                  q = 1 / (e^eps + 1)        (source 002, eq. 3)
+    Output, `report="sum"`: S = Σ v * bit v over v = -cells..cells, with exactly that law. S is
+    computed from the bits alone, so whatever holds for the bits holds for S, and the server's
+    estimate of the mean is the same.
+
+    q is rounded up to a double and p = 1 - q (rr) has no rounding at all; with these two numbers
+    the law is exact, for `sum` by tables up to 127 cells and from the bits above.
+
+    Privacy, pure, replace-one: two inputs of one parameter differ in two bits of its code, and
+        rr:  2 eps per parameter, eps per single bit
+        oue: eps per parameter, ln((1 + e^eps) / 2) per single bit
+    A report of d parameters costs d times as much. The source quotes eps for both.
+
+    Estimate, for n reports: value_range / cells * Σ S / (n (p - q)); Σ S = Σ v * (times bit v was
+    1), the states sum to 0, so this is eq. (6) of the source with (frequency - q) / (p - q) for
+    its eq. (5), which holds for RR only, and with the minus signs that its eq. (6) lost.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        eps: float,
+        cells: int,
+        rounding: Rounding = "nearest",
+        report: ReportKind = "sum",
+        value_range: float = 1.0,
+    ) -> None:
+        self.kind = choice("kind", kind, ("rr", "oue"))
+        self.eps = within("eps", eps, 0, MAX_EPS, open_low=True)
+        self.cells = integer("cells", cells, 1, MAX_CELLS)
+        self.rounding = choice("rounding", rounding, ("nearest", "stochastic"))
+        self.report = choice("report", report, ("sum", "bits"))
+        self.value_range = positive("value_range", value_range)
+        q = double_above_q(self.eps)
+        if q >= 0.5:
+            raise InvalidValue(
+                f"eps = {eps!r} is too small: 1 / (e^eps + 1) must be below 1/2 in double precision"
+            )
+        self.exact_q = Fraction(q)
+        self.exact_p = 1 - self.exact_q if self.kind == "rr" else Fraction(1, 2)
+
+    @property
+    def p(self) -> float:
+        """Probability that the bit of a parameter's own state is 1."""
+        return float(self.exact_p)
+
+    @property
+    def q(self) -> float:
+        """Probability that any other bit is 1."""
+        return float(self.exact_q)
+
+    @property
+    def states(self) -> int:
+        """2 cells + 1."""
+        return 2 * self.cells + 1
+
+    @property
+    def loss_per_bit(self) -> PrivacyLoss:
+        """Of one bit of the code; OUE's likeliest give-away is a 1: (1/2) / q."""
+        single = self.eps if self.kind == "rr" else math.log1p(math.expm1(self.eps) / 2)
+        return PrivacyLoss(single, per="bit")
+
+    @property
+    def loss_per_parameter(self) -> PrivacyLoss:
+        """Of a whole code, ln(p (1 - q) / (q (1 - p))), or of its S, which composes better."""
+        whole = 2 * self.eps if self.kind == "rr" else self.eps
+        release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
+        return PrivacyLoss(whole, per="parameter", release=release, part=self.loss_per_bit)
+
+    def encode(self, values: npt.ArrayLike, entropy: Entropy | None = None) -> States:
+        """The state of every value: cells * value / value_range, clipped and rounded.
+
+        `nearest` takes the nearest state, half to even. `stochastic` takes one of the two
+        neighbouring states, such that their mean is the scaled value exactly, and needs entropy.
+        Infinities are clipped as other large values are; NaN is refused.
+        """
+        if self.rounding == "nearest":
+            return nearest_states(values, self.cells, self.value_range)
+        if entropy is None:
+            raise InvalidValue("entropy = None: stochastic rounding draws from an entropy")
+        return stochastic_states(values, self.cells, self.value_range, entropy)
+
+    def perturb(self, values: npt.ArrayLike, entropy: Entropy) -> Report:
+        """The report of a vector: what may leave a client.
+
+        A floating-point vector is in the units of the values and is encoded first; a vector of
+        whole numbers is one of states, as `encode` returns it.
+        """
+        array = np.asarray(values)
+        if array.ndim != 1:
+            raise InvalidValue(f"values has shape {array.shape}, one dimension is needed")
+        states = self._states(array) if array.dtype.kind in "iu" else self.encode(array, entropy)
+        if self.report == "bits":
+            return self._code_bits.draw(states, entropy)
+        sums = np.empty(len(states), self.sum_dtype)
+        if self.cells <= MAX_TABLE_CELLS:
+            sum_tables(self.exact_p, self.exact_q, self.cells).draw(states, entropy, sums)
+        else:
+            self._sum_of_bits(states, entropy, sums)
+        return sums
+
+    def _states(self, array: npt.NDArray[np.integer[Any]]) -> States:
+        if array.size and not -self.cells <= array.min() <= array.max() <= self.cells:
+            raise InvalidValue(
+                f"values holds states from {array.min()} to {array.max()}, "
+                f"outside [-{self.cells}, {self.cells}]"
+            )
+        return array.astype(np.int16, copy=False)
+
+    @property
+    def _code_bits(self) -> CodeBits:
+        return CodeBits(self.exact_p, self.exact_q, self.cells)
+
+    def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
+        """S by way of the bits: tables for so many states would not fit a memory."""
+        sums[:] = 0
+        step = max(1, _BITS_AT_ONCE // self.states)
+        for begin in range(0, len(states), step):
+            packed = self._code_bits.draw(states[begin : begin + step], entropy)
+            fold_codes(packed, self.cells, sums[begin : begin + step])
+
+    def add(self, running: Running | None, report: Report) -> Running:
+        """Fold a report into the running Σ S of every parameter, which is changed and returned."""
+        count = len(report) if self.report == "sum" else self._count(report)
+        if running is None:
+            running = np.zeros(count, np.int64)
+        if len(running) != count:
+            raise InvalidValue(
+                f"report is of {count} parameters, the running sums of {len(running)}"
+            )
+        if self.report == "sum":
+            running += report
+        else:
+            fold_codes(report, self.cells, running)
+        return running
+
+    def _count(self, report: Report) -> int:
+        count = code_count(report, self.cells) if report.dtype == np.uint8 else None
+        if count is None:
+            raise InvalidValue(f"report is no packing of codes of {self.states} bits")
+        return count
+
+    def estimate(self, reports: Running | Sequence[Report], n: int) -> npt.NDArray[np.float64]:
+        """The mean of n clients' values, from their reports or from the running Σ S.
+
+        Unbiased for the mean of the encoded values, state * value_range / cells.
+        """
+        n = integer("n", n, 1)
+        if isinstance(reports, np.ndarray):
+            running = reports
+        elif len(reports) != n:
+            raise InvalidValue(f"n = {n} is not the number of reports, {len(reports)}")
+        else:
+            running = functools.reduce(self.add, reports[1:], self.add(None, reports[0]))
+        return running.astype(np.float64) * (self.value_range / (self.cells * n * self._gap))
+
+    def frequencies(self, reports: Sequence[Report]) -> npt.NDArray[np.float64]:
+        """Estimated share of clients in each state, one parameter a row, from `bits` reports.
+
+        (frequency - q) / (p - q), unbiased; a row times the states is `estimate`'s mean.
+        """
+        if self.report != "bits":
+            raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")
+        count = self._count(reports[0])
+        ones = np.zeros((count, self.states), np.int64)
+        for report in reports:
+            if self._count(report) != count:
+                raise InvalidValue("reports are of different numbers of parameters")
+            ones += unpack_codes(report, self.cells, count)
+        return (ones / len(reports) - self.q) / self._gap
+
+    @property
+    def _gap(self) -> float:
+        return float(self.exact_p - self.exact_q)
+
+    def variance(self, n: int, value: float = 0.0) -> float:
+        """Variance of the estimated mean of n clients that are all in the state of `value`:
+
+            value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²)
+
+        where x = value / value_range. Rounding is not in it: `stochastic` adds up to
+        (value_range / cells)² / (4 n), `nearest` a bias of up to value_range / (2 cells).
+        """
+        n = integer("n", n, 1)
+        x = number("value", value) / self.value_range
+        other = float(self.exact_q * (1 - self.exact_q))
+        own = float(self.exact_p * (1 - self.exact_p))
+        squares = (self.cells + 1) * (2 * self.cells + 1) / (3 * self.cells)
+        spread = squares * other + x**2 * (own - other)
+        return self.value_range**2 * spread / (n * self._gap**2)
+
+    def sum_law(self, state: int) -> npt.NDArray[np.float64]:
+        """Pr[S = s], s = -largest_sum..largest_sum; relative error below 3 states 2^-53."""
+        state = integer("state", state, -self.cells, self.cells)
+        return sum_law(self.exact_p, self.exact_q, self.cells, state)
+
+    @property
+    def largest_sum(self) -> int:
+        """S runs from minus this to this."""
+        return largest_sum(self.cells)
+
+    @property
+    def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
+        """The smallest of int16 and int32 that holds S."""
+        return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
+
+    @property
+    def sum_bits(self) -> int:
+        """Bits that S takes on the wire: 12 at 50 cells."""
+        return (2 * self.largest_sum).bit_length()
+
+    def packed_size(self, dimension: int) -> int:
+        """Bytes of the packed report of a vector."""
+        if self.report == "bits":
+            return packed_codes_size(dimension * self.states)
+        return packed_size(dimension, self.sum_bits)
+
+    def pack(self, report: Report) -> npt.NDArray[np.uint8]:
+        """A report as the bytes that travel; `bits` are packed already."""
+        if self.report == "bits":
+            return report
+        return pack(report, -self.largest_sum, self.sum_bits)
+
+    def unpack(self, packed: npt.NDArray[np.uint8], dimension: int) -> Report:
+        """The report of a vector from untrusted bytes: the inverse of `pack`.
+
+        Raises `InvalidValue` for bytes that are not the packing of any report.
+        """
+        if self.report == "bits":
+            if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:
+                raise InvalidValue("the packed report has the wrong length")
+            return packed
+        sums = np.empty(dimension, self.sum_dtype)
+        if not unpack(packed, -self.largest_sum, self.largest_sum, self.sum_bits, sums):
+            raise InvalidValue("the packed report has the wrong length, padding or range")
+        return sums

@@ -1,0 +1,51 @@
+"""What one parameter's report gives away, for the ledger to compose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, sum_laws
+from fedveil.privacy.loss_distribution import LossDistribution
+
+
+@dataclass(frozen=True)
+class UnaryRelease:
+    """The bits of one parameter's code, or their sum S; `epsilon` is the loss of the code.
+
+    For S every pair of states is compared. Above the cells that have tables the bits' own
+    distribution, which S cannot exceed, takes its place.
+    """
+
+    p: Fraction
+    q: Fraction
+    cells: int
+    report: str
+    epsilon: float
+
+    def distribution(self) -> LossDistribution:
+        """The privacy-loss distribution; dominates every pair of states."""
+        return _distribution(self)
+
+
+@lru_cache(maxsize=32)
+def _distribution(release: UnaryRelease) -> LossDistribution:
+    if release.report == "sum" and release.cells <= MAX_TABLE_CELLS:
+        laws = sum_laws(release.p, release.q, release.cells)
+    else:
+        laws = _two_bits(release.p, release.q)
+    return LossDistribution.from_laws(laws, release.epsilon)
+
+
+def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """The laws of the two bits in which the codes of two states differ, (1, 0) against (0, 1)."""
+    own, other = (1 - p, p), (1 - q, q)
+    return np.array(
+        [
+            [float(a * b) for a in own for b in other],
+            [float(a * b) for a in other for b in own],
+        ]
+    )

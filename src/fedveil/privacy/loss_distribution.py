@@ -1,0 +1,169 @@
+"""The distribution of a release's privacy loss: what it costs when it is composed many times.
+
+For two inputs with output laws P and Q, the loss of an output o is log P(o)/Q(o). Its
+distribution under P fixes the whole privacy curve of the pair,
+
+    delta(eps) = sup_S P(S) - e^eps Q(S) = E_P[max(0, 1 - e^(eps - loss))],
+
+and independent releases add their losses. A distribution dominates a mechanism if its curve is
+nowhere below that of any pair of inputs; products of dominating distributions dominate the
+composed mechanism (Zhu, Dong, Wang: Optimal Accounting of Differential Privacy via
+Characteristic Function, 2022, theorem 10), so that the worst pair need not be the same for
+every epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._validate import integer, non_negative, positive, within
+from fedveil.errors import InvalidValue
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+#: Probabilities and curve values that are handed in count as correct to this relative error.
+RELATIVE_ERROR = 1e-12
+#: The masses of a distribution sum to 1 up to this error.
+SUM_ERROR = 1e-12
+#: The grid: at most so many points, and about so many to a standard deviation of the loss.
+_MAX_POINTS = 1 << 15
+_POINTS_PER_DEVIATION = 256
+#: A smaller probability has lost its digits and counts as 0.
+_VANISHED = 1e-290
+
+
+@dataclass(frozen=True, eq=False)
+class LossDistribution:
+    """A dominating privacy-loss distribution on the grid `step * (low + k)`.
+
+    `masses[k]` is the probability of the loss `step * (low + k)`, `infinite` that of an infinite
+    one. The constructors round towards more loss, never less.
+    """
+
+    step: float
+    low: int
+    masses: Floats
+    infinite: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive("step", self.step)
+        integer("low", self.low, -(1 << 62), 1 << 62)
+        within("infinite", self.infinite, 0, 1)
+        masses = np.array(self.masses, np.float64)
+        if masses.ndim != 1 or not masses.size or not (masses >= 0).all():
+            raise InvalidValue("masses is not one row of probabilities")
+        total = float(masses.sum()) + self.infinite
+        if not abs(total - 1) <= SUM_ERROR:
+            raise InvalidValue(f"masses and infinite sum to {total!r}, not 1")
+        masses.flags.writeable = False
+        object.__setattr__(self, "masses", masses)
+        object.__setattr__(self, "_hash", hash((self.step, self.low, masses.tobytes())))
+
+    def __hash__(self) -> int:
+        return int(self._hash)  # type: ignore[attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LossDistribution):
+            return NotImplemented
+        return (
+            (self.step, self.low, self.infinite) == (other.step, other.low, other.infinite)
+            and np.array_equal(self.masses, other.masses)
+        )  # fmt: skip
+
+    def distribution(self) -> LossDistribution:
+        """Itself: what a lazily described release is turned into."""
+        return self
+
+    @property
+    def losses(self) -> Floats:
+        """The grid, one loss for each mass."""
+        return self.step * (self.low + np.arange(len(self.masses), dtype=np.float64))
+
+    @property
+    def largest(self) -> float:
+        """The largest finite loss that has any mass."""
+        return float(self.losses[np.flatnonzero(self.masses)[-1]]) if self.masses.any() else 0.0
+
+    @classmethod
+    def from_curve(cls, deltas: npt.ArrayLike, step: float, low: int) -> LossDistribution:
+        """The distribution whose curve joins the points (e^eps, delta) of a privacy curve.
+
+        `deltas[k]` is the curve, or a bound above it, at `eps = step * (low + k)`. A privacy
+        curve is convex in e^eps and so lies below the chords; above the last point, the last
+        delta becomes infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
+        """
+        curve = np.asarray(deltas, np.float64)
+        step = positive("step", step)
+        if curve.ndim != 1 or not curve.size or not ((curve >= 0) & (curve <= 1)).all():
+            raise InvalidValue("deltas is not one row of values in [0, 1]")
+        curve = np.maximum.accumulate(curve[::-1])[::-1]
+        # P[loss > eps_k] = delta_k + Q-part, and the slope of the chord gives the Q-part. The
+        # rounding error of the differences is added to it, so that it cannot hide any loss.
+        drops = curve - np.append(curve[1:], curve[-1]) + 2 * RELATIVE_ERROR * curve
+        drops[-1] = 0.0
+        tails = curve * (1 + RELATIVE_ERROR) + drops / np.expm1(step)
+        tails = np.minimum(1.0, np.maximum.accumulate(tails[::-1])[::-1])
+        return cls(step, low, -np.diff(tails, prepend=1.0), float(tails[-1]))
+
+    @classmethod
+    def from_laws(cls, laws: npt.ArrayLike, epsilon: float | None = None) -> LossDistribution:
+        """The distribution that dominates every ordered pair of a table's rows.
+
+        Row i of `laws` is the law of the output for input i; entries are correct to a relative
+        1e-12. All pairs are compared, and the pointwise largest of their curves is taken: no
+        pair is assumed to be the worst. A mixture of inputs (random rounding before the
+        mechanism) is covered too, since the curves are jointly convex. Where the mechanism is
+        known to be `epsilon`-differentially private, an output that is impossible for one input
+        alone can only have vanished in floating point, and its loss is `epsilon`, not infinite.
+        """
+        table = _table(laws)
+        largest, deviation = _spread(table)
+        if epsilon is None:
+            # Any grid holds a loss of 0; others may be larger by the table's own error.
+            largest = largest + 2 * RELATIVE_ERROR if largest else 1.0
+        elif largest > non_negative("epsilon", epsilon) * (1 + 1e-9) + 1e-9:
+            raise InvalidValue(f"epsilon = {epsilon!r} is below the table's loss, {largest!r}")
+        else:
+            largest = float(epsilon)
+        if largest == 0.0:
+            return cls(1.0, 0, np.ones(1))
+        # Both ends are grid points: a mechanism that reaches its largest loss loses nothing.
+        wanted = max(deviation / _POINTS_PER_DEVIATION, 2 * largest / _MAX_POINTS)
+        high = max(32, math.ceil(largest / wanted))
+        from fedveil.privacy.row_pairs import (  # imports numba: a second
+            largest_curve,
+            ordered_pairs,
+        )
+
+        curve = largest_curve(
+            table, ordered_pairs(table), largest, high,
+            error=2 * RELATIVE_ERROR, infinite=epsilon is None,
+        )  # fmt: skip
+        return cls.from_curve(np.minimum(curve, 1.0), largest / high, -high)
+
+
+def _table(laws: npt.ArrayLike) -> Floats:
+    table = np.asarray(laws, np.float64)
+    if table.ndim != 2 or len(table) < 2 or not (table >= 0).all():
+        raise InvalidValue("laws is not a table of two rows of probabilities or more")
+    sums = table.sum(axis=1)
+    if not (abs(sums - 1) <= 10 * RELATIVE_ERROR).all():
+        wrong = float(sums[np.argmax(abs(sums - 1))])
+        raise InvalidValue(f"laws has a row that sums to {wrong!r}, not 1")
+    return np.where(table < _VANISHED, 0.0, table)
+
+
+def _spread(table: Floats) -> tuple[float, float]:
+    """The largest finite loss of any pair, and about the largest root mean square of a pair's."""
+    possible = table > 0
+    logs = np.log(np.where(possible, table, 1.0))
+    highest = np.where(possible, logs, -np.inf).max(axis=0)
+    lowest = np.where(possible, logs, np.inf).min(axis=0)
+    largest = float((highest - lowest)[possible.any(axis=0)].max())
+    squares = np.where(possible & possible[0], logs[0] - logs, 0.0) ** 2
+    return largest, float((squares * table[0]).sum(axis=1).max()) ** 0.5

@@ -1,0 +1,318 @@
+"""rr and oue: perturbed one-hot codes of discretised weights, and their server-side estimate."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from decimal import ROUND_UP, Decimal, localcontext
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
+from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
+from fedveil.mechanisms.unary.cohort_sum import CohortSum
+from fedveil.mechanisms.unary.encoding import Kind, Report, Running, UnaryEncoding
+from fedveil.message import Message
+from fedveil.privacy.loss import exact
+from fedveil.protections.base import (
+    Aggregate,
+    ClientContext,
+    ClientId,
+    JobContext,
+    OneReportClient,
+    OneReportRound,
+    RoundContext,
+    ServerRound,
+    Settings,
+    Spending,
+    State,
+    Update,
+    only_fields,
+    take,
+    take_array,
+)
+
+_TOKEN_BYTES = 32
+
+
+class UnarySettings(Settings):
+    """Parameters of `rr` and `oue`."""
+
+    eps: float = Field(4.8, gt=0, description="the source's epsilon, of one bit of the code")
+    cells: int = Field(
+        50, ge=1, le=4096, description="states run from -cells to cells: 2 * cells + 1 of them"
+    )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest", description="to the nearest state, or to a neighbouring one without bias"
+    )
+    report: Literal["sum", "bits"] = Field(
+        "sum", description="the sum of the perturbed code's states, or the packed code itself"
+    )
+    target: Literal["weights", "update"] = Field(
+        "weights", description="what is clipped and coded: the new weights or the update"
+    )
+    clip: float = Field(1.0, gt=0, description="values are clipped to [-clip, clip]")
+    adaptive: bool = Field(
+        False, description="epsilon of the next round is eps divided by the models' similarity"
+    )
+    total_eps: float | None = Field(
+        None, gt=0, description="the run ends before a client's whole loss would pass this"
+    )
+    fidelity: Literal["per_client", "aggregate"] = Field(
+        "per_client",
+        description="aggregate draws the cohort's sum at once, exactly in law; simulation only",
+    )
+
+
+# Every client of a round asks for the same one; its exact probabilities take a while to find.
+_encoding = lru_cache(maxsize=8)(UnaryEncoding)
+
+
+class Unary:
+    """Every client sends perturbed codes of its weights or update; the server estimates the mean.
+
+    The report and its privacy are `UnaryEncoding`'s, with `clip` for its value range: a report
+    of d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is
+    unbiased for the mean of the clipped and rounded values.
+
+    `adaptive` opens every round with an epsilon of its own (source 002, algorithm 2), from the
+    weights before and after the last aggregate, whatever a server optimiser then made of it. A
+    client refuses an epsilon below the job's and, where `total_eps` is given, one that alone
+    would pass it: that is all it can check, so that outside simulation adaptive needs total_eps.
+
+    `total_eps` bounds the loss of a client that takes part in every round, by adding pure losses,
+    which holds for adaptively chosen ones too.
+
+    `fidelity: aggregate` has each client send its exact states, packed as its report would be,
+    with 32 bytes of randomness, and the server draw the sum of the reports that they would have
+    sent, exactly in law. A report is then not private on its own; only a simulation may do so.
+    """
+
+    def __init__(self, settings: UnarySettings, context: JobContext, kind: Kind) -> None:
+        self._context = context
+        self._kind = kind
+        self.settings = settings
+        self.adaptive = settings.adaptive
+        self.encoding(settings.eps)
+        if settings.adaptive and settings.total_eps is None and not context.simulated:
+            raise InvalidValue(
+                "protection.unary.total_eps is not given: outside simulation adaptive needs it, "
+                "so that a client can refuse an epsilon without bound"
+            )
+        if settings.fidelity == "aggregate" and not context.simulated:
+            raise InvalidValue(
+                "protection.unary.fidelity = 'aggregate' is for simulation only: a report is not "
+                "private on its own then; per_client is allowed"
+            )
+        if settings.fidelity == "aggregate" and settings.report == "bits":
+            raise InvalidValue(
+                "protection.unary.fidelity = 'aggregate' needs report = 'sum': the aggregate has "
+                "the same law, and the upload bytes of bits would be wrong"
+            )
+
+    def encoding(self, eps: float) -> UnaryEncoding:
+        """The mechanism of a round with this epsilon."""
+        job = self.settings
+        return _encoding(self._kind, eps, job.cells, job.rounding, job.report, job.clip)
+
+    def report_cost(self, eps: float) -> Decimal:
+        """The loss of a whole report, in decimals as they are written; never rounded down."""
+        with localcontext(prec=60, rounding=ROUND_UP):
+            one = self.encoding(eps).loss_per_parameter.epsilon
+            return exact(one) * self._context.dimension
+
+    def initial_state(self) -> State:
+        """The epsilon of the first round, and what a client that is always drawn has spent."""
+        return {"eps": self.settings.eps, "spent": "0"}
+
+    def spending(self, state: State) -> Sequence[Spending]:
+        """The loss of one parameter, as many times as there are."""
+        loss = self.encoding(take(state, "eps", float)).loss_per_parameter
+        return [Spending(loss, self._context.dimension)]
+
+    def server_round(self, context: RoundContext) -> ServerRound:
+        """The server's half of a round; raises `LimitReached` where the run may not go on."""
+        if "stop" in context.state:
+            raise LimitReached(take(context.state, "stop", str))
+        total, spent = self.settings.total_eps, self.spent_after(context.state)
+        if total is not None and spent > exact(total):
+            raise LimitReached(
+                f"protection.unary.total_eps = {total!r}: round {context.round} would bring the "
+                f"loss of a client that takes part in every round to {spent}"
+            )
+        if self.settings.fidelity == "aggregate":
+            return UnaryCohortRound(context, self, self._context.clients_per_round)
+        return UnaryServerRound(context, self)
+
+    def spent_after(self, state: State) -> Decimal:
+        """The loss of a client that is always drawn once a round with this state is over."""
+        with localcontext(prec=60, rounding=ROUND_UP):
+            spent = Decimal(take(state, "spent", str))
+            return spent + self.report_cost(take(state, "eps", float))
+
+    def client_round(self, context: ClientContext) -> UnaryClientRound:
+        """The client's half of a round."""
+        return UnaryClientRound(context, self)
+
+
+class _ServerRound(OneReportRound):
+    """What both fidelities share: the opening, the estimate and the next round's epsilon."""
+
+    def __init__(self, context: RoundContext, protection: Unary) -> None:
+        super().__init__(context)
+        self._protection = protection
+        self._eps: float = take(context.state, "eps", float)
+        self._encoding = protection.encoding(self._eps)
+        self._dimension = len(context.model)
+
+    def opening(self) -> Message:
+        """The round and its epsilon."""
+        return {"round": self._context.round, "eps": self._eps}
+
+    @abstractmethod
+    def _sums(self) -> Running:
+        """Σ S of every parameter over the folded reports."""
+
+    def _unpack(self, message: Message, name: str) -> Report:
+        size = self._encoding.packed_size(self._dimension)
+        packed = take_array(message, name, "uint8", (size,))
+        try:
+            return self._encoding.unpack(packed, self._dimension)
+        except InvalidValue as error:
+            raise MessageInvalid(f"field {name}: {error}") from None
+
+    def _aggregate(self) -> Aggregate:
+        update = self._encoding.estimate(self._sums(), self.reports)
+        if self._protection.settings.target == "weights":
+            update -= self._context.model
+        return Aggregate(update, self.reports, self._next_state(update))
+
+    def _next_state(self, update: npt.NDArray[np.float64]) -> State:
+        spent = str(self._protection.spent_after(self._context.state))
+        eps = self._protection.settings.eps
+        if not self._protection.settings.adaptive:
+            return {"eps": eps, "spent": spent}
+        model = self._context.model.astype(np.float64)
+        try:
+            next_eps = AdaptiveBudget(eps).next(model, model + update)
+            self._protection.encoding(next_eps)
+        except InvalidValue as error:
+            return {"eps": eps, "spent": spent, "stop": f"protection.unary.adaptive: {error}"}
+        return {"eps": next_eps, "spent": spent}
+
+
+class UnaryServerRound(_ServerRound):
+    """Running sums of the reports' S, parameter by parameter."""
+
+    sums = ("_running",)
+
+    def __init__(self, context: RoundContext, protection: Unary) -> None:
+        super().__init__(context, protection)
+        self._running: Running = np.zeros(self._dimension, np.int64)
+
+    def _fold(self, client: ClientId, message: Message) -> None:
+        only_fields(message, "round", "report")
+        self._encoding.add(self._running, self._unpack(message, "report"))
+
+    def _merge_sums(self, other: UnaryServerRound) -> None:
+        self._running += other._running
+
+    def _sums(self) -> Running:
+        return self._running
+
+
+class UnaryCohortRound(_ServerRound):
+    """Counts of the clients' exact states; draws the sum of their reports when all are in.
+
+    The draw's key is the exclusive or of a token from each client's own randomness, so that it
+    repeats with a seeded run, whatever the order of arrival, and is fresh otherwise.
+    """
+
+    sums = ("_cohort", "_key")
+
+    def __init__(self, context: RoundContext, protection: Unary, clients_per_round: int) -> None:
+        super().__init__(context, protection)
+        capacity = max(clients_per_round, len(context.cohort))
+        self._cohort = CohortSum(self._dimension, self._encoding.cells, capacity)
+        self._key = 0
+
+    def _fold(self, client: ClientId, message: Message) -> None:
+        only_fields(message, "round", "states", "token")
+        token = take(message, "token", bytes)
+        if len(token) != _TOKEN_BYTES:
+            raise MessageInvalid("field token has the wrong length")
+        states = self._unpack(message, "states")
+        if np.abs(states).max(initial=0) > self._encoding.cells:
+            raise MessageInvalid("field states holds a state outside its range")
+        self._cohort.add(states.astype(np.int16, copy=False))
+        self._key ^= int.from_bytes(token, "little")
+
+    def _merge_sums(self, other: UnaryCohortRound) -> None:
+        self._cohort.merge(other._cohort)
+        self._key ^= other._key
+
+    def _sums(self) -> Running:
+        entropy = Seeded(self._key, "unary cohort", self._context.round)
+        return self._cohort.draw(self._encoding.exact_p, self._encoding.exact_q, entropy)
+
+
+class UnaryClientRound(OneReportClient):
+    """Clips, codes and perturbs the new weights or the update.
+
+    `saturated` is the share of the values that clipping changed. It stays with the client: a
+    figure of exact data has no place in a report.
+    """
+
+    saturated: float | None = None
+
+    def __init__(self, context: ClientContext, protection: Unary) -> None:
+        super().__init__(context)
+        self._protection = protection
+
+    def _report(self, opening: Message, update: Update) -> Message:
+        encoding = self._protection.encoding(self._accept(opening))
+        job = self._protection.settings
+        with np.errstate(over="ignore"):  # an infinite weight is refused below
+            values = self._context.model + update if job.target == "weights" else update
+        if not np.isfinite(values).all():
+            raise ClientWithheld("the update is not finite")
+        self.saturated = float(np.mean(np.abs(values) > job.clip))
+        entropy = self._context.entropy
+        states = encoding.encode(values, entropy)
+        if job.fidelity == "aggregate":
+            packed, token = encoding.pack(states), entropy.token(_TOKEN_BYTES)
+            return {"round": self._context.round, "states": packed, "token": token}
+        report = encoding.pack(encoding.perturb(states, entropy))
+        return {"round": self._context.round, "report": report}
+
+    def _accept(self, opening: Message) -> float:
+        """The round's epsilon, from a server that is not trusted to keep to the job."""
+        try:
+            only_fields(opening, "round", "eps")
+            round, eps = take(opening, "round", int), take(opening, "eps", float)
+        except MessageInvalid as error:
+            raise ClientWithheld(f"the opening is malformed: {error}") from None
+        job = self._protection.settings
+        if round != self._context.round:
+            raise ClientWithheld("the message is not the opening of this round")
+        if not (eps == job.eps or (job.adaptive and eps > job.eps)):
+            raise ClientWithheld(f"the opening's eps = {eps!r} is not what the job allows")
+        try:
+            cost = self._protection.report_cost(eps)
+        except InvalidValue as error:
+            raise ClientWithheld(f"the opening's {error}") from None
+        if job.total_eps is not None and cost > exact(job.total_eps):
+            raise ClientWithheld(
+                f"the opening's eps = {eps!r} would cost {cost}, more than the job's total_eps"
+            )
+        return float(eps)
+
+
+def build(settings: UnarySettings, context: JobContext, kind: Kind) -> Unary:
+    """The protection that a job asks for, `rr` or `oue`."""
+    return Unary(settings, context, kind)

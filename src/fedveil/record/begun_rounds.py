@@ -1,0 +1,47 @@
+"""Rounds that were begun: where reports leave a machine, one that was cut off has cost as well."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.message import decode, encode, only_fields
+from fedveil.record.run_folder import CHECKPOINT, RunFolder
+
+_FILE = f"{CHECKPOINT}/begun"
+
+
+class Attempts:
+    """How often each round after the last checkpoint was begun, written down before it begins."""
+
+    def __init__(self, folder: RunFolder, done: int) -> None:
+        self._folder = folder
+        self._begun = {number: n for number, n in _read(folder).items() if number > done}
+
+    def before(self, round: int) -> int:
+        """How often `round` was begun before."""
+        return self._begun.get(round, 0)
+
+    def begin(self, round: int) -> None:
+        """Write down that `round` begins."""
+        self._begun[round] = self.before(round) + 1
+        rounds = np.array(sorted(self._begun), np.int64)
+        times = np.array([self._begun[number] for number in sorted(self._begun)], np.int64)
+        self._folder.write_atomically(_FILE, encode({"rounds": rounds, "times": times}))
+
+    def checkpointed(self, round: int) -> None:
+        """Rounds up to `round` will not be begun again."""
+        self._begun = {number: n for number, n in self._begun.items() if number > round}
+
+
+def _read(folder: RunFolder) -> dict[int, int]:
+    path = folder.path / _FILE
+    if not path.exists():
+        return {}
+    try:
+        fields = decode(path.read_bytes())
+        only_fields(fields, "rounds", "times")
+        rounds, times = (np.asarray(fields[name]).tolist() for name in ("rounds", "times"))
+    except (MessageInvalid, OSError) as error:
+        raise RunFolderError(f"{path} is damaged: {error}") from None
+    return dict(zip(rounds, times, strict=True))

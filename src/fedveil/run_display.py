@@ -1,0 +1,121 @@
+"""How a run looks in a terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedveil.engine.federation import Run
+from fedveil.privacy.loss import format_epsilon
+from fedveil.record.recorder import Record
+
+
+class RunDisplay:
+    """A bar of rounds with a live line of figures; a line a round where there is no terminal."""
+
+    def __init__(self, console: Console, rounds: int) -> None:
+        self._console = console
+        self._rounds = rounds
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+        )
+        self._task = self._bar.add_task("starting", total=rounds)
+
+    def __enter__(self) -> RunDisplay:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def show(self, record: Record) -> None:
+        """A round has ended."""
+        line = describe(record)
+        self._bar.update(self._task, completed=record["round"], description=line)
+        if not self._console.is_terminal:
+            self._say(f"round {record['round']}/{self._rounds} {line}")
+
+    def summary(self, run: Run) -> None:
+        """The run has ended."""
+        last: Record = {}
+        for record in run.metrics:
+            last |= record
+        table = Table(box=None, show_header=False, pad_edge=False)
+        rows: dict[str, Any] = {
+            "protection": run.job.protection.name,
+            "rounds": f"{len(run.metrics)} of {run.job.rounds}",
+        }
+        if "accuracy" in last:
+            rows["accuracy"] = f"{last['accuracy']:.4f}"
+            rows["loss"] = f"{last['loss']:.4f}"
+            rows["AUC"] = f"{last['auc']:.4f}"
+        rows["upload"] = f"{_bytes(last.get('bytes_up_per_client', 0))} per client and round"
+        rows["epsilon"] = "\n".join(_spent(last))
+        rows["randomness"] = last.get("randomness", "")
+        for name, value in rows.items():
+            table.add_row(name, str(value))
+        self._console.print(table)
+        if run.stopped is not None:
+            self._say(f"ended early: {run.stopped}")
+        self._say(f"run folder: {run.folder}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe(record: Record) -> str:
+    """A round's figures in one line."""
+    parts = []
+    if "accuracy" in record:
+        parts += [f"accuracy {record['accuracy']:.4f}", f"loss {record['loss']:.4f}"]
+    parts += [f"up {_bytes(record['bytes_up_per_client'])}/client"]
+    parts += [f"epsilon {format_epsilon(record['epsilon_run_most_drawn'])}"]
+    lost = sum(sum(record[kind].values()) for kind in ("rejected", "withheld", "failed"))
+    if lost:
+        parts.append(f"{lost} clients left out")
+    if record["void"]:
+        parts.append("void")
+    return " · ".join(parts)
+
+
+#: The ledger's figures, and what each is for.
+_FIGURES = {
+    "per_bit": "a bit",
+    "per_parameter": "a parameter",
+    "per_round": "a round",
+    "run_every_round": "the run, for a client drawn in every round",
+    "run_most_drawn": "the run, for the most-drawn client",
+}
+
+
+def _spent(record: Record) -> list[str]:
+    """A line for each figure of the ledger."""
+    return [
+        f"{format_epsilon(record[f'epsilon_{key}'])} for {what}, delta {record[f'delta_{key}']:g}"
+        for key, what in _FIGURES.items()
+        if record
+    ]
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,59 @@
+"""What every kind of job shares: reading, writing, and all of its problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from fedveil.errors import JobError
+from fedveil.protections.base import Settings
+from fedveil.settings import allowed, yaml_file
+
+
+class CheckedJob(Settings):
+    """A job's typed settings.
+
+    Raises JobError with every problem that its values have, one by one and between them.
+    """
+
+    def __init__(self, /, **data: Any) -> None:
+        wrong: dict[allowed.Path, str] = {}
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            wrong = allowed.sentences(error, type(self))
+            for path in wrong:
+                data = yaml_file.without(data, path)
+            try:
+                super().__init__(**data)  # for the rules between the keys that are right
+            except ValidationError:
+                raise JobError(list(wrong.values())) from None
+        self._fill_in()
+        broken = self._broken(wrong)
+        if wrong or broken:
+            raise JobError([*wrong.values(), *broken])
+
+    def _fill_in(self) -> None:
+        """Settle keys whose default depends on another key; the job is frozen then."""
+
+    def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
+        """What is wrong between the keys, those in `wrong` left aside."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any], overrides: Sequence[str]) -> Self:
+        """The job that a file's keys describe, `key=value` settings on top."""
+        data, problems = yaml_file.apply(data, overrides, cls)
+        try:
+            job = cls(**data)
+        except JobError as error:
+            problems += error.problems
+        if problems:
+            raise JobError(problems)
+        return job
+
+    def to_yaml(self) -> str:
+        """Every key with its value; `load` gives an equal job back."""
+        return yaml_file.write(self.model_dump())

@@ -1,0 +1,225 @@
+"""A job's text form: reading YAML strictly, `key=value` settings on top of it, and writing it.
+
+Only safe loaders: a job file holds data, never objects. Beyond PyYAML's safe loader this one
+refuses a key that is given twice, and reads `1e-3` as the number it is in YAML 1.2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from fedveil.errors import JobError
+from fedveil.settings import allowed
+from fedveil.settings.allowed import Path, block_of, blocks_of
+
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_FLOAT = "tag:yaml.org,2002:float"
+_MERGE = "tag:yaml.org,2002:merge"
+_TEXT = "tag:yaml.org,2002:str"
+#: What PyYAML raises where an explicit tag does not fit its value, or a number is too long.
+_WRONG_TAG = (ValueError, KeyError, AttributeError, TypeError)
+_EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+
+
+class _Loader(yaml.SafeLoader):
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.problems: list[str] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):
+                continue
+            place = f"line {key.start_mark.line + 1}: the key {allowed.plain(key.value)}"
+            if key.value in seen:
+                self.problems.append(f"{place} is given twice")
+            if key.tag != _TEXT:
+                self.problems.append(f"{place} is not text")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind in (_Loader, _Dumper):
+    # The dumper must quote exactly what the loader would take for something else.
+    _kind.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+        for first, resolvers in _kind.yaml_implicit_resolvers.items()
+    }
+    _kind.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
+
+
+def read(path: str | FilePath) -> dict[str, Any]:
+    """The mapping that a YAML file holds; raises JobError where there is none."""
+    try:
+        text = FilePath(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise JobError([f"{path} cannot be read: {error.strerror or error}"]) from None
+    except UnicodeDecodeError:
+        raise JobError([f"{path} is not UTF-8 text"]) from None
+    data = _parse(text, str(path))
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise JobError([f"{path} holds {allowed.shown(data)}, not keys with values"])
+    return data
+
+
+def write(data: Mapping[str, Any]) -> str:
+    """`data` as YAML, its keys in their order; `read` gives the same data back."""
+    text: str = yaml.dump(
+        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
+    )
+    return text
+
+
+def apply(
+    data: Mapping[str, Any], overrides: Sequence[str], model: type[BaseModel]
+) -> tuple[dict[str, Any], list[str]]:
+    """`data` with `key=value` settings on top, and a sentence for each that cannot be applied.
+
+    Settings of whole blocks come first, so that `protection=signds` does not undo
+    `protection.signds.sign_k=0.2` wherever it stands; of two for the same key the later holds.
+    """
+    result = dict(data)
+    problems: list[str] = []
+    settings: list[tuple[Path, Any]] = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            problems.append(f"{override!r} is not of the form key=value")
+            continue
+        try:
+            value = _parse(text, allowed.plain(f"{key.strip()}={text}"))
+        except JobError as error:
+            problems += error.problems
+            continue
+        problem = _unknown(path, value, model)
+        if problem:
+            problems.append(problem)
+        else:
+            settings.append((path, value))
+    for path, value in sorted(settings, key=lambda setting: len(setting[0])):
+        _set(result, path, value, model)
+    return result, problems
+
+
+def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A copy of `data` that leaves out what stands at `path`, or the block that is none."""
+    name, *rest = path
+    inner = data.get(name)
+    result = {key: value for key, value in data.items() if str(key) != name}
+    if rest and isinstance(inner, Mapping):
+        result[name] = without(inner, tuple(rest))
+    return result
+
+
+def _parse(text: str, source: str) -> Any:
+    loader = None
+    try:
+        loader = _Loader(text)
+        data = loader.get_single_data()
+        problems = loader.problems
+    except yaml.MarkedYAMLError as error:
+        mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise JobError([f"{source}{place}: {problem}"]) from None
+    except (yaml.YAMLError, RecursionError, *_WRONG_TAG) as error:
+        reason = str(error).partition("\n")[0]
+        raise JobError([f"{source} is not YAML that can be read: {reason}"]) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    if problems:
+        raise JobError([f"{source}, {problem}" for problem in problems])
+    return data
+
+
+def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
+    """The sentence about a path that `model` does not have; nothing where it has it."""
+    block: type[BaseModel] = model
+    named = False
+    for i, name in enumerate(path):
+        if named:  # a name of the user's, for the block that follows
+            named = False
+            continue
+        field = block.model_fields.get(name)
+        if field is None:
+            for further in reversed(path[i + 1 :]):
+                value = {further: value}
+            return allowed.unknown_key(path[: i + 1], value, block, model)
+        inner = block_of(field) or blocks_of(field)
+        if inner is not None:
+            block, named = inner, block_of(field) is None
+            continue
+        rest = path[i + 1 :]
+        if rest and (allowed.allowed(field).each is None or len(rest) > 1):
+            place, holder = allowed.dotted(path), allowed.dotted(path[: i + 1])
+            return f"{place} is not a known key: {holder} holds a single value"
+        break
+    return ""
+
+
+def _set(data: dict[str, Any], path: Path, value: Any, model: type[BaseModel]) -> None:
+    """Put `value` at `path`; a mapping for a block sets the keys it names and keeps the others.
+
+    Blocks on the way are replaced by copies: YAML's aliases may have put one in several places.
+    """
+    name, *rest = path
+    field = model.model_fields.get(name)
+    block = block_of(field) if field is not None else None
+    held = data.get(name)
+    blocks = blocks_of(field) if field is not None else None
+    if blocks is not None and rest and isinstance(held, Mapping | None):
+        data[name] = {**(held or {})}
+        _set_named(data[name], rest, value, blocks)
+        return
+    if block is not None and isinstance(held, str):
+        held = named(block, {}, held)
+    if held is None and (rest or (block is not None and value is not None)):
+        held = {}
+    if not isinstance(held, dict) or not (rest or block is not None):
+        data[name] = held if rest else value  # where it is no block, validation says so
+        return
+    data[name] = held = dict(held)
+    if rest:
+        _set(held, tuple(rest), value, block or model)
+    elif block is not None and isinstance(value, dict):
+        for key, inner in value.items():
+            _set(held, (key,), inner, block)
+    elif block is not None and isinstance(value, str):
+        data[name] = named(block, held, value)
+    else:
+        data[name] = value
+
+
+def _set_named(
+    blocks: dict[str, Any], path: Sequence[str], value: Any, block: type[BaseModel]
+) -> None:
+    """Put `value` under a name of the user's, for a block or for what is in it."""
+    name, *rest = path
+    held = blocks.get(name)
+    if not rest and not isinstance(value, Mapping):
+        blocks[name] = value
+        return
+    blocks[name] = inner = dict(held) if isinstance(held, Mapping) else {}
+    for key, part in [(rest, value)] if rest else [([key], part) for key, part in value.items()]:
+        _set(inner, tuple(key), part, block)
+
+
+def named(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
+    """What `word` stands for in place of `block`, which held `held`; the word where for nothing."""
+    shorthand = getattr(block, "shorthand", None)
+    return word if shorthand is None else shorthand(held, word)

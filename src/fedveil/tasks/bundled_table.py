@@ -1,0 +1,108 @@
+"""`tabular`: the leader and the follower `bank` hold features of the same rows; wide and deep.
+
+    leader: leader_wide, leader_deep   ┐
+    bank:   bank_wide,   bank_deep     ┴→  top
+
+Each owner describes a feature twice, from its own training rows alone: as an interval between
+quantiles, one-hot, for the wide part, and scaled to mean 0 and variance 1 for the deep part.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.data.examples import holdout
+from fedveil.errors import InvalidValue, MissingExtra
+from fedveil.tasks import Columns, Subset, Unit, scoring
+from fedveil.tasks.task_settings import TabularSettings
+from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
+from fedveil.vertical.split import SplitModel
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+#: Features, and classes; None is a regression.
+_TABLES: dict[str, tuple[int, int | None]] = {
+    "breast_cancer": (30, 2),
+    "wine": (13, 3),
+    "diabetes": (10, None),
+}
+
+
+class Tabular(scoring.ByLabel):
+    """One of scikit-learn's tables, the first half of its features with the leader.
+
+    A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and
+    variance 1 over the training rows, so that a loss of 1 is that of always guessing the mean.
+    """
+
+    leader = "leader"
+    followers: tuple[str, ...] = ("bank",)
+    unit: Unit = "examples"
+    units_per_example = 1
+
+    def __init__(self, settings: TabularSettings | None, seed: int) -> None:
+        self._settings = TabularSettings() if settings is None else settings
+        self._seed = seed
+        features, self.classes = _TABLES[self._settings.table]
+        middle = features // 2
+        self._features = {"leader": slice(0, middle), "bank": slice(middle, features)}
+
+    def split_model(self) -> SplitModel:
+        """Two parts for each owner, and the top."""
+        settings = self._settings
+        outputs = 1 if self.classes is None else self.classes
+        model = WideAndDeep(self._seed, self.leader, settings.scores, settings.width, outputs)
+        owners = {}
+        for party, features in self._features.items():
+            count = features.stop - features.start
+            owners[party] = Widths(count * settings.bins, count)
+        return model.split(owners)
+
+    def owned(self, party: str, subset: Subset) -> Columns:
+        """The columns `wide` [rows, features · bins] and `deep` [rows, features] of an owner."""
+        if party not in self._features:
+            raise InvalidValue(f"party = {party!r} is not one of leader, bank")
+        data, target = _table(self._settings.table)
+        classes = target if self.classes else np.zeros_like(target)
+        train, test = holdout(self._settings.table, classes)
+        rows = train if subset == "train" else test
+        own = data[:, self._features[party]]
+        columns = {
+            "wide": torch.from_numpy(_intervals(own[rows], own[train], self._settings.bins)),
+            "deep": torch.from_numpy(_scaled(own[rows], own[train])),
+        }
+        labels = None
+        if party == self.leader and self.classes:
+            labels = torch.from_numpy(target[rows].astype(np.int64))
+        elif party == self.leader:
+            labels = torch.from_numpy(_scaled(target[rows], target[train]))
+        return Columns(rows, columns, labels)
+
+
+def _table(name: str) -> tuple[Floats, Floats]:
+    try:
+        from sklearn import datasets
+    except ImportError:
+        raise MissingExtra("scikit-learn", "torch", f"the table {name}") from None
+    bunch: Any = getattr(datasets, f"load_{name}")()
+    return bunch.data, bunch.target
+
+
+def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
+    """Mean 0 and variance 1 over the training rows; no feature of these tables is constant."""
+    scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
+    return scaled.astype(np.float32)
+
+
+def _intervals(rows: Floats, train: Floats, bins: int) -> npt.NDArray[np.float32]:
+    """Which interval between the training rows' quantiles holds each feature, one-hot."""
+    edges = np.quantile(train, np.arange(1, bins) / bins, axis=0)
+    places = (rows[:, np.newaxis] >= edges).sum(axis=1)  # [rows, features]
+    hot = np.zeros((*places.shape, bins), np.float32)
+    np.put_along_axis(hot, places[..., np.newaxis], 1, axis=2)
+    flat: npt.NDArray[np.float32] = hot.reshape(len(rows), -1)
+    return flat

@@ -1,0 +1,123 @@
+"""`mnist_halves`: the follower `left` holds the left half of each image, `right` the right one.
+
+    left:  left    a convolution, a dense layer, normalised   ┐
+    right: right   the same                                   ┴→  top: the leader's two layers
+
+The numbers that cross are centred for each example, so that about half of them are above 0: their
+signs, which is what EmbeddingDP sends, tell the halves apart. What follows the cut works on numbers
+and on bits alike.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.data.datasets import load
+from fedveil.data.examples import Examples
+from fedveil.errors import InvalidValue
+from fedveil.tasks import Columns, Subset, Unit, initial, scoring
+from fedveil.tasks.task_settings import HalvesSettings
+from fedveil.vertical.split import Optimizer, Part, SplitModel
+
+#: An image of 28 x 28 and where its halves meet.
+_SIDE, _MIDDLE = 28, 14
+_CHANNELS = 16
+_HIDDEN = 128
+_OPTIMIZER = Optimizer("adam", lr=0.001)
+
+
+class MnistHalves:
+    """Digits or articles of clothing from two halves that two followers hold."""
+
+    leader = "leader"
+    followers: tuple[str, ...] = ("left", "right")
+    classes: int | None = 10
+    unit: Unit = "examples"
+    units_per_example = 1
+
+    def __init__(self, settings: HalvesSettings | None, seed: int) -> None:
+        self._settings = HalvesSettings() if settings is None else settings
+        self._seed = seed
+        self._held: dict[str, dict[Subset, Columns]] = {}
+
+    def split_model(self) -> SplitModel:
+        """Two bottoms and a top."""
+        width = self._settings.width
+        parts = [
+            Part(
+                side,
+                side,
+                ("data.half",),
+                (width,),
+                initial(self._seed, side, partial(_bottom, width)),
+                optimizer=_OPTIMIZER,
+            )
+            for side in self.followers
+        ]
+        top = initial(self._seed, "top", lambda: Joint(2 * width, _HIDDEN, 10))
+        parts.append(Part("top", self.leader, self.followers, (10,), top, optimizer=_OPTIMIZER))
+        return SplitModel(parts, leader=self.leader)
+
+    def owned(self, party: str, subset: Subset) -> Columns:
+        """A follower's halves [examples, 1, 28, 14], or the leader's labels."""
+        if party not in self._held:
+            data = load(self._settings.data)
+            first = len(data.train)
+            self._held[party] = {
+                "train": self._share(party, data.train, 0),
+                "test": self._share(party, data.test, first),
+            }
+        return self._held[party][subset]
+
+    def _share(self, party: str, examples: Examples, first_id: int) -> Columns:
+        ids = np.arange(first_id, first_id + len(examples))
+        if party == self.leader:
+            return Columns(ids, labels=torch.from_numpy(examples.y))
+        if party not in self.followers:
+            raise InvalidValue(f"party = {party!r} is not one of leader, left, right")
+        half = slice(0, _MIDDLE) if party == "left" else slice(_MIDDLE, _SIDE)
+        # a copy: the other half is forgotten with the images
+        return Columns(ids, {"half": torch.from_numpy(examples.x[..., half].copy())})
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean cross-entropy."""
+        return scoring.classification_loss(outputs, labels)
+
+    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+        """loss_sum, correct, examples."""
+        return scoring.classification_metrics(outputs, labels)
+
+
+class Joint(nn.Module):
+    """Dense layers over what several parts give, side by side."""
+
+    def __init__(self, width: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ReLU(),  # of bits it changes none
+            nn.LayerNorm(width),
+            nn.Linear(width, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, outputs),
+        )
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        """The outputs [examples, outputs]."""
+        joined: torch.Tensor = self.layers(torch.cat(given, dim=1))
+        return joined
+
+
+def _bottom(width: int) -> nn.Module:
+    pooled = _CHANNELS * (_SIDE // 2) * (_MIDDLE // 2)
+    return nn.Sequential(
+        nn.Conv2d(1, _CHANNELS, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(pooled, width),
+        nn.LayerNorm(width, elementwise_affine=False),
+    )

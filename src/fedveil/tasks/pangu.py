@@ -1,0 +1,167 @@
+"""`pangu`: a language model whose text stays with the leader and whose layers another party holds.
+
+    embedding: leader <- data.tokens      word and position vectors
+    backbone:  cloud  <- embedding        the transformer layers; sees no token and no label
+    head:      leader <- backbone         inner products with the word table of `embedding`
+
+An example is a window of `context` tokens, its labels the token after each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedveil.data.data_folders import reading
+from fedveil.errors import InvalidValue
+from fedveil.language import text
+from fedveil.language.model import (
+    PRESETS,
+    Backbone,
+    Shape,
+    TiedHead,
+    WordAndPosition,
+    token_loss,
+)
+from fedveil.tasks import Columns, Subset, Unit, initial
+from fedveil.tasks.task_settings import PanguSettings
+from fedveil.vertical.split import Optimizer, Part, SplitModel
+
+#: The leader's file in a run's folder: a tokenizer is learnt once.
+TOKENIZER = "tokenizer.json"
+
+
+class Pangu:
+    """The task of `task.pangu` settings; reads text where the leader's columns are asked for.
+
+    `folder` is that of a run that goes on, with the tokenizer it began with.
+    """
+
+    leader: str = "leader"
+    followers: tuple[str, ...] = ("cloud",)
+    classes: int | None = None
+    unit: Unit = "tokens"
+
+    def __init__(
+        self, settings: PanguSettings | None = None, seed: int = 0, folder: Path | None = None
+    ) -> None:
+        self.settings = PanguSettings() if settings is None else settings
+        self.shape = _shape(self.settings)
+        self.units_per_example = self.shape.context
+        self._seed = seed
+        self._folder = folder
+
+    def split_model(self) -> SplitModel:
+        """The three parts; the head has the embedding's word table."""
+        shape = self.shape
+        embedding = initial(self._seed, "embedding", lambda: WordAndPosition(shape))
+        backbone = initial(self._seed, "backbone", lambda: Backbone(shape))
+        inner = (shape.context, shape.width)
+        optimizer = _optimizer(shape)
+        return SplitModel(
+            [
+                Part(
+                    name="embedding",
+                    owner=self.leader,
+                    inputs=("data.tokens",),
+                    output=inner,
+                    module=embedding,
+                    optimizer=optimizer,
+                ),
+                Part(
+                    name="backbone",
+                    owner=self.followers[0],
+                    inputs=("embedding",),
+                    output=inner,
+                    module=backbone,
+                    optimizer=optimizer,
+                ),
+                Part(
+                    name="head",
+                    owner=self.leader,
+                    inputs=("backbone",),
+                    output=(shape.context, shape.vocabulary),
+                    module=TiedHead(embedding.word),
+                    optimizer=optimizer,
+                ),
+            ],
+            leader=self.leader,
+        )
+
+    def owned(self, party: str, subset: Subset) -> Columns:
+        """The leader's windows, numbered from the text's beginning; others have nothing."""
+        if party != self.leader:
+            return Columns(np.empty(0, np.int64))
+        train, test = self._documents
+        tokens = self.tokenizer.encode(train if subset == "train" else test)
+        inputs, labels = text.windows(tokens, self.shape.context)
+        return Columns(
+            ids=np.arange(len(inputs)),
+            columns={"tokens": torch.from_numpy(inputs)},
+            labels=torch.from_numpy(labels),
+        )
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy in nats a token."""
+        return token_loss(outputs, labels)
+
+    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+        """Sums of the loss and of tokens guessed right."""
+        return {
+            "loss_sum": float(token_loss(outputs, labels)) * labels.numel(),
+            "correct": float((outputs.argmax(-1) == labels).sum()),
+            "tokens": float(labels.numel()),
+            "examples": float(len(labels)),
+        }
+
+    def files(self, party: str) -> dict[str, bytes]:
+        """The leader's tokenizer, which was learnt from its text and goes nowhere else."""
+        tokenizer = self.tokenizer if party == self.leader else None
+        if isinstance(tokenizer, text.PairTokenizer):
+            return {TOKENIZER: tokenizer.to_bytes()}
+        return {}
+
+    @cached_property
+    def tokenizer(self) -> text.Tokenizer:
+        """The run's, where it goes on; otherwise learnt from the training text."""
+        if self.settings.tokenizer == "bytes":
+            return text.ByteTokenizer()
+        kept = None if self._folder is None else self._folder / TOKENIZER
+        if kept is not None and kept.exists():
+            with reading(kept):
+                data = kept.read_bytes()
+            return text.PairTokenizer.from_bytes(data, self.shape.vocabulary)
+        return text.PairTokenizer.train(self._documents[0], self.shape.vocabulary)
+
+    @cached_property
+    def _documents(self) -> tuple[list[bytes], list[bytes]]:
+        """Training text and held-out text."""
+        documents = text.read(self.settings.text)
+        if self.settings.test_text is not None:
+            return documents, text.read(self.settings.test_text)
+        return text.hold_out(documents, self.settings.test_fraction)
+
+
+def _optimizer(shape: Shape) -> Optimizer:
+    """AdamW; wider models take smaller steps (tiny 0.002), deeper ones begin more slowly."""
+    return Optimizer(
+        "adamw", lr=0.256 / shape.width, weight_decay=0.01, warmup_steps=5 * shape.layers
+    )
+
+
+def _shape(settings: PanguSettings) -> Shape:
+    """The preset with what the settings put in its place."""
+    own = settings.model_dump(include={"layers", "width", "heads", "context", "vocabulary"})
+    if settings.tokenizer == "bytes":
+        if settings.vocabulary not in (None, text.BYTE_TOKENS):
+            raise InvalidValue(
+                f"task.pangu.vocabulary = {settings.vocabulary} belongs to tokenizer: pairs; "
+                f"tokenizer: bytes has {text.BYTE_TOKENS} tokens"
+            )
+        own["vocabulary"] = text.BYTE_TOKENS
+    chosen = {key: value for key, value in own.items() if value is not None}
+    return replace(PRESETS[settings.preset], **chosen)

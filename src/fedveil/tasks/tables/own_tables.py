@@ -1,0 +1,278 @@
+"""`tables`: every party reads a table of its own; the wide-and-deep model over their features.
+
+Each party names its file, its id column and its features in its own copy of the job; of that the
+others learn nothing but what crosses. Which examples are held out follows from their ids, or from
+files that each party sets apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.data.data_folders import reading
+from fedveil.errors import DataInvalid, InvalidValue, JobError
+from fedveil.settings.allowed import shown
+from fedveil.tasks import Columns, Subset, Unit, scoring
+from fedveil.tasks.tables import csv_file
+from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
+from fedveil.tasks.tables.csv_file import Table, Wanted
+from fedveil.tasks.task_settings import TableSettings, TablesSettings
+from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
+from fedveil.vertical.apart.alignment import digests
+from fedveil.vertical.split import SplitModel, check_name
+
+_PLACE = "task.tables"
+_HELD_OUT = b"fedveil: held out"
+
+
+class Tables(scoring.ByLabel):
+    """The task of `task.tables` settings.
+
+    Numbers that are labels are scaled to mean 0 and variance 1 over the training rows. `folder`
+    is that of a run that goes on, with the encodings it began with.
+    """
+
+    unit: Unit = "examples"
+    units_per_example = 1
+
+    def __init__(
+        self, settings: TablesSettings | None = None, seed: int = 0, folder: Path | None = None
+    ) -> None:
+        self._settings = TablesSettings() if settings is None else settings
+        problems = list(_problems(self._settings))
+        if problems:
+            raise JobError(problems)
+        self._seed = seed
+        self._folder = folder
+        self.leader = self._settings.leader
+        self.followers = tuple(name for name in self._settings.owners if name != self.leader)
+        self.classes = self._settings.classes
+        self._held: dict[str, _Held] = {}
+
+    def split_model(self, here: Collection[str] | None = None) -> SplitModel:
+        """Two parts for each owner, and the top; an owner's are made where its table is read."""
+        settings = self._settings
+        outputs = 1 if self.classes is None else self.classes
+        model = WideAndDeep(self._seed, self.leader, settings.scores, settings.width, outputs)
+        owners: dict[str, Widths | None] = {}
+        for owner in settings.owners:
+            owners[owner] = None
+            if here is None or owner in here:
+                encoding = self._of(owner).encoding
+                owners[owner] = Widths(encoding.wide, encoding.deep)
+        return model.split(owners)
+
+    def owned(self, party: str, subset: Subset) -> Columns:
+        """The columns `wide` and `deep` of an owner's rows; ids are texts."""
+        held = self._of(party)
+        table = held.tables[subset]
+        columns = {
+            name: torch.from_numpy(column) for name, column in held.encoding.applied(table).items()
+        }
+        labels = None
+        if held.encoding.label is not None:
+            label = self._settings.files[party].label
+            assert label is not None, "_problems has checked it"
+            labels = torch.from_numpy(held.encoding.label.applied(table, label))
+        return Columns(table.ids, columns, labels)
+
+    def files(self, party: str) -> dict[str, bytes]:
+        """How the party's table is encoded."""
+        return {_file_of(party): self._of(party).encoding.written()}
+
+    def predictions(self, outputs: npt.NDArray[np.float32]) -> dict[str, list[str]]:
+        """Each example's class as the leader's file names it with its probability; or its number.
+
+        A number is in the file's own units.
+        """
+        label = self._of(self.leader).encoding.label
+        if isinstance(label, Classes):
+            return scoring.told_classes(outputs, label.classes)
+        assert isinstance(label, Scale), "the leader has labels"
+        return scoring.told_numbers(label.undone(outputs[:, 0]))
+
+    def _of(self, party: str) -> _Held:
+        if party not in self._held:
+            if party not in (self.leader, *self.followers):
+                known = ", ".join((self.leader, *self.followers))
+                raise InvalidValue(f"party = {party!r} is not one of {known}")
+            kept = None if self._folder is None else self._folder / _file_of(party)
+            self._held[party] = _Reader(self._settings, party, self.leader).held(kept)
+        return self._held[party]
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """What a party holds: its rows of each subset, and how they are encoded."""
+
+    encoding: Encoding
+    tables: dict[Subset, Table]
+
+
+class _Reader:
+    """One party's table: its columns chosen, its rows dealt out, its encoding learnt or read."""
+
+    def __init__(self, settings: TablesSettings, party: str, leader: str) -> None:
+        self._settings = settings
+        self._place = f"{_PLACE}.files.{party}"
+        table = settings.files.get(party, TableSettings())
+        if table.path is None:
+            raise JobError([f"{self._place}.path is missing: the file of {party}'s table"])
+        self._path = table.path
+        self._table = table
+        self._label = table.label if party == leader else None
+        self._is_owner = party in settings.owners
+
+    def held(self, kept: Path | None) -> _Held:
+        """The party's rows, and its encoding, which is read where `kept` is there."""
+        features = self._features()
+        wanted = self._wanted(features)
+        tables = self._subsets(wanted)
+        if kept is None or not kept.exists():
+            return _Held(self._learnt(features, tables["train"]), tables)
+        with reading(kept):
+            encoding = Encoding.read(kept.read_bytes(), str(kept))
+        if list(encoding.columns) != features:
+            raise DataInvalid(
+                f"{self._path} has other features than when this run began: "
+                f"{shown(list(encoding.columns))} are in {kept}"
+            )
+        return _Held(encoding, tables)
+
+    def _features(self) -> list[str]:
+        """The columns that are trained on, in the order of the file."""
+        table, columns = self._table, csv_file.header(self._path)
+        named = {
+            "id": [table.id],
+            "label": [] if self._label is None else [self._label],
+            "features": table.features or [],
+            "without": table.without,
+            "categories": table.categories,
+        }
+        for key, names in named.items():
+            csv_file.check_known(self._path, names, columns, f"{self._place}.{key}")
+        if not self._is_owner:
+            return []
+        taken = {table.id, self._label, *table.without}
+        chosen = [name for name in table.features or columns if name not in taken]
+        for name in table.categories:
+            if name not in chosen:
+                raise JobError([f"{self._place}.categories.{name} is not one of the features"])
+        if not chosen:
+            raise DataInvalid(f"{self._path} has no features: {', '.join(columns)} are its columns")
+        return chosen
+
+    def _wanted(self, features: Sequence[str]) -> Wanted:
+        words = [name for name in features if name in self._table.categories]
+        numbers = [name for name in features if name not in self._table.categories]
+        if self._label is not None:
+            (numbers if self._settings.classes is None else words).append(self._label)
+        may_lack = features if self._table.missing == "mean" else ()
+        return Wanted(self._table.id, tuple(numbers), tuple(words), may_lack)
+
+    def _subsets(self, wanted: Wanted) -> dict[Subset, Table]:
+        whole = csv_file.read(self._path, wanted)
+        if self._table.test is not None:
+            test = csv_file.read(self._table.test, wanted)
+            _check_apart(whole, test)
+            return {"train": whole, "test": test}
+        fraction = self._settings.test_fraction
+        assert fraction is not None, "_problems has checked it"
+        out = held_out(whole.ids, fraction)
+        if out.all() or not out.any():
+            raise DataInvalid(
+                f"{_PLACE}.test_fraction = {fraction} holds out {out.sum()} of the {len(whole)} "
+                f"examples of {self._path}, at least one must be trained on and one held out"
+            )
+        return {"train": whole.rows(~out), "test": whole.rows(out)}
+
+    def _learnt(self, features: Sequence[str], train: Table) -> Encoding:
+        places, bins = self._table.categories, self._settings.bins
+        columns = {
+            name: Words.of(train, name, places[name])
+            if name in places
+            else Numbers.of(train, name, bins)
+            for name in features
+        }
+        label: Classes | Scale | None = None
+        if self._label is not None and self._settings.classes is not None:
+            label = Classes.of(train, self._label, self._settings.classes)
+        elif self._label is not None:
+            label = Scale.of(train, self._label)
+        return Encoding(columns=columns, label=label)
+
+
+def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_]:
+    """Which ids are held out: a digest of each decides, so that all parties find the same.
+
+    It knows nothing of the seed: runs with other seeds hold out the same examples, and a larger
+    share holds out those of a smaller one too.
+    """
+    drawn = digests(ids, _HELD_OUT)[:, :8].copy().view("<u8")[:, 0]
+    held: npt.NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))
+    return held
+
+
+def _check_apart(train: Table, test: Table) -> None:
+    both = np.isin(test.ids, train.ids)
+    if both.any():
+        row = int(both.argmax())
+        raise DataInvalid(
+            f"{test.place(row)}: the id {shown(str(test.ids[row]))} is in {train.path} too, and "
+            f"what is held out is not trained on"
+        )
+
+
+def _file_of(party: str) -> str:
+    return f"table-{party}.json"
+
+
+def _problems(settings: TablesSettings) -> Iterator[str]:
+    """What is wrong between the settings."""
+    owners, leader = settings.owners, settings.leader
+    for key, names in ((f"{_PLACE}.leader", [leader]), (f"{_PLACE}.owners", owners)):
+        for name in names:
+            check_name(f"{key}:", name)
+    if len(set(owners)) < len(owners) or set(owners) <= {leader}:
+        yield (
+            f"{_PLACE}.owners = {shown(owners)} is not a list of parties, none twice and one at "
+            f"least that is not the leader"
+        )
+    for party, table in settings.files.items():
+        place = f"{_PLACE}.files.{party}"
+        if party not in (leader, *owners):
+            known = ", ".join(dict.fromkeys((leader, *owners)))
+            yield f"{place} belongs to no party; the parties are {known}"
+            continue
+        yield from _problems_of(table, place, settings, party)
+
+
+def _problems_of(
+    table: TableSettings, place: str, settings: TablesSettings, party: str
+) -> Iterator[str]:
+    if party == settings.leader and table.label is None:
+        yield f"{place}.label is missing: the column with the labels"
+    if party != settings.leader and table.label is not None:
+        yield f"{place}.label = {shown(table.label)} belongs to the leader, {settings.leader}"
+    if settings.test_fraction is None and table.test is None:
+        yield (
+            f"{place}.test is missing: with {_PLACE}.test_fraction = null every party names a "
+            f"file of held-out examples"
+        )
+    if settings.test_fraction is not None and table.test is not None:
+        yield f"{place}.test = {shown(table.test)} needs {_PLACE}.test_fraction = null"
+    if table.features is not None and table.without:
+        yield f"{place}.without = {shown(table.without)} goes with features = null alone"
+    if table.features is not None and len(set(table.features)) < len(table.features):
+        yield f"{place}.features = {shown(table.features)} names a column twice"
+    for name in table.features or ():
+        if name in (table.id, table.label):
+            yield f"{place}.features names {shown(name)}, the column of ids or labels"
+    if table.id == table.label:
+        yield f"{place}.label = {shown(table.label)} is the column of ids"

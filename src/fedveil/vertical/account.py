@@ -1,0 +1,197 @@
+"""What a party's crossings have told of every example, and what it adds up to.
+
+Under EmbeddingDP an example pays each time it is sent: once an epoch, once for each look at the
+held-out examples, and once more for a step that a killed process had begun and its successor
+repeats with fresh randomness. What is drawn from the job's seed is the same when it is repeated,
+and costs nothing again. Under `reuse` an example pays once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import RunFolderError
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.message import decode, encode, take, take_array
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.loss import PrivacyLoss, format_epsilon
+from fedveil.record.run_folder import RunFolder
+from fedveil.vertical.rows import Order
+from fedveil.vertical.split import Part, SplitModel
+
+_COUNTS = "releases"
+_BEGUN = "begun"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of a party's account."""
+
+    epsilon: float
+    delta: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"epsilon {format_epsilon(self.epsilon)} at delta {self.delta:g} for {self.what}"
+
+
+class Releases:
+    """How often each example was sent: `train` by position, and how often the held-out ones.
+
+    With `fresh` randomness the counts are on disk before a report leaves, so that a process that
+    takes over knows what its killed predecessor may have sent.
+    """
+
+    def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool) -> None:
+        self.train = np.zeros(order.count, np.int64)
+        self.looks = 0
+        self._step = 0
+        self._order = order
+        self._folder = folder if fresh else None
+        self._begun: int | None = None
+
+    def restore(self, step: int, looks: int) -> None:
+        """Count what was sent when the run goes on after `step` and so many looks."""
+        if self._folder is None:
+            self.train = self._sent(0, step)
+            self.looks = looks
+            return
+        base, begun_step, begun_looks = self._read()
+        self.train += self._sent(base, begun_step)
+        self.looks = begun_looks
+        self._folder.write_atomically(_COUNTS, encode({"step": step, "train": self.train}))
+        self._step = step
+        self._note()
+
+    def begin_step(self, step: int, positions: npt.NDArray[np.int64]) -> None:
+        """The examples of a step are about to be sent."""
+        self.train[positions] += 1
+        self._step = step
+        self._note()
+
+    def begin_look(self) -> None:
+        """The held-out examples are about to be sent."""
+        self.looks += 1
+        self._note()
+
+    def close(self) -> None:
+        """Let the files go."""
+        if self._begun is not None:
+            os.close(self._begun)
+            self._begun = None
+
+    def _sent(self, after: int, step: int) -> npt.NDArray[np.int64]:
+        """How often each example was in the steps up to `step` that come after `after`."""
+        counts = np.zeros(self._order.count, np.int64)
+        while after < step:
+            if after % self._order.steps == 0 and step - after >= self._order.steps:
+                counts += 1
+                after += self._order.steps
+            else:
+                after += 1
+                counts[self._order.of_step(after)] += 1
+        return counts
+
+    def _note(self) -> None:
+        """Write down what has begun: a few bytes that outlive the process, not the machine."""
+        if self._folder is None:
+            return
+        if self._begun is None:
+            path = self._folder.path / _BEGUN
+            self._begun = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        os.pwrite(self._begun, np.array([self._step, self.looks], "<i8").tobytes(), 0)
+
+    def _read(self) -> tuple[int, int, int]:
+        """The step up to which the file counts, and the last step and look that were begun."""
+        assert self._folder is not None
+        counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
+        if not counts.exists() or not begun.exists():
+            return 0, 0, 0
+        try:
+            fields = decode(counts.read_bytes())
+            self.train = take_array(fields, "train", np.int64, self.train.shape).copy()
+            step, looks = np.frombuffer(begun.read_bytes(), "<i8").tolist()
+            return take(fields, "step", int), step, looks
+        except ValueError as error:
+            raise RunFolderError(f"{counts} or {begun} is damaged: {error}") from None
+
+
+def private_parts(split: SplitModel, party: str) -> list[Part]:
+    """A party's parts whose output leaves it under EmbeddingDP."""
+    return [part for part in split.owned_by(party) if part.privacy is not None]
+
+
+def ledger_of(
+    split: SplitModel, party: str, releases: Releases, label: PrivacyLoss | None
+) -> Ledger:
+    """The account of every example: the trained ones by position, the held-out one behind them.
+
+    Each of its rounds is one time that an example was sent; all held-out examples were sent
+    equally often and stand as one.
+    """
+    ledger = Ledger()
+    parts = private_parts(split, party)
+    anew = _charges([part for part in parts if not _reuses(part)])
+    once = _charges([part for part in parts if _reuses(part)])
+    times = np.append(releases.train, releases.looks)
+    for number in range(int(times.max(initial=0)) if parts else 0):
+        spent = anew + once if number == 0 else anew
+        if spent:
+            ledger.record_many(spent, round=number, clients=np.flatnonzero(times > number))
+    if label is not None:
+        ledger.record_many(
+            [(label, 1)], round=int(times.max(initial=0)), clients=range(len(releases.train))
+        )
+    return ledger
+
+
+def figures(
+    split: SplitModel, party: str, releases: Releases, delta: float, label: PrivacyLoss | None
+) -> list[Figure]:
+    """A party's account: a bit, a one-hot row, an example sent once, an example in the run.
+
+    The last is the example that was sent most often. Without privacy on any crossing nothing is
+    promised, and nothing is listed.
+    """
+    found = []
+    parts = private_parts(split, party)
+    for part in parts:
+        assert part.privacy is not None
+        loss = EmbeddingDP(part.privacy.eps).loss
+        values = math.prod(part.output)
+        found += [
+            Figure(loss.per_bit.epsilon, 0.0, f"a bit of {part.name}"),
+            Figure(loss.per_row.epsilon, 0.0, f"a one-hot row of {part.name}"),
+            Figure(
+                loss.per_vector(values).epsilon,
+                0.0,
+                f"an example's {values} bits of {part.name}, sent once",
+            ),
+        ]
+    if label is not None:
+        found.append(Figure(label.epsilon, 0.0, "an example's label, in all epochs"))
+    if parts:
+        most = max(int(releases.train.max(initial=0)), releases.looks)
+        epsilon, at = ledger_of(split, party, releases, None).figures(delta)["run_most_drawn"]
+        often = "once" if most == 1 else f"{most} times"
+        found.append(Figure(epsilon, at, f"an example in the run, sent {often}"))
+    return found
+
+
+def _charges(parts: Sequence[Part]) -> list[tuple[PrivacyLoss, int]]:
+    return [
+        charge
+        for part in parts
+        if part.privacy is not None
+        for charge in EmbeddingDP(part.privacy.eps).loss.charges(math.prod(part.output))
+    ]
+
+
+def _reuses(part: Part) -> bool:
+    return part.privacy is not None and part.privacy.reuse

@@ -1,0 +1,291 @@
+"""What parties on different machines agree on before they train or look together.
+
+    begin    leader -> followers   the attempt, the run, what for, the key of the ids' digests
+    apply    follower -> leader    its job, parts, ids and the steps it holds, for that attempt
+    agreed   leader -> followers   the step to go on from, and which of their examples are used
+
+The leader begins anew, with the next attempt, whenever a party has started again; whatever was
+under way then is void. It compares, and refuses with one sentence; a follower keeps to its own
+job, whatever the leader says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedveil.entropy import Secure
+from fedveil.errors import DataInvalid, ExchangeError, FedveilError, MessageInvalid
+from fedveil.link.channel import Exchange, Receive, Send
+from fedveil.message import Message, Value, take
+from fedveil.settings.allowed import shown
+from fedveil.tasks import Subset
+from fedveil.vertical.apart import alignment
+from fedveil.vertical.rows import Ids, Positions
+from fedveil.vertical.split import SplitModel
+
+SUBSETS: tuple[Subset, ...] = ("train", "test")
+TRAIN = "train"
+RUN_BYTES = 16
+_NOTHING: Any = object()
+
+
+class Unfit(FedveilError):
+    """A follower that cannot take part, for the reason that it is told too."""
+
+    def __init__(self, follower: str, reason: str) -> None:
+        self.follower = follower
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """What a party brings: its copy of what must agree, its examples' ids, the steps it holds.
+
+    `run` is the identity of the run that its folder holds; empty where that is still to come.
+    """
+
+    party: str
+    job: Mapping[str, Any]
+    parts: Mapping[str, Any]
+    ids: Mapping[Subset, Ids]
+    steps: tuple[int, ...] = (0,)
+    run: bytes = b""
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """What all parties hold to: the run, what for, the step, and this party's rows in order."""
+
+    run: bytes
+    purpose: str
+    step: int
+    order_seed: int
+    positions: Mapping[Subset, Positions]
+    notes: tuple[str, ...]
+
+    def same_examples(self, other: Agreement) -> bool:
+        """Whether both give this party the same rows."""
+        return all(np.array_equal(self.positions[s], other.positions[s]) for s in SUBSETS)
+
+
+def described(split: SplitModel) -> dict[str, Any]:
+    """The parts and crossings of a model, in words that can be compared."""
+    parts: dict[str, Any] = {
+        part.name: {
+            "owner": part.owner,
+            "inputs": list(part.inputs),
+            "output": list(part.output),
+            "dtype": part.dtype,
+            "frozen": part.frozen,
+            "optimizer": vars(part.optimizer),
+            "privacy": None if part.privacy is None else vars(part.privacy),
+        }
+        for part in split.parts
+    }
+    return {"order": list(parts), **parts}
+
+
+def lead(
+    own: Standing, followers: tuple[str, ...], *, attempt: int, purpose: str, order_seed: int
+) -> Exchange[Agreement]:
+    """The leader's side; raises Unfit for a follower that cannot take part."""
+    key = Secure().token(alignment.KEY_BYTES)
+    for follower in followers:
+        begin: dict[str, Value] = {
+            "kind": "begin",
+            "attempt": attempt,
+            "run": own.run,
+            "purpose": purpose,
+            "order_seed": order_seed,
+            "key": key,
+        }
+        yield Send(follower, begin)
+    applications: dict[str, Message] = {}
+    for follower in followers:
+        message = yield Receive(follower)
+        while not _is_application(message, attempt):  # was on its way when the attempt began
+            message = yield Receive(follower)
+        assert message is not None
+        _check_application(own, follower, message, purpose)
+        applications[follower] = message
+    try:
+        aligned = {subset: _aligned(own, applications, subset, key) for subset in SUBSETS}
+    except DataInvalid as error:
+        raise ExchangeError(str(error)) from None
+    steps = set(own.steps).intersection(*(_steps(message) for message in applications.values()))
+    if not steps:
+        raise ExchangeError("there is no step that all parties hold: start every party anew")
+    for follower in followers:
+        yield Send(follower, _agreed(follower, max(steps), aligned))
+    return Agreement(
+        run=own.run,
+        purpose=purpose,
+        step=max(steps),
+        order_seed=order_seed,
+        positions={subset: aligned[subset].positions[own.party] for subset in SUBSETS},
+        notes=tuple(note for subset in SUBSETS for note in aligned[subset].notes),
+    )
+
+
+def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
+    """A follower's side; `begin` is the leader's, where that has come already."""
+    message = begin if begin is not None else (yield Receive(leader))
+    try:
+        while True:
+            assert message is not None
+            if take(message, "kind", str) != "begin":
+                raise MessageInvalid(f"it sent {message['kind']!r} where 'begin' was due")
+            begin = message
+            yield Send(leader, _application(own, begin))
+            message = yield Receive(leader)
+            assert message is not None
+            if take(message, "kind", str) == "agreed":
+                return _understood(own, begin, message)
+    except MessageInvalid as error:
+        raise ExchangeError(f"{leader} does not agree as a leader does: {error}") from None
+
+
+# --- what the leader makes of an application
+
+
+def _is_application(message: Message | None, attempt: int) -> bool:
+    return (
+        message is not None and message.get("kind") == "apply" and message.get("attempt") == attempt
+    )
+
+
+def _check_application(own: Standing, follower: str, message: Message, purpose: str) -> None:
+    try:
+        job = json.loads(take(message, "job", str))
+        parts = json.loads(take(message, "parts", str))
+        run, steps = take(message, "run", bytes), _steps(message)
+        for subset in SUBSETS:
+            digests = take(message, f"ids_{subset}", np.ndarray)
+            if digests.dtype != np.uint8 or digests.shape[1:] != (alignment.DIGEST_BYTES,):
+                raise MessageInvalid(f"its {subset} ids are not digests")
+    except (MessageInvalid, ValueError) as error:
+        raise Unfit(follower, f"{follower} does not apply as a follower does: {error}") from None
+    for what, theirs, mine in (("job", job, own.job), ("model", parts, own.parts)):
+        place = difference(theirs, json.loads(json.dumps(mine)))
+        if place is not None:
+            key, their, my = place
+            raise Unfit(
+                follower,
+                f"the {what} of {follower} is another one: {key} = {_shown(their)} where "
+                f"{own.party} has {_shown(my)}",
+            )
+    _check_run(own, follower, run, steps, purpose)
+
+
+def _check_run(own: Standing, follower: str, run: bytes, steps: set[int], purpose: str) -> None:
+    if run not in (b"", own.run):
+        raise Unfit(
+            follower,
+            f"{follower} goes on with another run than {own.party}: start all parties with "
+            f"--resume and the folders of one run, or all without",
+        )
+    if not run and (max(own.steps) > 0 or purpose != TRAIN):
+        raise Unfit(
+            follower,
+            f"{follower} has nothing of this run, which is at step {max(own.steps)}: start it "
+            f"with --resume and the folder that it trained in",
+        )
+
+
+def difference(theirs: Any, mine: Any, place: str = "") -> tuple[str, Any, Any] | None:
+    """The first key that differs, dotted, and its two values; None where all is the same."""
+    if not (isinstance(theirs, Mapping) and isinstance(mine, Mapping)):
+        return None if theirs == mine else (place, theirs, mine)
+    for key in [*mine, *(key for key in theirs if key not in mine)]:
+        inner = f"{place}.{key}" if place else str(key)
+        found = difference(theirs.get(key, _NOTHING), mine.get(key, _NOTHING), inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is _NOTHING else shown(value)
+
+
+def _steps(message: Message) -> set[int]:
+    steps = take(message, "steps", np.ndarray)
+    if steps.dtype != np.int64 or steps.ndim != 1:
+        raise MessageInvalid("its steps are not a row of whole numbers")
+    return set(steps.tolist())
+
+
+def _aligned(
+    own: Standing, applications: Mapping[str, Message], subset: Subset, key: bytes
+) -> alignment.Aligned:
+    held = {own.party: alignment.digests(own.ids[subset], key)}
+    for follower, message in applications.items():
+        held[follower] = take(message, f"ids_{subset}", np.ndarray)
+        if alignment.holds_twice(held[follower]):
+            raise Unfit(follower, f"{follower} has a {subset} id twice")
+    return alignment.align_digests(held, own.party, subset)
+
+
+def _agreed(
+    follower: str, step: int, aligned: Mapping[Subset, alignment.Aligned]
+) -> dict[str, Value]:
+    message: dict[str, Value] = {"kind": "agreed", "step": step}
+    for subset, found in aligned.items():
+        message[f"rows_{subset}"] = found.positions[follower]
+    return message
+
+
+# --- what a follower says and hears
+
+
+def _application(own: Standing, begin: Message) -> dict[str, Value]:
+    key = take(begin, "key", bytes)
+    if len(key) != alignment.KEY_BYTES:
+        raise MessageInvalid(f"its key has {len(key)} bytes")
+    return {
+        "kind": "apply",
+        "attempt": take(begin, "attempt", int),
+        "job": json.dumps(own.job),
+        "parts": json.dumps(own.parts),
+        "run": own.run,
+        "steps": np.array(own.steps, np.int64),
+        **{f"ids_{subset}": alignment.digests(own.ids[subset], key) for subset in SUBSETS},
+    }
+
+
+def _understood(own: Standing, begin: Message, agreed: Message) -> Agreement:
+    step, run = take(agreed, "step", int), take(begin, "run", bytes)
+    if step not in own.steps:
+        raise MessageInvalid(f"it goes on from step {step}, which {own.party} does not hold")
+    if len(run) != RUN_BYTES:
+        raise MessageInvalid(f"its run is named in {len(run)} bytes")
+    rows: dict[Subset, Positions] = {}
+    for subset in SUBSETS:
+        rows[subset] = _checked_rows(own, subset, take(agreed, f"rows_{subset}", np.ndarray))
+    return Agreement(
+        run=run,
+        purpose=take(begin, "purpose", str),
+        step=step,
+        order_seed=take(begin, "order_seed", int),
+        positions=rows,
+        notes=tuple(
+            f"{subset}: {len(rows[subset]):,} of {len(own.ids[subset]):,} examples are held by "
+            f"all parties, and no others are used"
+            for subset in SUBSETS
+            if 0 < len(own.ids[subset]) != len(rows[subset])
+        ),
+    )
+
+
+def _checked_rows(own: Standing, subset: Subset, rows: Positions) -> Positions:
+    held = len(own.ids[subset])
+    if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows):
+        raise MessageInvalid(f"its {subset} rows are not a row of positions")
+    if held and (rows.min() < 0 or rows.max() >= held or len(np.unique(rows)) != len(rows)):
+        raise MessageInvalid(f"its {subset} rows are not some of the {held} that are here")
+    return rows.copy()  # what came is read-only

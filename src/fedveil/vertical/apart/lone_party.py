@@ -1,0 +1,258 @@
+"""One party on a machine of its own: its task, its data, its run's folder, what it agrees to."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil._version import __version__
+from fedveil.entropy import Secure
+from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
+from fedveil.language import generation
+from fedveil.learning.device import check_device
+from fedveil.link.channel import Channel, Exchange, Receive, Send, drive
+from fedveil.link.tls import named_in
+from fedveil.message import Message, Value
+from fedveil.record.own_modules import import_roots, make_importable
+from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
+from fedveil.tasks import Task
+from fedveil.vertical.account import Figure
+from fedveil.vertical.apart import handshake
+from fedveil.vertical.apart.handshake import SUBSETS, TRAIN, Agreement, Standing
+from fedveil.vertical.job_split import make_split, make_task, own_functions, threads
+from fedveil.vertical.party_run import PartyRun, Progress, Setting
+from fedveil.vertical.rows import Rows
+from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.vertical_job import VerticalJob
+
+RUN = "run"
+FINISHED = "finished"
+
+#: What a session is for, and the exchange that every party plays in it.
+PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
+    TRAIN: PartyRun.train,
+    "evaluate": PartyRun.evaluate,
+    "predict": PartyRun.predict,
+    "generate": lambda run: generation.assist(run.party, run.setting.entropy),
+}
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a party has at the end of a session: the leader's result, and its own account."""
+
+    folder: Path
+    run: PartyRun
+    result: Any
+    figures: list[Figure]
+
+
+class Machine:
+    """A party with its task, its part of the model and its data; writes nothing before they agree.
+
+    `here` picks the party from the task's leader and followers.
+    """
+
+    def __init__(
+        self, job: VerticalJob, here: Callable[[Task], str], old: Path | None = None
+    ) -> None:
+        check_device("device", job.device)
+        self._began = time.perf_counter()
+        self.job = job
+        self.task = make_task(job, old)
+        self.party = here(self.task)
+        self.split = make_split(job, self.task, here={self.party})
+        self._owned = {subset: self.task.owned(self.party, subset) for subset in SUBSETS}
+        self._last: tuple[Agreement, PartyRun] | None = None
+        self._run = b""
+        self.folder: RunFolder | None = None
+
+    @classmethod
+    def new(
+        cls,
+        job: VerticalJob,
+        here: Callable[[Task], str],
+        out: Path | None,
+        command: str,
+        stack: ExitStack,
+    ) -> Machine:
+        """A party at the beginning of a run, with a new folder."""
+        stack.enter_context(threads(job.threads))
+        machine = cls(job, here)
+        machine._keep(RunFolder.create(out, job.name, command), stack)
+        if machine.party == machine.task.leader:
+            machine._run = Secure().token(handshake.RUN_BYTES)
+        return machine
+
+    @classmethod
+    def reopened(cls, path: Path, here: Callable[[Task], str], stack: ExitStack) -> Machine:
+        """A party that goes on with the run in its folder."""
+        folder = RunFolder.reopen(path)
+        make_importable(folder.read_lines(IMPORTS))
+        job = VerticalJob.load(path / JOB)
+        stack.enter_context(threads(job.threads))
+        machine = cls(job, here, path)
+        if not (path / machine.party).is_dir():
+            raise RunFolderError(f"{path} holds no party {machine.party}")
+        machine._keep(folder, stack)
+        machine._write()
+        machine._check_run(path)
+        return machine
+
+    def standing(self) -> Standing:
+        """What this party brings to an agreement."""
+        return Standing(
+            party=self.party,
+            job=self.job.agreed(),
+            parts=handshake.described(self.split),
+            ids={subset: columns.ids for subset, columns in self._owned.items()},
+            steps=(self.folder is not None and tuple(held(self.folder))) or (0,),
+            run=self._run,
+        )
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether all parties have said that their files are written."""
+        return self.folder is not None and (self.folder.path / FINISHED).exists()
+
+    def play(
+        self,
+        agreement: Agreement,
+        channels: Mapping[str, Channel],
+        progress: Progress | None = None,
+        own: Callable[[PartyRun], Exchange[Any]] | None = None,
+    ) -> Session:
+        """Go back to the step that was agreed on, and do what the session is for.
+
+        `own` is this party's side of it, where that is another than the purpose's.
+        """
+        if agreement.purpose not in PURPOSES:
+            raise ExchangeError(
+                f"the leader asks for {agreement.purpose!r}, which is not known here"
+            )
+        run = self._run_for(agreement, progress)
+        run.restore(agreement.step)
+        self._introduce(run, agreement)
+        result = drive((own or PURPOSES[agreement.purpose])(run), channels)
+        drive(self._farewell(run, channels), channels)
+        if agreement.purpose == TRAIN and self.folder is not None:
+            self.folder.write_atomically(FINISHED, b"")
+        return Session(self.root.path, run, result, run.figures())
+
+    def _keep(self, root: RunFolder, stack: ExitStack) -> None:
+        self.root = root
+        stack.callback(root.close)
+        stack.callback(self._close)
+
+    def _write(self) -> None:
+        """What the folder holds of a run from its first agreement on; a refused party has none."""
+        self.root.write_atomically(JOB, self.job.to_yaml().encode())
+        roots = import_roots(own_functions(self.job))
+        self.root.write_atomically(IMPORTS, "".join(f"{path}\n" for path in roots).encode())
+        for name, data in getattr(self.task, "files", lambda party: {})(self.party).items():
+            self.root.write_atomically(name, data)
+        self.folder = self.root.within(self.party)
+        named = self.folder.path / RUN
+        if named.exists():
+            self._run = named.read_bytes()
+
+    def _check_run(self, path: Path) -> None:
+        if self._run:
+            return
+        if self.folder is not None and held(self.folder):
+            raise RunFolderError(
+                f"{path} holds a run in which all parties were in one process: it goes on by "
+                f"`fedveil vertical run --resume {path}`"
+            )
+        if self.party == self.task.leader:  # it was killed before it had written the run's name
+            self._run = Secure().token(handshake.RUN_BYTES)
+
+    def _close(self) -> None:
+        if self._last is not None:
+            self._last[1].close()
+
+    def _run_for(self, agreement: Agreement, progress: Progress | None) -> PartyRun:
+        """The party's run: one for the process, whatever becomes of the others."""
+        if self._last is not None:
+            before, run = self._last
+            if not agreement.same_examples(before):
+                raise RunFolderError(
+                    "the examples that all parties hold are others than when this run began"
+                )
+            return run
+        if self.folder is None:
+            self._write()
+        assert self.folder is not None
+        self._run = agreement.run
+        self.folder.write_atomically(RUN, self._run)
+        setting = Setting(
+            job=self.job,
+            task=self.task,
+            split=self.split,
+            party=self.party,
+            rows={
+                subset: Rows.aligned(
+                    columns, self.split.columns(self.party), agreement.positions[subset]
+                )
+                for subset, columns in self._owned.items()
+            },
+            entropy=Secure(),
+            order_seed=agreement.order_seed,
+            folder=self.folder,
+        )
+        run = PartyRun(setting, progress)
+        self._last = agreement, run
+        return run
+
+    def _introduce(self, run: PartyRun, agreement: Agreement) -> None:
+        seconds = time.perf_counter() - self._began
+        what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
+        run.event(
+            f"{what}: fedveil {__version__}, Python {platform.python_version()}, "
+            f"{platform.machine()}; ready after {seconds:.1f} s"
+        )
+        for note in agreement.notes:
+            run.event(note)
+
+    def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
+        """Nobody leaves before all have their files: a party that was killed needs the others."""
+        done: dict[str, Value] = {"kind": "done", "step": run.done}
+        if self.party == self.task.leader:
+            for follower in channels:
+                _check(follower, (yield Receive(follower)), done)
+            for follower in channels:
+                yield Send(follower, {"kind": "farewell"})
+        else:
+            yield Send(self.task.leader, done)
+            _check(self.task.leader, (yield Receive(self.task.leader)), {"kind": "farewell"})
+
+
+def _check(peer: str, message: Message | None, due: Message) -> None:
+    if message != due:
+        found = message.get("kind") if message is not None else None
+        raise ExchangeError(f"{peer} sent {found!r} where {due['kind']!r} was due")
+
+
+def leader_of(task: Task) -> str:
+    """The leader's name."""
+    return task.leader
+
+
+def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
+    """Which follower this is: the one that is named, the only one, or the certificate's."""
+    choices = ", ".join(task.followers)
+    if named is not None:
+        if named not in task.followers:
+            raise InvalidValue(f"--party {named!r} is not a follower of the job: {choices}")
+        return named
+    if len(task.followers) == 1:
+        return task.followers[0]
+    certified = None if tls is None else named_in(tls)
+    if certified in task.followers:
+        return certified
+    raise InvalidValue(f"--party is missing: the followers of the job are {choices}")

@@ -1,0 +1,220 @@
+"""One party of a vertical run on a machine of its own, linked to the others.
+
+The leader listens and each follower dials it. They agree on the job, the examples and the step
+(`handshake`), go back to that step and play the same exchanges as in one process. Whenever a
+party turns out to be a new process they agree anew, so that a run in which any of them was killed
+ends with the weights of one in which none was. When all have written their files, all hear that
+all have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted
+from fedveil.link.channel import Exchange, drive
+from fedveil.link.dialer import Dialer
+from fedveil.link.link import Link
+from fedveil.link.listener import Listener
+from fedveil.link.streams import Address
+from fedveil.link.tls import Credentials
+from fedveil.message import Message, Value
+from fedveil.vertical.apart import handshake
+from fedveil.vertical.apart.handshake import TRAIN, Agreement, Unfit
+from fedveil.vertical.apart.lone_party import Machine, Session
+from fedveil.vertical.party_run import PartyRun, Progress
+
+LEADER = "fedveil vertical leader"
+FOLLOWER = "fedveil vertical follower"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a party meets the others, and how it speaks of what happens there.
+
+    Without credentials the link is plaintext, which only loopback addresses take. A party that is
+    away for more than `patience_s` seconds ends the session.
+    """
+
+    address: Address
+    credentials: Credentials | None
+    patience_s: float = 600.0
+    report: Callable[[str], None] = print
+    progress: Progress | None = None
+    listening: Callable[[Address], None] = field(default=lambda address: None)
+
+
+# --- the leader
+
+
+def lead(
+    machine: Machine,
+    place: Place,
+    purpose: str = TRAIN,
+    own: Callable[[PartyRun], Exchange[Any]] | None = None,
+) -> Session:
+    """The leader's side of a session, from its first listening to its end.
+
+    `own` is as in `Machine.play`.
+    """
+    followers = machine.split.followers
+    links = {name: Link(name, patience_s=place.patience_s) for name in followers}
+    with (
+        _how_to_resume(machine, purpose, LEADER),
+        Listener(place.address, links, machine.party, place.credentials, place.report) as listener,
+        _closing(links.values()),
+    ):
+        place.listening(listener.address)
+        attempt = 0
+        while True:
+            attempt += 1
+            for link in links.values():
+                link.begin()
+            try:
+                agreement = drive(
+                    handshake.lead(
+                        machine.standing(),
+                        followers,
+                        attempt=attempt,
+                        purpose=purpose,
+                        order_seed=machine.job.seed,
+                    ),
+                    links,
+                )
+                _tell(place, agreement)
+                return _noting(links, machine.play(agreement, links, place.progress, own))
+            except Unfit as unfit:
+                place.report(f"refused: {unfit}")
+                links[unfit.follower].refuse(str(unfit))
+                links[unfit.follower].await_another()
+            except PeerRestarted as restart:
+                place.report(f"{restart}: back to the last step that all hold")
+
+
+# --- a follower
+
+
+class _StartOver(PeerRestarted):
+    """The leader begins a new attempt; `begin` is its message."""
+
+    def __init__(self, begin: Message) -> None:
+        self.begin = begin
+        super().__init__("the leader starts over")
+
+
+class _Attentive:
+    """The channel to the leader of a follower that notices when another attempt begins."""
+
+    def __init__(self, link: Link) -> None:
+        self.peer = link.peer
+        self.send = link.send
+        self.close = link.close
+        self._link = link
+
+    def receive(self) -> dict[str, Value]:
+        """The leader's next message; raises _StartOver where it begins anew."""
+        message = self._link.receive()
+        if message.get("kind") == "begin":
+            raise _StartOver(message)
+        return message
+
+
+def serve(machine: Machine, place: Place) -> NoReturn:
+    """Take part in whatever the leader does with the trained model, one session after another."""
+    while True:
+        try:
+            follow(machine, replace(place, patience_s=math.inf), looks=True)
+        except (LinkLost, ExchangeError) as error:
+            place.report(str(error))
+
+
+def follow(machine: Machine, place: Place, *, looks: bool = False) -> Session:
+    """A follower's side of a session: training, or with `looks` anything but training."""
+    leader = machine.split.leader
+    link = Link(leader, patience_s=place.patience_s)
+    with (
+        _how_to_resume(machine, "" if looks else TRAIN, FOLLOWER),
+        Dialer(place.address, link, machine.party, place.credentials),
+        _closing([link]),
+    ):
+        begin: Message | None = None
+        while True:
+            link.begin()
+            try:
+                agreement = drive(
+                    handshake.follow(machine.standing(), leader, begin), {leader: link}
+                )
+                if looks == (agreement.purpose == TRAIN):
+                    here = "serve" if looks else TRAIN
+                    raise ExchangeError(
+                        f"{machine.party} is here to {here}, and {leader} to {agreement.purpose}"
+                    )
+                _tell(place, agreement)
+                attentive = {leader: _Attentive(link)}
+                return _noting({leader: link}, machine.play(agreement, attentive, place.progress))
+            except _StartOver as again:
+                begin = again.begin
+                place.report(f"{again}: back to the last step that all hold")
+            except PeerRestarted as restart:
+                begin = None
+                place.report(f"{restart}: back to the last step that all hold")
+
+
+def _noting(links: Mapping[str, Link], session: Session) -> Session:
+    """Write down what became of the links."""
+    for peer, link in links.items():
+        if link.reconnections:
+            session.run.event(
+                f"the link to {peer} was opened again {link.reconnections} times, after "
+                f"{link.away_s:.1f} s in all"
+            )
+    return session
+
+
+def _tell(place: Place, agreement: Agreement) -> None:
+    for note in agreement.notes:
+        place.report(note)
+    if agreement.step:
+        place.report(f"{agreement.purpose} from step {agreement.step}")
+
+
+@contextmanager
+def _how_to_resume(machine: Machine, purpose: str, command: str) -> Iterator[None]:
+    try:
+        yield
+    except (FedveilError, KeyboardInterrupt) as end:
+        if machine.folder is not None and purpose == TRAIN:
+            end.add_note(
+                f"`{command} --resume {machine.root.path}` goes on from the last step that all hold"
+            )
+        raise
+
+
+@contextmanager
+def _closing(links: Iterable[Link]) -> Iterator[None]:
+    """Close the links at the end, telling the peers what kind of end it is."""
+    reason = ""
+    try:
+        yield
+    except ExchangeError as error:
+        reason = error.told
+        raise
+    except KeyboardInterrupt:
+        reason = "it was interrupted"
+        raise
+    except LinkLost:
+        reason = "it has lost another party"
+        raise
+    except FedveilError:
+        reason = "it met an error of its own"
+        raise
+    except BaseException:
+        reason = "it failed"
+        raise
+    finally:
+        for link in links:
+            link.close(reason)

@@ -1,0 +1,209 @@
+"""`fedveil vertical leader | follower | certificates`: parties on machines of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from fedveil.errors import InvalidValue, JobError, RunFolderError
+from fedveil.vertical.commands import here as cli
+from fedveil.vertical.commands.here import (
+    PATIENCE_S,
+    Insecure,
+    JobPath,
+    Out,
+    Overrides,
+    Patience,
+    Tls,
+)
+from fedveil.vertical.commands.here import app as app
+from fedveil.vertical.heap import keep_freed_memory
+
+if TYPE_CHECKING:
+    from fedveil.link.channel import Exchange
+    from fedveil.tasks import Task
+    from fedveil.vertical.account import Figure
+    from fedveil.vertical.apart.lone_party import Machine, Session
+    from fedveil.vertical.apart.sessions import Place
+    from fedveil.vertical.party_run import PartyRun
+
+MustListen: TypeAlias = Annotated[
+    str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free.")
+]
+Connect: TypeAlias = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where the leader listens.")
+]
+Resume: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="Go on with the run in this folder; takes no JOB, --set or --out beside it."),
+]
+
+
+@app.command()
+def leader(
+    listen: MustListen,
+    job: JobPath = None,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    patience: Patience = PATIENCE_S,
+) -> None:
+    """Train as the leader: waits for the followers, then shows the figures as they come."""
+    from fedveil.vertical.apart import sessions
+    from fedveil.vertical.apart.lone_party import leader_of
+
+    keep_freed_memory()
+
+    def work() -> Session:
+        with ExitStack() as stack:
+            machine = _machine(leader_of, job, overrides, out, resume, sessions.LEADER, stack)
+            place = _place("--listen", listen, machine, tls, insecure, patience)
+            return sessions.lead(machine, place)
+
+    _show(cli.interruptible(work))
+
+
+@app.command()
+def follower(
+    connect: Connect,
+    job: JobPath = None,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = None,
+    serve: Annotated[
+        Path | None,
+        typer.Option(help="Take part in what the leader does with the model of this run's folder."),
+    ] = None,
+    party: Annotated[
+        str | None,
+        typer.Option(help="Which follower; without it, the only one, or the certificate's."),
+    ] = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    patience: Patience = PATIENCE_S,
+) -> None:
+    """Train as a follower, or serve: connects to the leader, and goes on when the link breaks."""
+    from fedveil.vertical.apart import sessions
+    from fedveil.vertical.apart.lone_party import follower_of
+
+    if serve is not None and resume is not None:
+        raise JobError(["--serve and --resume do not go together: one looks, the other trains"])
+
+    def here(task: Task) -> str:
+        return follower_of(task, party, tls)
+
+    keep_freed_memory()
+
+    def work() -> Session:
+        with ExitStack() as stack:
+            machine = _machine(
+                here, job, overrides, out, resume or serve, sessions.FOLLOWER, stack,
+                finished=serve is not None,
+            )  # fmt: skip
+            place = _place("--connect", connect, machine, tls, insecure, patience)
+            if serve is None:
+                return sessions.follow(machine, place)
+            cli.say(f"{machine.party} serves {serve}; Ctrl-C ends it")
+            return sessions.serve(machine, place)
+
+    _show(cli.interruptible(work))
+
+
+@app.command()
+def certificates(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to.")],
+    party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
+    days: Annotated[int, typer.Option(min=1, help="How long they are valid.")] = 825,
+) -> None:
+    """Make a private authority, where DIR has none, and one certificate for each party."""
+    from fedveil.link.tls import write_certificates
+
+    for path in write_certificates(directory, party, days=days):
+        cli.say(f"wrote {path}: give this folder to {path.name} and to nobody else")
+    cli.say(f"{directory / 'authority.key'} stays here: whoever has it can pass for any party")
+
+
+def look(
+    purpose: str,
+    run: Path,
+    listen: str,
+    tls: Path | None,
+    insecure: bool,
+    patience: float,
+    own: Callable[[PartyRun], Exchange[Any]] | None = None,
+) -> Session:
+    """The leader's side of what is done with a trained model, with followers that serve.
+
+    `own` is that side where it is another than the purpose's.
+    """
+    from fedveil.vertical.apart import sessions
+    from fedveil.vertical.apart.lone_party import Machine, leader_of
+
+    with ExitStack() as stack:
+        machine = Machine.reopened(run, leader_of, stack)
+        place = _place("--listen", listen, machine, tls, insecure, patience)
+        return sessions.lead(machine, place, purpose, own)
+
+
+def _machine(
+    here: Callable[[Task], str],
+    job: Path | None,
+    overrides: Sequence[str] | None,
+    out: Path | None,
+    old: Path | None,
+    command: str,
+    stack: ExitStack,
+    *,
+    finished: bool = False,
+) -> Machine:
+    from fedveil.vertical.apart.lone_party import Machine
+
+    if old is None:
+        return Machine.new(cli.load(job, overrides), here, out, command, stack)
+    if job is not None or overrides or out is not None:
+        raise JobError(
+            ["--resume and --serve take the run's own job: no JOB, --set or --out beside them"]
+        )
+    machine = Machine.reopened(old, here, stack)
+    if machine.has_finished and not finished:
+        raise RunFolderError(
+            f"the run in {old} has ended: `fedveil vertical evaluate` and `predict` of the leader, "
+            f"with --serve at the followers, look at its model"
+        )
+    return machine
+
+
+def _place(
+    option: str, address: str, machine: Machine, tls: Path | None, insecure: bool, patience: float
+) -> Place:
+    from fedveil.link.streams import Address
+    from fedveil.link.tls import Credentials
+    from fedveil.vertical.apart.sessions import Place
+    from fedveil.vertical.step_lines import line
+
+    if (tls is None) != insecure:
+        raise InvalidValue(
+            "--tls and --insecure do not go together"
+            if insecure
+            else "--tls DIR is missing: plaintext needs --insecure, and a loopback address"
+        )
+    return Place(
+        address=Address.parse(option, address),
+        credentials=None if tls is None else Credentials.read(tls, machine.party),
+        patience_s=patience,
+        report=cli.remark,
+        progress=lambda record: cli.say(line(record)),
+        listening=lambda here: cli.say(f"{machine.party} listens on {here}"),
+    )
+
+
+def _show(session: Session) -> None:
+    figures: Mapping[str, Sequence[Figure]] = {session.run.name: session.figures}
+    cli.account(figures)
+    cli.say(f"run folder: {session.folder}")

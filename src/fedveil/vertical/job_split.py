@@ -1,0 +1,171 @@
+"""The task and the split model of a job: the same on every machine that takes part."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedveil.entropy import Entropy, Secure, Seeded
+from fedveil.errors import FedveilError, InvalidValue, JobError
+from fedveil.tasks import Task, build, initial, split_of
+from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
+from fedveil.vertical.vertical_job import (
+    EmbeddingDPSettings,
+    OptimizerSettings,
+    PartSettings,
+    VerticalJob,
+)
+
+
+def make_task(job: VerticalJob, folder: Path | None = None) -> Task:
+    """The job's task; `folder` is a run's, where the task finds the files that it left there."""
+    task = build(job.task.name, job.task.settings, job.seed, folder)
+    if job.privacy.label_dp is not None and task.classes is None:
+        raise JobError(
+            [f"privacy.label_dp needs labels that are classes, and task.name = {job.task.name} "
+             f"has others"]
+        )  # fmt: skip
+    return task
+
+
+def make_split(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> SplitModel:
+    """The task's parts as the job has them.
+
+    Modules that the job names, or that the task makes from a party's data, are made for the
+    parties in `here` alone, for all without it.
+    """
+    base = split_of(task, here)
+    names = list(job.parts) or list(base.by_name)
+    parts = [_part(job, base, name, here) for name in names]
+    parts = [_with_privacy(job, part, parts) for part in parts]
+    parties = (task.leader, *task.followers)
+    for part in parts:
+        if part.owner not in parties:
+            raise JobError(
+                [f"parts.{part.name}.owner = {part.owner} is not a party of the task "
+                 f"{job.task.name}: {', '.join(parties)}"]
+            )  # fmt: skip
+    split = SplitModel(parts, leader=task.leader)
+    if job.privacy.embedding_dp is not None and not any(c.privacy for c in split.crossings):
+        raise JobError(
+            ["privacy.embedding_dp protects nothing: no part that reads data gives to another "
+             "party"]
+        )  # fmt: skip
+    return split
+
+
+def report_entropy(job: VerticalJob) -> Entropy:
+    """What reports draw from in one process."""
+    return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "vertical")
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """Let torch have so many threads meanwhile; None leaves it as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if number is None else number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def own_functions(job: VerticalJob) -> Iterator[str]:
+    """The `package.module:function` names in a job."""
+    if ":" in job.task.name:
+        yield job.task.name
+    for part in job.parts.values():
+        if part.module is not None:
+            yield part.module
+
+
+def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] | None) -> Part:
+    settings = job.parts.get(name, PartSettings())
+    given: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in settings.model_dump(exclude={"module", "optimizer", "privacy"}).items()
+        if value is not None
+    }
+    own = base.by_name.get(name)
+    if own is None:
+        _check_complete(name, settings, base)
+    else:
+        known = ("owner", "inputs", "output", "module", "dtype", "frozen", "optimizer", "privacy")
+        given = {key: getattr(own, key) for key in known} | given
+    given["optimizer"] = _optimizer(
+        given.get("optimizer", Optimizer()), job.optimizer, settings.optimizer, f"parts.{name}"
+    )
+    if settings.module is not None:
+        mine = here is None or given["owner"] in here
+        given["module"] = _own_module(settings.module, name, job.seed) if mine else None
+    return Part(name=name, **given)
+
+
+def _check_complete(name: str, settings: PartSettings, base: SplitModel) -> None:
+    for key in ("owner", "inputs", "output", "module"):
+        if getattr(settings, key) is None:
+            raise JobError(
+                [f"parts.{name}.{key} is missing: the task has no part of that name to take it "
+                 f"from, only {', '.join(base.by_name)}"]
+            )  # fmt: skip
+
+
+def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
+    settings = job.parts.get(part.name, PartSettings())
+    if settings.privacy is not None:
+        return _protected(part, settings.privacy.embedding_dp)
+    crosses = any(part.name in other.sources and other.owner != part.owner for other in parts)
+    if job.privacy.embedding_dp is not None and part.columns and crosses:
+        return _protected(part, job.privacy.embedding_dp)
+    return part
+
+
+def _protected(part: Part, settings: EmbeddingDPSettings | None) -> Part:
+    privacy = None
+    if settings is not None:
+        privacy = EmbeddingPrivacy(settings.eps, settings.gradient, settings.reuse)
+    return replace(part, privacy=privacy)
+
+
+def _optimizer(
+    base: Optimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
+) -> Optimizer:
+    """The task's optimiser, with what the job and then its part say on top."""
+    said = {
+        key: value
+        for settings in (job, part)
+        for key, value in settings.model_dump().items()
+        if value is not None
+    }
+    merged = replace(base, **said)
+    if merged.name != "sgd" and merged.momentum:
+        if said.get("momentum"):
+            raise JobError(
+                [f"{place}.optimizer.momentum = {merged.momentum!r} belongs to sgd; under "
+                 f"{merged.name} only 0 is allowed"]
+            )  # fmt: skip
+        merged = replace(merged, momentum=0.0)
+    return merged
+
+
+def _own_module(name: str, part: str, seed: int) -> nn.Module:
+    """What a function of the user's returns; its initial weights are the seed's and the part's."""
+    module_name, _, function = name.partition(":")
+    place = f"parts.{part}.module = {name!r}"
+    try:
+        make = getattr(importlib.import_module(module_name), function)
+        made = initial(seed, part, lambda: make(seed))
+    except FedveilError:
+        raise
+    except Exception as error:  # the user's module may raise anything
+        raise InvalidValue(f"{place} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise InvalidValue(f"{place} gave {type(made).__name__}, an nn.Module is needed")
+    return made

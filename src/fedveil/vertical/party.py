@@ -1,0 +1,277 @@
+"""A party: its parts, their optimisers, and its side of every step.
+
+The same object serves a run in one process and a party alone on its machine: it asks an engine
+to send and receive (see `channel`), and knows nothing of where the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from fedveil._validate import integer
+from fedveil.entropy import Entropy, Secure, Seeded
+from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerAborted, PeerRefused
+from fedveil.link.channel import Exchange, Send
+from fedveil.vertical.reports import Reports
+from fedveil.vertical.schedule import Program, micro_sizes, programs
+from fedveil.vertical.split import SplitModel, module_of
+from fedveil.vertical.step import Batch as Batch
+from fedveil.vertical.step import Context, Loss, Report, Step, last_words
+
+
+class Party:
+    """One party of a split model.
+
+    A step trains on one batch that all parties take part in, and is applied by all or by none:
+
+    - every tensor is checked where it arrives: name, step, micro-batch, type, shape, finiteness;
+    - weights and optimisers change only once the party knows that every party has checked all
+      that it receives in the step (`schedule` says by which message it knows);
+    - a tensor that is not due ends the step with ExchangeError on every side, and weights,
+      optimiser states and running statistics are those from before the step.
+
+    What can still part them is a process that dies, a link that breaks, or a `ready` or `commit`
+    that is not due, after the first of them knew: one has then applied the step and another has
+    not, and they go back to the last checkpoint that both hold.
+
+    With `in_flight = 1` a step is the same arithmetic as that of the joined model, to the bit.
+    With more, the gradients of as many micro-batches are added up, each weighted by its share of
+    the batch, and the weights change at the end of the step: no gradient is ever stale.
+
+    `loss` is the leader's, a mean over a batch. `entropy` is what EmbeddingDP draws from, `seed`
+    what dropout does. `report` replaces how a crossing's values become bits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        split: SplitModel,
+        *,
+        loss: Loss | None = None,
+        in_flight: int = 1,
+        entropy: Entropy | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+        tell_loss: bool = True,
+        report: Report | None = None,
+    ) -> None:
+        if name not in split.parties:
+            raise InvalidValue(f"name = {name!r} is not one of {', '.join(split.parties)}")
+        if (loss is not None) != (name == split.leader):
+            raise InvalidValue(f"loss is the leader's alone: {split.leader} has one, {name} is it")
+        self.name = name
+        self.split = split
+        self.in_flight = integer("in_flight", in_flight, 1)
+        self.device = torch.device(device)
+        self.modules = nn.ModuleDict(
+            {part.name: module_of(part).to(self.device) for part in split.owned_by(name)}
+        )
+        self.waited_s = 0.0
+        self.sent_bytes = self.received_bytes = 0
+        self._seed = seed
+        self._context = Context(
+            name=name,
+            split=split,
+            device=self.device,
+            report=report or Reports(Secure() if entropy is None else entropy),
+            loss=loss,
+            tell_loss=tell_loss,
+        )
+        self._peers = split.followers if name == split.leader else (split.leader,)
+        self._optimizers = dict(_optimizers(split, name))
+        self._statistics = _Statistics(self.modules)
+        self._parameters = list(self.modules.parameters())
+        self._programs: dict[tuple[int, bool], tuple[Program, frozenset[int]]] = {}
+        self._bytes: dict[tuple[int, bool, int], tuple[int, int]] = {}
+
+    def step(self, number: int, batch: Batch) -> Exchange[float | None]:
+        """Train on a batch; the result is its mean loss, where it is known here.
+
+        Steps are numbered by the caller, alike on every side.
+        """
+        self._switch(training=True)
+        self._statistics.keep()
+        step = self._pass(number, batch, training=True, occasion=0)
+        try:
+            yield from self._protected(step)
+        except BaseException:
+            self._clear()
+            self._statistics.put_back()
+            raise
+        for part, optimizer in self._optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = self.split.by_name[part].optimizer.lr_of(number)
+            optimizer.step()
+        self._clear()
+        return step.loss
+
+    def look(
+        self, number: int, batch: Batch, *, occasion: int = 0
+    ) -> Exchange[torch.Tensor | None]:
+        """Run forward alone, under the same protection; the leader's result is the outputs.
+
+        `occasion` tells reports apart that are drawn for the same `number` at different times.
+        """
+        self._switch(training=False)
+        step = self._pass(number, batch, training=False, occasion=occasion)
+        yield from self._protected(step)
+        return torch.cat(step.outputs) if step.outputs else None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Weights and statistics as `<part>/<name>`, optimisers as `<part>//<parameter>/<name>`."""
+        tensors = {
+            f"{part}/{name}": tensor.detach()
+            for part, module in self.modules.items()
+            for name, tensor in module.state_dict().items()
+        }
+        for part, optimizer in self._optimizers.items():
+            for number, held in optimizer.state_dict()["state"].items():
+                for name, value in held.items():
+                    if value is not None:
+                        tensors[f"{part}//{number}/{name}"] = torch.as_tensor(value)
+        return tensors
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state` gave."""
+        for part, module in self.modules.items():
+            begin = f"{part}/"
+            module.load_state_dict(
+                {
+                    name[len(begin) :]: tensor
+                    for name, tensor in state.items()
+                    if name.startswith(begin) and not name.startswith(f"{part}//")
+                }
+            )
+        for part, optimizer in self._optimizers.items():
+            begin = f"{part}//"
+            held: dict[int, dict[str, torch.Tensor]] = {}
+            for name, tensor in state.items():
+                if name.startswith(begin):
+                    number, _, key = name[len(begin) :].partition("/")
+                    held.setdefault(int(number), {})[key] = tensor.clone()
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": held, "param_groups": groups})
+        self._clear()
+        self._statistics = _Statistics(self.modules)
+
+    def _pass(self, number: int, batch: Batch, *, training: bool, occasion: int) -> Step:
+        if not batch.rows:
+            raise InvalidValue("a step needs at least one example, batch has none")
+        sizes = micro_sizes(batch.rows, self.in_flight)
+        program, tells = self._program(len(sizes), training)
+        return Step(
+            self._context,
+            program,
+            tells,
+            batch,
+            sizes,
+            number=number,
+            training=training,
+            occasion=occasion,
+            seed=_step_seed(self._seed, self.name, number) if training else 0,
+            measure=self._traffic_key(number, batch.rows, training) not in self._bytes,
+        )
+
+    def _program(self, micros: int, training: bool) -> tuple[Program, frozenset[int]]:
+        """The party's instructions, and which of the messages in them bring the loss."""
+        key = micros, training
+        if key not in self._programs:
+            program = programs(self.split, micros, training=training)[self.name]
+            self._programs[key] = program, last_words(program, self.split.leader)
+        return self._programs[key]
+
+    def _protected(self, step: Step) -> Exchange[None]:
+        """Run a step; where it fails, tell the other parties that it is over."""
+        try:
+            yield from step.run()
+        except ExchangeError as error:
+            knows = error.peer if isinstance(error, PeerAborted) else None
+            for peer in self._peers:
+                if peer != knows:
+                    with suppress(LinkLost, PeerRefused):  # the error counts more than its news
+                        yield Send(peer, {"kind": "abort", "reason": error.told})
+            raise
+        finally:
+            self.waited_s += step.waited_s
+        self._count(step)
+
+    def _count(self, step: Step) -> None:
+        """Add up bytes: alike for all steps of a size whose numbers are encoded in as many."""
+        key = self._traffic_key(step.number, step.rows, step.training)
+        sent, received = self._bytes.setdefault(key, (step.sent_bytes, step.received_bytes))
+        self.sent_bytes += sent
+        self.received_bytes += received
+
+    def _traffic_key(self, number: int, rows: int, training: bool) -> tuple[int, bool, int]:
+        return rows, training, number.bit_length()
+
+    def _switch(self, *, training: bool) -> None:
+        """Tell the modules whether they train; frozen ones never do."""
+        for part in self.split.owned_by(self.name):
+            module, wanted = self.modules[part.name], training and not part.frozen
+            if module.training != wanted:
+                module.train(wanted)
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+class _Statistics:
+    """The buffers that forward passes change, such as BatchNorm's, so that they can be put back.
+
+    Which ones do is seen by torch's version counters: at first all are kept.
+    """
+
+    def __init__(self, modules: nn.Module) -> None:
+        self._buffers = list(modules.buffers())
+        self._moving: set[int] | None = None
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._versions: list[int] = []
+
+    def keep(self) -> None:
+        """Remember the values before a step."""
+        if self._versions:
+            moved = [b._version != v for b, v in zip(self._buffers, self._versions, strict=True)]
+            seen = {place for place, found in enumerate(moved) if found}
+            self._moving = seen | (self._moving or set())
+        self._versions = [buffer._version for buffer in self._buffers]
+        self._kept = [
+            (buffer, buffer.clone())
+            for place, buffer in enumerate(self._buffers)
+            if self._moving is None or place in self._moving
+        ]
+
+    def put_back(self) -> None:
+        """Give the buffers the values that were kept."""
+        with torch.no_grad():
+            for buffer, kept in self._kept:
+                buffer.copy_(kept)
+
+
+def _optimizers(split: SplitModel, party: str) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    """One for each part that trains; a parameter that parts share belongs to the first."""
+    taken: set[int] = set()
+    for part in split.owned_by(party):
+        if part.frozen:
+            module_of(part).requires_grad_(False)
+    for part in split.owned_by(party):
+        if not split.runs_backward(part.name):
+            continue
+        own = [
+            parameter
+            for parameter in module_of(part).parameters()
+            if parameter.requires_grad and id(parameter) not in taken
+        ]
+        taken.update(map(id, own))
+        if own:
+            yield part.name, part.optimizer.over(own)
+
+
+def _step_seed(seed: int, party: str, number: int) -> int:
+    """What torch draws from in a step: alike wherever the party runs, and after a resumption."""
+    return Seeded(seed, "torch", party, number).integer(1 << 62)

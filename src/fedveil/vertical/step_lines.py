@@ -1,0 +1,34 @@
+"""A vertical run's records as lines, in the form of the source's log."""
+
+from __future__ import annotations
+
+from fedveil.record.recorder import Record
+
+
+def line(record: Record) -> str:
+    """`epoch 0 step 10/43391 loss: 10.653997`, and what it took; or what a look has shown."""
+    if "look" in record:
+        shown = (
+            f"{name.removeprefix('test_')} {value:.4f}"
+            for name, value in record.items()
+            if name.startswith("test_")
+        )
+        return f"epoch {record['epoch']} held-out examples: " + (" ".join(shown) or "sent")
+    text = f"epoch {record['epoch']} step {record['step']}/{record['steps']}"
+    if "loss" in record:
+        text += f" loss: {record['loss']:.6f}"
+    seconds = record["seconds_per_unit"]
+    crossed = record["bytes_sent_per_step"] + record["bytes_received_per_step"]
+    rate = f"{1 / seconds:,.0f}" if seconds else "-"
+    return (
+        f"{text}, {rate} {record['unit']}/s, {_size(crossed)} a step, "
+        f"{record['seconds_waiting']:.2f} s waiting"
+    )
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

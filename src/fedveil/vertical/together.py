@@ -1,0 +1,270 @@
+"""A vertical run in one process: every party, exact and repeatable.
+
+The run's folder holds the job and a folder for each party, as the party's own machine would.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil._version import __version__
+from fedveil.errors import FedveilError, RunFolderError
+from fedveil.learning.device import check_device
+from fedveil.link.channel import Exchange, drive_together
+from fedveil.privacy.ledger import Ledger
+from fedveil.record.own_modules import import_roots, make_importable
+from fedveil.record.recorder import Record
+from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
+from fedveil.tasks import Columns, Subset, Task
+from fedveil.vertical.account import Figure
+from fedveil.vertical.job_split import (
+    make_split,
+    make_task,
+    own_functions,
+    report_entropy,
+    threads,
+)
+from fedveil.vertical.party_run import PartyRun, Progress, Setting
+from fedveil.vertical.rows import Rows, align
+from fedveil.vertical.split import Joined, SplitModel
+from fedveil.vertical.vertical_job import VerticalJob
+
+COMMAND = "fedveil vertical run"
+SUBSETS: tuple[Subset, ...] = ("train", "test")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class VerticalRun:
+    """A run that has ended: each party's records and ledger, and the joined model."""
+
+    job: VerticalJob
+    split: SplitModel
+    folder: Path
+    records: Mapping[str, list[Record]]
+    figures: Mapping[str, list[Figure]]
+    ledgers: Mapping[str, Ledger]
+
+    @property
+    def leader(self) -> str:
+        """The party whose records have the task's figures."""
+        return self.split.leader
+
+    @property
+    def metrics(self) -> list[Record]:
+        """The leader's records."""
+        return self.records[self.leader]
+
+    @property
+    def model(self) -> Joined:
+        """All parts as one module: what nobody has where the parties are apart."""
+        return self.split.joined()
+
+
+def train(
+    job: VerticalJob,
+    out: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    encoded: bool = False,
+) -> VerticalRun:
+    """Run every party of a job in this process.
+
+    `out` is the run's folder (a new one under runs/ without it). `progress` is called with each
+    of the leader's records. With `encoded`, every message goes through its bytes, as between
+    machines; it changes nothing but the time.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(threads(job.threads))
+        parties = _Parties(job, None, encoded)
+        folder = RunFolder.create(out, job.name, COMMAND)
+        stack.callback(folder.close)
+        parties.enter(folder, stack, progress)
+        return parties.train(0)
+
+
+def resume(
+    folder: str | Path, *, progress: Progress | None = None, encoded: bool = False
+) -> VerticalRun:
+    """Go on with a run that ended early, from the last step that all parties hold.
+
+    With seeded randomness it ends with the bytes that it would have ended with if nothing had
+    happened. `progress` is called with the old records first.
+    """
+    with ExitStack() as stack:
+        parties = reopened(Path(folder), stack, progress, encoded)
+        return parties.train(parties.last_common_step())
+
+
+def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Figure]]]:
+    """The task's figures of a run's model on the held-out examples, and what looking has cost.
+
+    The examples go through the same crossings and the same protection as in training.
+    """
+    with ExitStack() as stack:
+        parties = reopened(Path(folder), stack)
+        quality = parties.look(PartyRun.evaluate)
+        return quality, parties.figures()
+
+
+def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The ids of the held-out examples, and the last part's output for each."""
+    with ExitStack() as stack:
+        parties = reopened(Path(folder), stack)
+        outputs = parties.look(PartyRun.predict)
+        assert outputs is not None, "the leader has the outputs"
+        return parties.ids, outputs
+
+
+def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
+    """The leader's result of an exchange that every party of a run plays with its model."""
+    with ExitStack() as stack:
+        return reopened(Path(folder), stack).look(how)
+
+
+def reopened(
+    path: Path,
+    stack: ExitStack,
+    progress: Progress | None = None,
+    encoded: bool = False,
+) -> _Parties:
+    """The parties of a run that was begun before."""
+    folder = RunFolder.reopen(path)
+    stack.callback(folder.close)
+    make_importable(folder.read_lines(IMPORTS))
+    job = VerticalJob.load(path / JOB)
+    stack.enter_context(threads(job.threads))
+    parties = _Parties(job, path, encoded)
+    parties.enter(folder, stack, progress)
+    return parties
+
+
+class _Parties:
+    """All parties of a job, put together; nothing is written before `enter`."""
+
+    def __init__(self, job: VerticalJob, old: Path | None, encoded: bool) -> None:
+        self._began = time.perf_counter()
+        check_device("device", job.device)
+        self.job = job
+        self.task: Task = make_task(job, old)
+        self.split = make_split(job, self.task)
+        self._encoded = encoded
+        names = (self.task.leader, *self.task.followers)
+        owned = {
+            subset: {name: self.task.owned(name, subset) for name in names} for subset in SUBSETS
+        }
+        self._notes: list[str] = []
+        self._rows: dict[Subset, dict[str, Rows]] = {}
+        for subset in SUBSETS:
+            positions = self._align(owned[subset], subset)
+            self._rows[subset] = {
+                name: Rows.aligned(columns, self.split.columns(name), positions[name])
+                for name, columns in owned[subset].items()
+            }
+        self.ids = self._rows["test"][self.task.leader].ids
+        self.runs: dict[str, PartyRun] = {}
+
+    def enter(self, folder: RunFolder, stack: ExitStack, progress: Progress | None) -> None:
+        """Open the run's folder, and each party's in it."""
+        self.folder = folder
+        folder.write_atomically(JOB, self.job.to_yaml().encode())
+        roots = import_roots(own_functions(self.job))
+        folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
+        for name in self.split.parties:
+            for file, data in getattr(self.task, "files", lambda party: {})(name).items():
+                folder.write_atomically(file, data)
+            setting = Setting(
+                job=self.job,
+                task=self.task,
+                split=self.split,
+                party=name,
+                rows={subset: self._rows[subset][name] for subset in SUBSETS},
+                entropy=report_entropy(self.job),
+                order_seed=self.job.seed,
+                folder=folder.within(name),
+            )
+            self.runs[name] = PartyRun(setting, progress if name == self.split.leader else None)
+            stack.callback(self.runs[name].close)
+
+    def last_common_step(self) -> int:
+        """The last step that all parties hold."""
+        common = set.intersection(*(set(run.held_steps()) for run in self.runs.values()))
+        if not common:
+            raise RunFolderError(f"{self.folder.path} has no step that all parties hold")
+        return max(common)
+
+    def train(self, step: int) -> VerticalRun:
+        """All steps that are left after `step`."""
+        with _how_to_resume(self.folder.path):
+            self._restore(step)
+            self._introduce()
+            self._together(PartyRun.train)
+        return VerticalRun(
+            job=self.job,
+            split=self.split,
+            folder=self.folder.path,
+            records={name: run.records for name, run in self.runs.items()},
+            figures=self.figures(),
+            ledgers={name: run.ledger() for name, run in self.runs.items()},
+        )
+
+    def look(self, how: Callable[[PartyRun], Exchange[T]]) -> T:
+        """The leader's result of a pass over the held-out examples, after the last step held."""
+        self._restore(self.last_common_step())
+        return self._together(how)[self.split.leader]
+
+    def figures(self) -> dict[str, list[Figure]]:
+        """Every party's account."""
+        return {name: run.figures() for name, run in self.runs.items()}
+
+    def _restore(self, step: int) -> None:
+        for run in self.runs.values():
+            run.restore(step)
+
+    def _together(self, how: Callable[[PartyRun], Exchange[T]]) -> dict[str, T]:
+        exchanges = {name: how(run) for name, run in self.runs.items()}
+        return drive_together(exchanges, encoded=self._encoded)
+
+    def _introduce(self) -> None:
+        seconds = time.perf_counter() - self._began
+        for run in self.runs.values():
+            run.event(
+                f"{f'went on after step {run.done}' if run.done else 'began'}: fedveil "
+                f"{__version__}, Python {platform.python_version()}, NumPy {np.__version__}, "
+                f"torch {torch.__version__}, {platform.machine()}; ready after {seconds:.1f} s"
+            )
+            run.event(f"randomness of reports: {run.setting.entropy.description}")
+            for note in self._notes:
+                run.event(note)
+
+    def _align(self, owned: Mapping[str, Columns], subset: Subset) -> dict[str, npt.NDArray[Any]]:
+        """Where each party has the common examples; what is left out is noted."""
+        positions = align({name: columns.ids for name, columns in owned.items()}, self.task.leader)
+        for name, columns in owned.items():
+            left_out = len(columns) - len(positions[name])
+            if left_out > 0:
+                self._notes.append(
+                    f"{left_out} of {len(columns)} {subset} examples of {name} are left out: not "
+                    f"all parties hold them"
+                )
+        return positions
+
+
+@contextmanager
+def _how_to_resume(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (FedveilError, KeyboardInterrupt) as end:
+        end.add_note(f"`{COMMAND} --resume {path}` goes on from the last step that all hold")
+        raise

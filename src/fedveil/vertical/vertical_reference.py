@@ -1,0 +1,46 @@
+"""The reference of every key of a vertical job, made from the settings themselves.
+
+`python -m fedveil.vertical.vertical_reference > docs/vertical-job.md` writes it anew; a test
+compares the two.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fedveil.federated.job_reference import rules, tables
+from fedveil.vertical import vertical_rules
+from fedveil.vertical.vertical_job import VerticalJob
+
+_INTRODUCTION = """\
+# The vertical job
+
+A vertical run is described by one YAML file, the same for every party, and every key in it may be
+left out. `fedveil vertical show` prints a job with all of its keys; `fedveil vertical run` without
+a file runs the default job:
+
+```yaml
+{default}```
+
+It is read as [the job of a federation](job.md) is: everything is checked before anything starts,
+every problem is one sentence, unknown keys are errors, `--set KEY=VALUE` sets any key by its dotted
+path. NAME below is a part's name: `--set parts.left.optimizer.lr=0.05`.
+
+Parties compare their copies when they meet: all keys must be equal but {own}, and those by which
+a task finds a party's own data.
+
+## Keys
+"""
+
+
+def reference() -> str:
+    """The page, in Markdown."""
+    own = [f"`{key}`" for key in VerticalJob.OWN_KEYS]
+    introduction = _INTRODUCTION.format(
+        default=VerticalJob().to_yaml(), own=f"{', '.join(own[:-1])} and {own[-1]}"
+    )
+    return "\n".join([introduction, *tables(VerticalJob), rules(vertical_rules.RULES)])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,78 @@
+"""docs/job.md is what the settings say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedveil.federated import job_rules
+from fedveil.federated.job import Job
+from fedveil.federated.job_reference import reference
+from fedveil.settings import allowed as _allowed
+from folders import DOCS
+
+
+def test_the_committed_page_is_the_generated_one():
+    page = (DOCS / "job.md").read_text(encoding="utf-8")
+    assert page == reference(), (
+        "python -m fedveil.federated.job_reference > docs/job.md writes it anew"
+    )
+
+
+def test_the_command_writes_the_page():
+    command = [sys.executable, "-m", "fedveil.federated.job_reference"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == reference()
+
+
+def rows() -> dict[str, list[str]]:
+    lines = [line for line in reference().splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+def test_every_key_has_a_row_with_its_meaning():
+    assert list(rows()) == [".".join(path) for path in _values_before_blocks(Job, ())]
+    for allowed, default, meaning in rows().values():
+        assert allowed
+        assert default.startswith("`")
+        assert len(meaning) > 10
+
+
+def _values_before_blocks(model: type, prefix: tuple[str, ...]) -> list[tuple[str, ...]]:
+    fields = [(name, _allowed.block_of(field)) for name, field in model.model_fields.items()]
+    values = [(*prefix, name) for name, block in fields if block is None]
+    for name, block in fields:
+        if block is not None:
+            values += _values_before_blocks(block, (*prefix, name))
+    return values
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed", "default"),
+    [
+        ("protection.signds.sign_k", "a number in (0, 0.25]", "`0.01`"),
+        ("simulation.workers", "auto or a whole number in [0, inf)", "`auto`"),
+        ("clients.number", "a whole number in [1, inf) or null", "`100`"),
+        ("privacy.max_epsilon", "a number in (0, inf) or null", "`null`"),
+        ("record.tensorboard", "true or false", "`false`"),
+        ("data.split", "one of iid, shards, dirichlet, by_client", "`iid`"),
+    ],
+)
+def test_rows_that_are_known(key: str, allowed: str, default: str):
+    assert rows()[key][:2] == [allowed, default]
+
+
+def test_every_rule_is_on_the_page():
+    rules = reference().partition("## Between keys")[2].strip().splitlines()
+    assert len(rules) == len(job_rules.RULES)
+    assert all(rule.startswith("- ") and rule.endswith(".") for rule in rules)
+
+
+def test_the_default_job_on_the_page_is_the_default_job(tmp_path: Path):
+    text = reference().partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "job.yaml").write_text(text)
+    assert Job.load(tmp_path / "job.yaml") == Job()

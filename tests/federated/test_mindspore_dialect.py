@@ -1,0 +1,443 @@
+"""MindSpore Federated's files: what they become, what is ignored, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fedveil.errors import JobError
+from fedveil.federated import mindspore, mindspore_keys
+from fedveil.federated.job import Job
+from fedveil.settings import yaml_file
+from fedveil.settings.allowed import shown
+from job_checks import DATA, attempt, load
+
+PLAIN = {
+    "fl_name": "plain",
+    "fl_iteration_num": 3,
+    "server_mode": "FEDERATED_LEARNING",
+    "round": {"start_fl_job_threshold": 10, "update_model_ratio": 1.0},
+    "encrypt": {"encrypt_train_type": "NOT_ENCRYPT"},
+    "client": {"client_epoch_num": 2, "client_batch_size": 8, "client_learning_rate": 0.5},
+}
+
+
+def changed(*changes: tuple[str, Any]) -> dict[str, Any]:
+    """The plain file, with the values at dotted places set."""
+    data: dict[str, Any] = copy.deepcopy(PLAIN)
+    for place, value in changes:
+        block = data
+        *path, name = place.split(".")
+        for part in path:
+            block = block.setdefault(part, {})
+        block[name] = value
+    return data
+
+
+def refusals(*changes: tuple[str, Any]) -> list[str]:
+    conversion, problems = attempt(lambda: mindspore.translate(changed(*changes)))
+    assert conversion is None
+    return list(problems)
+
+
+# --- whole files --------------------------------------------------------------------------------
+
+
+def test_a_complete_file_of_the_sources_experiment():
+    conversion = mindspore.convert(DATA / "mindspore_signds.yaml")
+    expected = Job(
+        name="LeNet on handwriting",
+        rounds=600,
+        clients={"number": 100, "fraction": 1.0},
+        training={"epochs": 20, "batch_size": 32, "lr": 0.01},
+        protection={
+            "name": "signds",
+            "signds": {"sign_k": 0.2, "sign_global_lr": 4.0},
+            "pw_encrypt": {"cipher_time_window": 3000, "reconstruct_secrets_threshold": 1},
+        },
+    )
+    assert conversion.job == expected
+    assert conversion.job.weighting == "equal"
+    assert conversion.ignored == [
+        "enable_ssl",
+        "checkpoint_dir",
+        "distributed_cache.type",
+        "distributed_cache.address",
+        "distributed_cache.plugin_lib_path",
+        "round.start_fl_job_time_window",
+        "round.update_model_time_window",
+        "round.global_iteration_time_window",
+        "summary.metrics_file",
+        "summary.failure_event_file",
+        "summary.continuous_failure_times",
+        "summary.data_rate_dir",
+        "summary.participation_time_level",
+        "unsupervised.cluster_client_num",
+        "unsupervised.eval_type",
+        "compression.upload_sparse_rate",
+        "ssl.server_cert_path",
+        "ssl.client_cert_path",
+        "ssl.ca_cert_path",
+        "ssl.crl_path",
+        "ssl.cipher_list",
+        "ssl.cert_expire_warning_time_in_day",
+        "client_verify.pki_verify",
+        "client_verify.root_first_ca_path",
+        "client_verify.root_second_ca_path",
+        "client_verify.equip_crl_path",
+        "client_verify.replay_attack_time_diff",
+        "client.http_url_prefix",
+        "client.connection_num",
+    ]
+    assert conversion.notes[0].endswith(", ".join(conversion.ignored))
+    assert not any("left out" in note for note in conversion.notes)
+
+
+def test_secure_aggregation_with_latecomers():
+    conversion = mindspore.convert(DATA / "mindspore_pw.yaml")
+    job = conversion.job
+    assert (job.protection.name, job.clients_per_round, job.sharing_clients) == (
+        "pw_encrypt",
+        50,
+        48,
+    )
+    assert job.protection.pw_encrypt.reconstruct_secrets_threshold == 35
+    assert job.protection.pw_encrypt.cipher_time_window == 20000
+    assert job.simulation.dropouts == {"masked": 0.1}
+    assert job.weighting == "by_size"
+    assert conversion.ignored == []
+    assert any("45 of 50 updates close a round" in note for note in conversion.notes)
+
+
+def test_the_older_form_without_blocks():
+    conversion = mindspore.convert(DATA / "mindspore_flat.yaml")
+    assert conversion.job == Job(
+        name="flat",
+        rounds=10,
+        clients={"number": 8, "fraction": 1.0},
+        training={"epochs": 2, "batch_size": 16, "lr": 0.05},
+        protection={
+            "name": "dp_encrypt",
+            "dp_encrypt": {"dp_eps": 60.0, "dp_delta": 0.125, "dp_norm_clip": 0.5},
+        },
+    )
+    assert set(conversion.ignored) == {
+        "enable_fl",
+        "ms_role",
+        "server_num",
+        "scheduler_ip",
+        "scheduler_port",
+        "fl_server_port",
+    }
+
+
+def test_everything_that_cannot_be_taken_over_is_named_at_once_in_their_words():
+    with pytest.raises(JobError) as caught:
+        mindspore.convert(DATA / "mindspore_refused.yaml")
+    assert list(caught.value.problems) == [
+        "start_job = 3 is not a key of MindSpore Federated's server",
+        "encrypt.dp_encrypt.dp_norm_clp = 1.0 is not a key of MindSpore Federated's server "
+        "(did you mean encrypt.dp_encrypt.dp_norm_clip?)",
+        "ssl = 1 is not a block of keys",
+        "server_mode = 'HYBRID_TRAINING' is not supported: there the server trains too, on data "
+        "of its own; FEDERATED_LEARNING and CLOUD_TRAINING are allowed",
+        "aggregation.aggregation_type = 'FedProx' is not supported: FedProx, Scaffold and FedNova "
+        "change how clients train and how updates are combined; only FedAvg is allowed",
+        "compression.upload_compress_type = 'DIFF_SPARSE_QUANT' is not supported: "
+        "DIFF_SPARSE_QUANT changes what clients send; only NO_COMPRESS is allowed",
+        "compression.download_compress_type = 'QUANT' is not supported: QUANT changes the model "
+        "that clients start from; only NO_COMPRESS is allowed",
+        "aggregation.total_client_num = 4 is below round.start_fl_job_threshold = 10: the cohort "
+        "of a round is at most all clients",
+        "round.update_model_ratio = 1.5 is not a number in (0, 1]",
+        "fl_iteration_num = 0 is outside [1, inf)",
+        "encrypt.dp_encrypt.dp_delta = 1 is outside (0, 1)",
+        "encrypt.signds.sign_k = 0.4 is outside (0, 0.25]",
+    ]
+
+
+@pytest.mark.parametrize("name", ["signds", "pw", "flat"])
+def test_the_native_form_is_the_same_job(name: str):
+    path = DATA / f"mindspore_{name}.yaml"
+    job = mindspore.convert(path).job
+    assert Job.load(path) == job == load(job.to_yaml())
+
+
+# --- the switch ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["encrypt_type", "encrypt_train_type"])
+@pytest.mark.parametrize(
+    "position", ["not_encrypt", "dp_encrypt", "signds", "rr", "oue", "pw_encrypt"]
+)
+def test_both_names_of_the_switch_in_any_case(key: str, position: str):
+    for spelling in (position, position.upper(), position.title()):
+        data = changed(("encrypt", {key: spelling}))
+        data["encrypt"]["pw_encrypt"] = {"reconstruct_secrets_threshold": 7}
+        assert mindspore.translate(data).job.protection.name == position
+
+
+def test_the_two_names_must_agree():
+    agreeing = changed(("encrypt.encrypt_type", "not_encrypt"))
+    assert mindspore.translate(agreeing).job.protection.name == "not_encrypt"
+    assert refusals(("encrypt.encrypt_type", "SIGNDS")) == [
+        "encrypt.encrypt_type = 'SIGNDS' and encrypt.encrypt_train_type = 'NOT_ENCRYPT' are two "
+        "names of one setting and differ"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("STABLE_PW_ENCRYPT", "keeps one set of pairwise keys for all rounds and is not supported"),
+        ("SIGN_DS", "is no protection"),
+        (None, "is no protection"),
+        (3, "is no protection"),
+    ],
+)
+def test_a_switch_in_no_position(value: Any, why: str):
+    (sentence,) = refusals(("encrypt.encrypt_train_type", value))
+    assert f" {why}; it is one of NOT_ENCRYPT, DP_ENCRYPT, PW_ENCRYPT, SIGNDS, RR, OUE" in sentence
+    assert sentence.startswith("encrypt.encrypt_train_type = ")
+
+
+def test_our_additions_stand_beside_their_keys():
+    job = mindspore.translate(
+        changed(
+            ("encrypt.encrypt_train_type", "RR"),
+            ("encrypt.unary", {"eps": 2.0, "cells": 7, "total_eps": None}),
+            ("encrypt.signds", {"regrow": True}),
+        )
+    ).job
+    assert (job.protection.unary.eps, job.protection.unary.cells) == (2.0, 7)
+    assert job.protection.signds.regrow
+
+
+PW = ("encrypt.encrypt_train_type", "PW_ENCRYPT")
+THRESHOLD = ("encrypt.pw_encrypt.reconstruct_secrets_threshold", 7)
+
+
+def test_the_share_ratio_goes_by_two_names():
+    name, alias = (f"encrypt.pw_encrypt.share_{word}_ratio" for word in ("secrets", "client"))
+    for ratios in ({name: 1.0}, {alias: 1.0}, {name: 1.0, alias: 1}):
+        data = changed(PW, THRESHOLD, *ratios.items())
+        assert mindspore.translate(data).job.sharing_clients == 10
+    assert mindspore.translate(changed(PW, THRESHOLD, (alias, 0.8))).job.sharing_clients == 8
+    assert len(refusals(PW, THRESHOLD, (alias, 0.8), (name, 1.0))) == 1
+    assert refusals(PW, THRESHOLD, (alias, 2)) == [f"{alias} = 2 is outside (0, 1]"]
+
+
+def test_the_threshold_is_needed_and_below_the_cohort():
+    place = "encrypt.pw_encrypt.reconstruct_secrets_threshold"
+    assert refusals(PW) == [f"{place} = null is not a whole number in [1, inf)"]
+    (sentence,) = refusals(PW, (place, 10))
+    assert sentence.startswith(f"{place} = 10 is outside [1, 10): it is below the number of")
+
+
+def test_one_server_under_pairwise_masks():
+    assert refusals(PW, THRESHOLD, ("server_num", 2)) == [
+        "server_num = 2 is not supported under PW_ENCRYPT: one server holds the sum of masks, so "
+        "that only 1 is allowed"
+    ]
+    assert mindspore.translate(changed(PW, THRESHOLD, ("server_num", 1))).ignored == []
+    assert mindspore.translate(changed(("server_num", 2))).ignored == ["server_num"]
+
+
+@pytest.mark.parametrize("position", ["SIGNDS", "PW_ENCRYPT"])
+def test_compression_of_uploads_that_their_server_switches_off(position: str):
+    upload = ("compression.upload_compress_type", "DIFF_SPARSE_QUANT")
+    data = changed(("encrypt.encrypt_train_type", position), THRESHOLD, upload)
+    assert mindspore.translate(data).ignored == ["compression.upload_compress_type"]
+    assert len(refusals(upload)) == 1
+
+
+# --- cohorts ------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3000), st.integers(1, 1000))
+@example(100, 70)  # 0.07 * 100 is above 7 in floating point
+def test_the_ratio_drops_exactly_the_latecomers(threshold: int, thousandths: int):
+    """The decimal ratio as it is written decides, never its nearest binary number."""
+    data = changed(
+        ("round.start_fl_job_threshold", threshold),
+        ("round.update_model_ratio", thousandths / 1000),
+    )
+    job = mindspore.translate(data).job
+    late = threshold - math.ceil(Decimal(thousandths) / 1000 * threshold)
+    assert job.clients_per_round == threshold
+    assert round(job.simulation.dropouts.get("masked", 0) * threshold) == late
+    assert (job.simulation.dropouts == {}) == (late == 0)
+
+
+@pytest.mark.parametrize("value", [0, -0.1, 1.01, math.nan, math.inf, True, "1.0"])
+def test_a_ratio_outside_its_domain(value: Any):
+    (sentence,) = refusals(("round.update_model_ratio", value))
+    assert sentence.startswith("round.update_model_ratio = ")
+    assert sentence.endswith(" is not a number in (0, 1]")
+
+
+@given(st.integers(1, 2000), st.integers(0, 2000))
+def test_a_known_number_of_clients(threshold: int, more: int):
+    data = changed(
+        ("round.start_fl_job_threshold", threshold),
+        ("aggregation", {"aggregation_type": "FEDAVG", "total_client_num": threshold + more}),
+    )
+    job = mindspore.translate(data).job
+    assert (job.clients.number, job.clients_per_round) == (threshold + more, threshold)
+
+
+@pytest.mark.parametrize("value", [0, True, "ten", 1.5])
+def test_a_cohort_that_is_no_number(value: Any):
+    sentence = f" = {shown(value)} is not a whole number in [1, inf)"
+    assert refusals(("round.start_fl_job_threshold", value)) == [
+        f"round.start_fl_job_threshold{sentence}"
+    ]
+    assert refusals(("aggregation.total_client_num", value)) == [
+        f"aggregation.total_client_num{sentence}"
+    ]
+
+
+@pytest.mark.parametrize("mode", ["FEDERATED_LEARNING", "cloud_training"])
+def test_modes_that_average(mode: str):
+    assert mindspore.translate(changed(("server_mode", mode))).job == mindspore.translate(PLAIN).job
+
+
+@pytest.mark.parametrize("mode", ["PARAMETER_SERVER", "", 3])
+def test_modes_that_do_not(mode: Any):
+    (sentence,) = refusals(("server_mode", mode))
+    assert "does not average clients' models" in sentence
+
+
+# --- the file as a whole ------------------------------------------------------------------------
+
+
+def test_what_is_left_out_takes_their_defaults_and_is_said():
+    conversion = mindspore.translate({"encrypt": {"encrypt_type": "RR"}})
+    job = conversion.job
+    assert (job.name, job.rounds, job.clients_per_round) == ("Lenet", 20, 1)
+    assert (job.training.epochs, job.training.batch_size, job.training.lr) == (25, 32, 0.001)
+    (note,) = [note for note in conversion.notes if "left out" in note]
+    assert all(f"{k} = {v}" in note for k, v in mindspore_keys.DEFAULTS.items())
+
+
+def test_settings_on_top_are_in_our_keys():
+    path = DATA / "mindspore_signds.yaml"
+    job = Job.load(path, ["clients.number=1000", "clients.fraction=0.1", "protection=oue"])
+    assert (job.clients_per_round, job.rounds, job.protection.name) == (100, 600, "oue")
+    with pytest.raises(JobError) as caught:
+        Job.load(path, ["rounds=0", "seeed=1", "protection.signds.sign_eps=0"])
+    assert [problem.split(" ")[0] for problem in caught.value.problems] == [
+        "seeed",
+        "rounds",
+        "protection.signds.sign_eps",
+    ]
+
+
+UNKNOWN = "is not a key of MindSpore Federated's server"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        ("seed", 3, f"seed = 3 {UNKNOWN}; a key of ours is given by --set, or in a file of ours"),
+        ("fl_nam", "x", f"fl_nam = 'x' {UNKNOWN} (did you mean fl_name?)"),
+        ("summary", 3, "summary = 3 is not a block of keys"),
+        ("extra", {}, f"extra = {{}} {UNKNOWN}"),
+        ("a", {"b": {"c": {"d": {"e": 1}}}}, f"a.b.c = {{'d': {{'e': 1}}}} {UNKNOWN}"),
+        ("fl_name", None, "fl_name has no value"),
+        ("fl_name", {"a": 1}, f"fl_name.a = 1 {UNKNOWN}"),
+        ("fl_name", "a/b", "fl_name = 'a/b' is not text of at most 100 characters"),
+        ("update_model_ratio", 1.0, "update_model_ratio repeats round.update_model_ratio"),
+        ("client.client_learning_rate", "1", "client.client_learning_rate = '1' is not a number"),
+        ("encrypt.dp_encrypt.dp_eps", None, "encrypt.dp_encrypt.dp_eps = null is not a number"),
+    ],
+)
+def test_one_thing_wrong(place: str, value: Any, sentence: str):
+    (found,) = refusals((place, value))
+    assert found.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("data", "theirs"),
+    [
+        (PLAIN, True),
+        ({**PLAIN, "seed": 1}, True),
+        ({"encrypt": {}}, True),
+        ({"distributed_cache": {}}, True),
+        ({}, False),
+        (Job().model_dump(), False),
+        ({"client": {}, "rounds": 3}, False),
+        ({"round": 3, "seed": 1}, False),
+        ({"neighbours": 3}, False),
+    ],
+)
+def test_whose_file_it_is(data: dict[str, Any], theirs: bool):
+    assert mindspore.is_dialect(data) == theirs
+
+
+def test_converting_a_file_of_ours_is_refused(tmp_path: Path):
+    (tmp_path / "job.yaml").write_text(Job().to_yaml())
+    with pytest.raises(
+        JobError, match="does not hold the settings of a MindSpore Federated server"
+    ):
+        mindspore.convert(tmp_path / "job.yaml")
+
+
+JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just([1])
+
+
+@given(st.dictionaries(st.sampled_from([*mindspore_keys.KEYS, "x.y", "seed"]), JUNK, max_size=6))
+def test_junk_is_a_job_or_one_sentence_for_each_problem(values: dict[str, Any]):
+    conversion, problems = attempt(lambda: mindspore.translate(changed(*values.items())))
+    assert (conversion is None) == bool(problems)
+    assert len(set(problems)) == len(problems)
+    if conversion is not None:
+        assert load(conversion.job.to_yaml()) == conversion.job
+
+
+# --- the tables ---------------------------------------------------------------------------------
+
+
+def test_the_tables_do_not_overlap_and_lead_to_keys_that_exist():
+    tables = (
+        mindspore_keys.CONVERTED,
+        mindspore_keys.INTERPRETED,
+        mindspore_keys.REFUSED,
+        mindspore_keys.IGNORED,
+    )
+    assert len(set().union(*tables)) == sum(map(len, tables)) == len(mindspore_keys.KEYS)
+    whole = Job().model_dump()
+    for ours in mindspore_keys.CONVERTED.values():
+        value: Any = whole
+        for part in ours.split("."):
+            value = value[part]
+    tops = {key.partition(".")[0] for key in mindspore_keys.KEYS}
+    assert not (tops | set(mindspore_keys.WITHOUT_BLOCK)) & set(Job.model_fields)
+
+
+@pytest.mark.parametrize("key", mindspore_keys.IGNORED)
+def test_each_ignored_key_is_ignored_and_listed(key: str):
+    conversion = mindspore.translate(changed((key, "anything")))
+    assert conversion.ignored == [key]
+    assert conversion.job == mindspore.translate(PLAIN).job
+
+
+def test_the_page_holds_the_table_and_its_examples_are_true():
+    page = (DATA.parent.parent / "docs" / "mindspore.md").read_text(encoding="utf-8")
+    assert mindspore_keys.key_table() in page
+    for place, value in (("encrypt.signds.sign_k", 0.4), ("server_mode", "HYBRID_TRAINING")):
+        (sentence,) = refusals((place, value))
+        assert f"\n{sentence}\n" in page
+
+
+def test_the_files_here_are_plain_yaml():
+    for path in DATA.glob("mindspore_*.yaml"):
+        assert yaml_file.read(path) == yaml.safe_load(path.read_text())

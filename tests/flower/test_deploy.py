@@ -1,0 +1,127 @@
+"""The Flower app that a job is written as."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr")
+
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+
+from fedveil.cli import app as cli
+from fedveil.errors import DeploymentError, JobError
+from fedveil.federated.job import Job
+from fedveil.flower.job.app_folder import read_job
+from fedveil.flower.job.deploy import deployable, write_app
+from flower_parts import app_of, job
+
+
+def fedveil_command(*words: str) -> Any:
+    return CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", ["small", "Ein Lauf (2. Versuch)", "7", "~", "a" * 90])
+def test_flower_takes_the_app_as_it_is(tmp_path: Path, name: str):
+    folder, deployed = app_of(tmp_path / "app", job(name=name))
+    config, warnings = load_and_validate(folder / "pyproject.toml")
+    assert warnings == []
+    assert config["tool"]["flwr"]["app"]["components"] == {
+        "serverapp": "server_app:app",
+        "clientapp": "client_app:app",
+    }
+    bundle = build_fab_from_disk(folder)
+    for file in (b"job.yaml", b"client_app.py", b"server_app.py", b"parts.py"):
+        assert file in bundle
+    assert read_job(folder) == deployed
+
+
+def test_the_apps_code_is_a_few_lines(tmp_path: Path):
+    folder, _ = app_of(tmp_path / "app", job())
+    for name in ("server_app.py", "client_app.py"):
+        source = (folder / name).read_text()
+        compile(source, name, "exec")
+        assert len(source.splitlines()) < 10
+    dependencies = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert [re.split(r"[\[=>]", entry)[0] for entry in dependencies] == ["flwr", "fedveil"]
+
+
+def test_reports_draw_from_the_system_whatever_the_job_says():
+    for randomness in ("seeded", "secure"):
+        settings = job(privacy={"randomness": randomness})
+        assert deployable(settings).privacy.randomness == "secure"
+        assert deployable(settings, seeded=True).privacy.randomness == "seeded"
+    assert deployable(job()).model_copy(update={"privacy": job().privacy}) == job()
+
+
+def test_as_many_clients_as_the_data_has_owners():
+    settings = job(clients={"number": None}, data={"name": "parts:data", "split": "by_client"})
+    assert deployable(settings).clients.number == 8
+
+
+def test_a_fault_plan_is_refused():
+    with pytest.raises(DeploymentError, match="is a fault plan of the simulator"):
+        deployable(job(simulation={"dropouts": {"masked": 0.5}}))
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path: Path):
+    folder, _ = app_of(tmp_path / "app", job())
+    app_of(tmp_path / "app", job())  # the same again is no change
+    with pytest.raises(DeploymentError, match=r"holds job.yaml already, which would change"):
+        app_of(tmp_path / "app", job(seed=1))
+    assert read_job(folder).seed == 0
+
+
+def test_a_package_travels_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "mine"
+    (package / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "deep" / "__init__.py").write_text("")
+    (package / "deep" / "nets.py").write_text("from parts import plain as net\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_app(tmp_path / "app", deployable(job(model="mine.deep.nets:net")))
+    assert (tmp_path / "app/mine/deep/nets.py").read_text() == "from parts import plain as net\n"
+    with pytest.raises(DeploymentError, match="nowhere:net cannot be imported"):
+        write_app(tmp_path / "other", deployable(job(model="nowhere:net")))
+    assert not (tmp_path / "other").exists()
+    sys.modules.pop("mine.deep.nets", None)
+
+
+def test_the_command(tmp_path: Path):
+    target = tmp_path / "app"
+    result = fedveil_command("deploy", str(target), "--set", "rounds=2")
+    assert result.exit_code == 0
+    assert "next: flwr run" in result.stdout
+    assert "a report says how many examples its client has" in result.stderr
+    assert read_job(target) == deployable(Job(rounds=2))
+    result = fedveil_command("deploy", str(tmp_path / "b"), "--seeded", "--set", "protection=rr")
+    assert "whoever reads the job can take the protection off" in result.stderr
+    assert "how many examples" not in result.stderr
+
+
+def test_active_security_comes_with_a_roster_to_fill_in(tmp_path: Path):
+    settings = (
+        "protection=pw_encrypt",
+        "protection.pw_encrypt.active_security=true",
+        "clients.fraction=1.0",
+    )
+    words = [word for setting in settings for word in ("--set", setting)]
+    fedveil_command("deploy", str(tmp_path / "app"), *words)
+    assert "fedveil identity" in (tmp_path / "app/roster.yaml").read_text()
+    result = fedveil_command("identity", str(tmp_path / "me.pem"))
+    assert re.fullmatch(r"[0-9a-f]{64}\n", result.stdout)
+
+
+def test_a_job_reveals_what_it_may(tmp_path: Path):
+    assert job(deployment={"reveal": ["examples"]}).deployment.reveal == ["examples"]
+    with pytest.raises(JobError, match=r"deployment.reveal = 'loss' is not a list of examples"):
+        job(deployment={"reveal": ["loss"]})
+    with pytest.raises(JobError, match=r"deployment.start_clients = 7 is outside \[1, 6\]"):
+        job(deployment={"start_clients": 7})

@@ -1,0 +1,495 @@
+"""Two lines in an existing Flower app: what crosses, what it adds up to, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+from scipy import stats
+
+from fedveil.entropy import Seeded
+from fedveil.errors import InvalidValue, MissingExtra, ModelInvalid
+from fedveil.flower import ProtectedStrategy, ProtectMod
+from fedveil.flower.exchange import BATCH
+from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.message import decode
+from flower_app_parts import FakeGrid, Node, arrays_of, client_app, record_of
+
+SHAPES = {"w": (40, 30), "b": (30,), "scale": (), "none": (0, 3)}
+PW = {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 3}
+PROTECTIONS = [
+    {"protection": "dp_encrypt"},
+    {"protection": "signds", "sign_k": 0.1},
+    {"protection": "rr", "target": "update"},
+    {"protection": "oue", "report": "bits"},
+    PW,
+]
+ALL = pytest.mark.parametrize("settings", PROTECTIONS, ids=lambda s: s["protection"])
+
+
+@pytest.fixture(autouse=True)
+def _own_place(monkeypatch, tmp_path):
+    """Repeatable reports, and a folder of its own for what clients keep."""
+    numbers = itertools.count()
+    monkeypatch.setattr("fedveil.flower.app.mod.Secure", lambda: Seeded(11, next(numbers)))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def start_arrays(dtype=np.float32):
+    return {name: np.full(shape, 0.25, dtype) for name, shape in SHAPES.items()}
+
+
+def drift(node):
+    """What a client's training adds, the same in every round."""
+    generator = np.random.default_rng(node % 1000)
+    return {name: 0.01 * generator.standard_normal(shape) for name, shape in SHAPES.items()}
+
+
+def train(arrays, node):
+    moves = drift(node)
+    new = {name: (a + moves[name]).astype(a.dtype) for name, a in arrays.items()}
+    return new, {"num-examples": 10 + node % 7, "loss": 1.5, "accuracy": 0.5}
+
+
+def federation(clients=6, mods=None, train=train, **kwargs):
+    """Clients whose numbers use all of Flower's 64 bits."""
+    mods = [ProtectMod()] if mods is None else mods
+    return FakeGrid(
+        Node((1 << 63) + 7919 * i + 5, client_app(train, mods), **kwargs) for i in range(clients)
+    )
+
+
+def run(grid, strategy, rounds=1, arrays=None, **kwargs):
+    initial = record_of(start_arrays() if arrays is None else arrays)
+    result = strategy.start(grid, initial, num_rounds=rounds, timeout=5, **kwargs)
+    return result, arrays_of(result.arrays) if result.arrays else None
+
+
+def mean_drift(grid, weights=None):
+    return np.average([flat(drift(node)) for node in grid.nodes], axis=0, weights=weights)
+
+
+def flat(arrays):
+    return np.concatenate([np.asarray(arrays[name], np.float64).ravel() for name in SHAPES])
+
+
+@ALL
+def test_only_the_report_crosses(settings):
+    grid = federation()
+    strategy = ProtectedStrategy(flower.FedAvg(), **settings)
+    _, arrays = run(grid, strategy, rounds=2)
+    assert [r.reports for r in strategy.rounds] == [6, 6]
+    assert {n: (a.dtype, a.shape) for n, a in arrays.items()} == {
+        n: (np.dtype(np.float32), shape) for n, shape in SHAPES.items()
+    }
+    assert np.isfinite(flat(arrays)).all()
+    assert (flat(arrays) != flat(start_arrays())).any()
+    for reply in grid.replies:
+        assert set(reply.content) == {"fedveil"}
+        assert set(decode(reply.content["fedveil"]["encoded"])).isdisjoint({"loss", "examples"})
+
+
+@ALL
+def test_a_zero_update_is_protected_as_any_other(settings):
+    grid = federation(train=lambda arrays, node: (arrays, {"num-examples": 1}))
+    strategy = ProtectedStrategy(flower.FedAvg(), **settings)
+    _, arrays = run(grid, strategy)
+    assert strategy.rounds[0].reports == 6
+    assert np.isfinite(flat(arrays)).all()
+    if settings is PW:
+        assert flat(arrays).tolist() == flat(start_arrays()).tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("weighting", ["by_size", "equal"])
+def test_secure_aggregation_is_plain_averaging_to_a_step(weighting, dtype):
+    grid = federation()
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW, weighting=weighting)
+    _, arrays = run(grid, strategy, arrays=start_arrays(dtype))
+    weights = [10 + node % 7 for node in grid.nodes] if weighting == "by_size" else None
+    step = 8 / (2**19 - 1)
+    rounding = {np.float16: 3e-4, np.float32: 1e-7, np.float64: 1e-8}[dtype]
+    expected = flat(start_arrays()) + mean_drift(grid, weights)
+    assert np.abs(flat(arrays) - expected).max() <= step + rounding
+
+
+def test_dp_encrypt_is_plain_averaging_plus_the_stated_noise():
+    grid = federation(8)
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="dp_encrypt", dp_eps=8.0)
+    _, arrays = run(grid, strategy)
+    moves = [flat(drift(node)) for node in grid.nodes]
+    clipped = [m / max(1.0, np.linalg.norm(m)) for m in moves]
+    noise = flat(arrays) - flat(start_arrays()) - np.mean(clipped, axis=0)
+    sigma = GaussianMechanism(8.0, 0.01, 1.0, "discrete").sigma / np.sqrt(8)
+    square = float(np.sum((noise / sigma) ** 2))
+    assert 1e-6 < stats.chi2.cdf(square, noise.size) < 1 - 1e-6
+    assert abs(noise.sum()) < 5 * sigma * np.sqrt(noise.size)
+
+
+@pytest.mark.parametrize("kind", ["rr", "oue"])
+@pytest.mark.parametrize("target", ["update", "weights"])
+def test_unary_reports_are_unbiased_for_plain_averaging(kind, target):
+    grid = federation(8)
+    strategy = ProtectedStrategy(
+        flower.FedAvg(), protection=kind, eps=6.0, target=target, rounding="stochastic"
+    )
+    _, arrays = run(grid, strategy)
+    error = flat(arrays) - flat(start_arrays()) - mean_drift(grid)
+    assert abs(error.mean()) < 5 * error.std() / np.sqrt(error.size)
+    assert error.std() < 0.5
+
+
+def test_signds_moves_where_all_clients_do():
+    direction = {name: np.sign(move) for name, move in drift(1).items()}
+
+    def along(arrays, node):
+        return {n: (a + direction[n]).astype(a.dtype) for n, a in arrays.items()}, {}
+
+    grid = federation(train=along)
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="signds", sign_k=0.25, sign_eps=100.0)
+    _, arrays = run(grid, strategy)
+    moved = flat(arrays) - flat(start_arrays())
+    agrees = np.sign(moved[moved != 0]) == flat(direction)[moved != 0]
+    assert stats.binom.sf(agrees.sum() - 1, agrees.size, 0.5) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        flower.FedAvg,
+        lambda: flower.FedAvgM(server_learning_rate=0.5, server_momentum=0.9),
+        lambda: flower.FedProx(proximal_mu=0.1),
+        lambda: flower.FedAdagrad(tau=0.1),
+        lambda: flower.FedAdam(tau=0.1),
+        lambda: flower.FedYogi(tau=0.1),
+    ],
+)
+def test_strategies_that_average_go_on_as_they_do_without_protection(make):
+    _, plain = run(federation(mods=()), make(), rounds=3)
+    _, protected = run(federation(), ProtectedStrategy(make(), **PW), rounds=3)
+    np.testing.assert_allclose(flat(protected), flat(plain), atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        flower.FedMedian,
+        flower.FedTrimmedAvg,
+        flower.Krum,
+        flower.Bulyan,
+        lambda: flower.QFedAvg(client_learning_rate=0.1),
+        lambda: flower.DifferentialPrivacyClientSideFixedClipping(flower.FedAvg(), 1.0, 1.0, 2),
+        lambda: ProtectedStrategy(flower.FedAvg(), protection="rr"),
+    ],
+)
+def test_strategies_that_look_at_single_updates_are_refused(make):
+    with pytest.raises(InvalidValue, match=r"looks at every client's own reply"):
+        ProtectedStrategy(make(), protection="rr")
+
+
+def test_a_strategy_with_a_loop_of_its_own_is_refused_rather_than_half_used():
+    class Own(flower.FedAvg):
+        def start(self, *args, **kwargs):
+            raise AssertionError
+
+    with pytest.raises(InvalidValue, match=r"Own\(...\) has a start\(\) of its own"):
+        ProtectedStrategy(Own(), protection="rr")
+
+
+@ALL
+def test_replies_of_clients_without_the_mod_are_refused_counted_and_never_averaged(settings):
+    grid = federation(6)
+    honest = list(grid.nodes)[:4]
+    for node in list(grid.nodes)[4:]:
+        grid.nodes[node] = Node(
+            node, client_app(lambda a, n: ({k: v + 1e3 for k, v in a.items()}, {}))
+        )
+        grid.nodes[node].app = _lenient(grid.nodes[node].app)
+    strategy = ProtectedStrategy(flower.FedAvg(), **settings)
+    _, arrays = run(grid, strategy)
+    record = strategy.rounds[0]
+    assert record.reports == len(honest)
+    assert sum(record.rejected.values()) == 2
+    assert all("runs without ProtectMod" in reason for reason in record.rejected)
+    assert np.abs(flat(arrays)).max() < 100
+
+
+def _lenient(app):
+    """An app that takes any message for one to train on, and answers with arrays."""
+
+    def answer(message, context):
+        content = message.content
+        arrays = content.get("arrays", record_of(start_arrays()))
+        message.content = RecordDict({"arrays": arrays, "config": ConfigRecord()})
+        return app(message, context)
+
+    return answer
+
+
+def test_where_no_client_has_the_mod_the_arrays_stay_as_they_are():
+    grid = federation(mods=())
+    for node in grid.nodes.values():
+        node.app = _lenient(node.app)
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="rr")
+    result, _ = run(grid, strategy)
+    assert not result.arrays
+    assert strategy.rounds[0].void is not None
+    assert sum(strategy.rounds[0].rejected.values()) == 6
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda c: c["fedveil"].update(encoded=b"junk"),
+        lambda c: c["fedveil"].update(encoded=1),
+        lambda c: c["fedveil"].update(more=1),
+        lambda c: c.update(arrays=record_of(start_arrays())),
+        lambda c: c.update(metrics=MetricRecord({"loss": 1.0})),
+        lambda c: c.pop("fedveil"),
+        lambda c: c.clear(),
+    ],
+)
+def test_malformed_replies_are_refused_one_by_one(spoil):
+    grid = federation()
+    bad = next(iter(grid.nodes))
+
+    def tamper(reply):
+        if reply.metadata.src_node_id == bad:
+            spoil(reply.content)
+        return reply
+
+    grid.tamper_reply = tamper
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="signds", sign_k=0.1)
+    run(grid, strategy)
+    assert strategy.rounds[0].reports == 5
+    assert sum(strategy.rounds[0].rejected.values()) == 1
+    assert strategy.ledger.epsilon("run") > 0
+
+
+def test_replies_are_folded_a_few_at_a_time_as_they_come():
+    grid = federation(5 * BATCH + 1)
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="signds", sign_k=0.1)
+    run(grid, strategy)
+    assert strategy.rounds[0].reports == 5 * BATCH + 1
+    assert grid.most_pulled <= BATCH
+
+
+@ALL
+def test_a_client_without_a_reply_is_left_out_and_counted_as_having_spent(settings):
+    grid = federation()
+    gone = next(iter(grid.nodes))
+    grid.silent = {gone}
+    strategy = ProtectedStrategy(flower.FedAvg(), **settings)
+    initial = record_of(start_arrays())
+    strategy.start(grid, initial, num_rounds=1, timeout=0.2)
+    record = strategy.rounds[0]
+    assert (record.reports, record.dropped) == (5, 1)
+    alone = strategy.ledger.copy()
+    spent = strategy.ledger.epsilon("run", 1e-5)
+    alone.record_many([], round=2, clients=[gone])
+    assert alone.epsilon("run", 1e-5) == spent
+
+
+def test_integer_arrays_are_refused_by_name_before_anything_is_sent_or_kept():
+    arrays = {**start_arrays(), "bn.num_batches_tracked": np.array(3)}
+    grid = federation()
+    with pytest.raises(ModelInvalid, match=r"bn\.num_batches_tracked has type int64"):
+        run(grid, ProtectedStrategy(flower.FedAvg(), **PW), arrays=arrays)
+    assert not grid.sent
+
+    def counting(received, node):
+        counter = received["bn.num_batches_tracked"] + node % 100
+        return {
+            **train({n: received[n] for n in SHAPES}, node)[0],
+            "bn.num_batches_tracked": counter,
+        }, {"num-examples": 1}
+
+    grid = federation(train=counting)
+    strategy = ProtectedStrategy(flower.FedAdam(), **PW, keep="*.num_batches_tracked")
+    _, after = run(grid, strategy, rounds=2, arrays=arrays)
+    assert strategy.rounds[1].reports == 6
+    assert after["bn.num_batches_tracked"].dtype == np.int64
+    assert after["bn.num_batches_tracked"] == 3
+
+
+def test_a_strategy_that_sends_clients_different_arrays_is_refused():
+    class Personal(flower.FedAvg):
+        def configure_train(self, *args):
+            messages = list(super().configure_train(*args))
+            content = RecordDict(dict(messages[0].content.items()))
+            content["arrays"] = record_of({n: a + 1 for n, a in start_arrays().items()})
+            messages[0].content = content
+            return messages
+
+    with pytest.raises(InvalidValue, match="does not send every client the global arrays"):
+        run(federation(), ProtectedStrategy(Personal(), protection="rr"))
+
+
+def test_every_client_gets_the_settings_that_the_strategy_has_for_it():
+    class Personal(flower.FedAvg):
+        def configure_train(self, *args):
+            for message in super().configure_train(*args):
+                content = RecordDict(dict(message.content.items()))
+                content["config"] = ConfigRecord({"for": message.metadata.dst_node_id})
+                message.content = content
+                yield message
+
+    for settings in (PW, {"protection": "rr"}):
+        grid = federation()
+        run(grid, ProtectedStrategy(Personal(), **settings))
+        told = [m for m in grid.sent if "config" in m.content]
+        assert len(told) == 6
+        assert all(m.content["config"]["for"] == m.metadata.dst_node_id for m in told)
+
+
+def test_the_apps_own_mods_see_what_they_always_did():
+    seen = []
+
+    def spy(message, context, call_next):
+        seen.append(set(message.content))
+        return call_next(message, context)
+
+    run(federation(mods=[ProtectMod(), spy]), ProtectedStrategy(flower.FedAvg(), **PW))
+    assert seen == [{"arrays", "config"}] * 6
+
+
+def test_nothing_of_it_needs_torch():
+    code = (
+        "import sys, fedveil.flower as f; f.ProtectMod, f.ProtectedStrategy;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_metrics_travel_only_where_both_sides_name_them():
+    config = {"fedveil.reveal": "loss, num-examples"}
+    grid = federation(run_config=config)
+    strategy = ProtectedStrategy(
+        flower.FedAvg(), protection="rr", reveal=["loss", "accuracy", "num-examples"]
+    )
+    result, _ = run(grid, strategy)
+    assert result.train_metrics_clientapp[1] == {"loss": 1.5}
+    assert result.evaluate_metrics_clientapp[1] == pytest.approx({"loss": 0.5})
+    for reply in grid.replies:
+        assert set(reply.content) <= {"fedveil", "metrics"}
+        assert set(reply.content["metrics"]) == {"loss", "num-examples"}
+
+
+def test_a_server_cannot_ask_for_metrics_by_itself_nor_by_another_kind_of_message():
+    grid = federation()
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="rr", reveal="loss")
+    result, _ = run(grid, strategy)
+    assert not result.evaluate_metrics_clientapp
+    assert not strategy.rounds[0].metrics
+    content = RecordDict({"arrays": record_of(start_arrays()), "config": ConfigRecord()})
+    for kind in ("evaluate", "query"):
+        reply = _ask(grid, content, kind)
+        assert not reply.content["metrics"]
+        assert set(reply.content) == {"metrics"}
+
+
+def _ask(grid, content, kind):
+    node = next(iter(grid.nodes))
+    return grid.send_and_receive([Message(content, node, kind)])[0]
+
+
+def test_clients_are_not_asked_to_evaluate_where_nothing_may_come_back():
+    grid = federation()
+    run(grid, ProtectedStrategy(flower.FedAvg(), protection="rr", reveal="num-examples"))
+    assert {m.metadata.message_type for m in grid.sent} == {"train"}
+
+
+def test_an_apps_error_says_its_kind_and_not_its_text():
+    def failing(arrays, node):
+        raise ValueError("patient 4711 has no label")
+
+    grid = federation(train=failing)
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="rr")
+    run(grid, strategy)
+    assert dict(strategy.rounds[0].failed) == {"the client's app failed with ValueError": 6}
+    assert "patient" not in str(grid.replies)
+    assert strategy.ledger.epsilon("run") == 0
+
+
+@ALL
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_update_that_is_not_finite_is_withheld_and_the_server_is_not_told_why(settings, value):
+    grid = federation()
+    bad = next(iter(grid.nodes))
+
+    def diverging(arrays, node):
+        new, metrics = train(arrays, node)
+        if node == bad:
+            new["scale"] = np.float32(value)
+        return new, metrics
+
+    for node in grid.nodes.values():
+        node.app = client_app(diverging, [ProtectMod()])
+    strategy = ProtectedStrategy(flower.FedAvg(), **settings)
+    _, arrays = run(grid, strategy)
+    assert dict(strategy.rounds[0].withheld) == {"for a reason in its own log": 1}
+    assert strategy.rounds[0].reports == 5
+    assert np.isfinite(flat(arrays)).all()
+
+
+@pytest.mark.parametrize("count", [None, 0, 2.5, -1, 70_000])
+def test_a_weight_that_cannot_be_used_is_withheld(count):
+    def counting(arrays, node):
+        return train(arrays, node)[0], {} if count is None else {"num-examples": count}
+
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW)
+    run(federation(train=counting), strategy)
+    assert strategy.rounds[0].void is not None
+    assert sum(strategy.rounds[0].withheld.values()) == 6
+
+
+def test_the_ledger_adds_up_and_a_limit_ends_the_rounds_in_good_order():
+    grid = federation()
+    settings = {"protection": "signds", "sign_k": 0.1, "sign_eps": 2.0, "sign_mag_eps": 1.0}
+    strategy = ProtectedStrategy(flower.FedAvg(), **settings, max_epsilon=6.5, delta=0.0)
+    _, arrays = run(grid, strategy, rounds=4)
+    assert [r.reports for r in strategy.rounds] == [6, 6]
+    assert strategy.ledger.epsilon("run") == pytest.approx(6.0, rel=1e-9)
+    assert strategy.ledger.epsilon("round") == pytest.approx(3.0, rel=1e-9)
+    assert "above max_epsilon = 6.5" in strategy.stopped
+    assert arrays is not None
+
+
+def test_an_adaptive_run_ends_at_its_total():
+    strategy = ProtectedStrategy(
+        flower.FedAvg(), protection="oue", eps=1.0, adaptive=True, total_eps=3000.0
+    )
+    _, arrays = run(federation(), strategy, rounds=4)
+    assert "total_eps = 3000.0" in strategy.stopped
+    assert 1 <= len(strategy.rounds) <= 2
+    assert strategy.ledger.epsilon("run") <= 3000.0
+    assert arrays is not None
+
+
+def test_settings_come_from_the_run_configuration_or_keywords():
+    config = {"fedveil.protection": "dp_encrypt", "fedveil.dp_eps": 3, "lr": 0.1}
+    strategy = ProtectedStrategy(flower.FedAvg(), run_config=config, dp_delta=1e-3)
+    assert strategy.options.parameters.dp_eps == 3
+    assert strategy.options.parameters.dp_delta == 1e-3
+
+
+def test_a_second_start_goes_on_with_the_same_ledger():
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="signds", sign_k=0.1, sign_eps=1.0)
+    grid = federation()
+    run(grid, strategy)
+    run(grid, strategy)
+    assert strategy.ledger.epsilon("run") == pytest.approx(4.0, rel=1e-9)
+    assert [r.round for r in strategy.rounds] == [1, 1]
+
+
+def test_flower_missing_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    import fedveil.flower
+
+    with pytest.raises(MissingExtra, match=r"pip install 'fedveil\[flower\]'"):
+        _ = fedveil.flower.ProtectMod

@@ -1,0 +1,316 @@
+"""What a client keeps between messages, how it guards it, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, RecordDict
+
+from fedveil.entropy import Seeded
+from fedveil.errors import DeploymentError, MessageInvalid
+from fedveil.flower.job.app_folder import read_roster
+from fedveil.flower.job.identity_file import make_identity, public_key, read_identity
+from fedveil.flower.job.job_client import Member
+from fedveil.flower.records import MESSAGE, from_records, to_records
+from fedveil.flower.sealed_state import SealedState, StateFolder
+from fedveil.message import encode
+from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
+
+PW = {
+    "name": "pw_encrypt",
+    "pw_encrypt": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
+}
+SECRET = {"seed": b"0123456789abcdef" * 2}
+
+
+def sealed(path: Path, records: RecordDict, client: int = 0) -> SealedState:
+    return SealedState(StateFolder(path), b"a job", client, records)
+
+
+# --- the sealed state ---------------------------------------------------------------------------
+
+
+def test_a_state_is_given_out_once(tmp_path: Path):
+    records = RecordDict()
+    sealed(tmp_path / "s", records).put(3, SECRET)
+    stolen = copy.deepcopy(records)
+    assert sealed(tmp_path / "s", records).take(3) == SECRET
+    assert not records
+    assert not list((tmp_path / "s").iterdir())
+    for context in (records, stolen):
+        assert sealed(tmp_path / "s", context).take(3) is None
+
+
+def test_what_lies_in_the_context_is_noise_without_the_key(tmp_path: Path):
+    records = RecordDict()
+    sealed(tmp_path / "s", records).put(3, SECRET)
+    (record,) = records.values()
+    blob = record["sealed"]
+    (key_file,) = (tmp_path / "s").iterdir()
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o700
+    for secret in (SECRET["seed"], key_file.read_bytes(), b"seed"):
+        assert secret not in blob
+    again = RecordDict()
+    sealed(tmp_path / "t", again).put(3, SECRET)
+    assert again["fedveil.state"]["sealed"] != blob
+
+
+def test_a_newer_state_takes_the_place_of_an_older_one(tmp_path: Path):
+    records = RecordDict()
+    state = sealed(tmp_path / "s", records)
+    state.put(3, SECRET)
+    old = copy.deepcopy(records)
+    state.put(3, {"seed": b"new"})
+    assert sealed(tmp_path / "s", old).take(3) is None
+    state = sealed(tmp_path / "s", records)
+    assert state.take(3) is None  # whoever tried the old one has burnt the key
+
+
+@pytest.mark.parametrize("other", ["round", "client", "job", "bytes"])
+def test_a_state_opens_for_its_own_round_client_and_job_alone(tmp_path: Path, other: str):
+    records = RecordDict()
+    sealed(tmp_path / "s", records).put(3, SECRET)
+    (key,) = (tmp_path / "s").iterdir()
+    folder, name, client = StateFolder(tmp_path / "s"), b"a job", 0
+    if other == "client":
+        client = 1
+        key.rename(key.with_name(key.name.replace("-0.key", "-1.key")))
+    if other == "job":
+        name = b"another"
+        SealedState(folder, name, 0, RecordDict()).put(3, {})
+    if other == "bytes":
+        records["fedveil.state"]["sealed"] = b"x" + records["fedveil.state"]["sealed"][1:]
+    state = SealedState(folder, name, client, records)
+    assert state.take(4 if other == "round" else 3) is None
+
+
+def test_nothing_is_left_of_what_a_dead_process_was_reading(tmp_path: Path):
+    records = RecordDict()
+    state = sealed(tmp_path / "s", records)
+    state.put(3, SECRET)
+    (key,) = (tmp_path / "s").iterdir()
+    key.rename(
+        key.with_name(key.name + ".0123456789abcdef")
+    )  # claimed, and killed before it was erased
+    state.erase()
+    assert not list((tmp_path / "s").iterdir())
+    assert not records
+
+
+def test_a_state_folder_that_others_can_read_is_refused(tmp_path: Path):
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(DeploymentError, match=r"is open to other users: its mode is 755"):
+        StateFolder(tmp_path / "open")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DeploymentError, match="cannot be made"):
+        StateFolder(tmp_path / "file" / "s")
+
+
+def test_the_default_folder_is_in_memory_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert StateFolder.of_user().path == tmp_path / "fedveil"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    assert StateFolder.of_user().path == tmp_path / "home" / "fedveil"
+
+
+# --- a lying server -----------------------------------------------------------------------------
+
+
+def captured(tmp_path: Path, kind: str, **changes: Any) -> tuple[LocalGrid, Any, Any]:
+    """A run up to that message to client 0: the grid, the message, the context it met."""
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW, **changes))
+    grid = LocalGrid(app, tmp_path / "state")
+    found: list[Any] = []
+
+    def tamper(message: Any) -> Any:
+        metadata = message.metadata
+        asked = not metadata.reply_to_message_id and metadata.dst_node_id == 100
+        if asked and metadata.message_type == kind:
+            found.append((copy.deepcopy(message), copy.deepcopy(grid.contexts[100])))
+        return message
+
+    grid.tamper = tamper
+    serve(app, grid, tmp_path / "run")
+    ((message, context),) = found
+    return grid, message, context
+
+
+@pytest.mark.parametrize("kind", ["train.share", "train.masked", "train.unmask"])
+def test_no_phase_is_answered_twice_not_even_with_an_old_context(tmp_path: Path, kind: str):
+    """Two answers to one phase would give both kinds of share of one peer, or two masked sums."""
+    grid, message, old = captured(tmp_path, kind)
+    for context in (old, grid.contexts[100]):
+        reply = grid.app(copy.deepcopy(message), context)
+        assert reply.error.reason == "withheld"
+        assert not context.state
+
+
+def test_secrets_of_a_round_are_in_no_record(tmp_path: Path):
+    """Everything that Flower holds for a client between two phases is one sealed record."""
+    _, _, context = captured(tmp_path, "train.unmask")
+    assert list(context.state) == ["fedveil.state"]
+    assert list(context.state["fedveil.state"]) == ["sealed"]
+    assert b"mask" not in context.state["fedveil.state"]["sealed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"round": 9}, "withheld"),
+        ({"round": 0}, "withheld"),
+        ({"dimension": 0}, "withheld"),
+        ({"more": 1}, "withheld"),
+        ({"opening": 1}, "withheld"),
+    ],
+)
+def test_what_a_server_says_wrongly_is_withheld(tmp_path: Path, change: dict[str, Any], word: str):
+    grid, message, context = captured(tmp_path, "train.advertise")
+    common = {"opening": True, "round": 1, "dimension": 83, **change}
+    message.content["fedveil.common"]["encoded"] = encode(common)
+    assert grid.app(message, context).error.reason == word
+
+
+def test_a_model_that_is_not_the_jobs_is_not_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    app, _ = app_of(tmp_path / "app", job(rounds=1))
+    other, _ = app_of(tmp_path / "other", job(rounds=1, seed=5))
+    grid = LocalGrid(other, tmp_path / "state")
+    with pytest.raises(Exception, match="every client of round 1 failed"):
+        serve(app, grid, tmp_path / "run")
+    assert "gave another model" in caplog.text
+
+
+def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Path):
+    active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
+    keys = [tmp_path / f"client-{n}.pem" for n in range(CLIENTS)]
+    roster = "".join(f'client-{n}: "{make_identity(key)}"\n' for n, key in enumerate(keys))
+    (app / "roster.yaml").write_text(roster)
+    grid = LocalGrid(app, tmp_path / "state")
+    for n, key in enumerate(keys):
+        grid.contexts[100 + n].node_config["identity"] = str(key)
+    record = serve(app, grid, tmp_path / "run").metrics[0]
+    assert (record["reports"], record["void"]) == (CLIENTS, None)
+
+    # A client that was given another roster by its own operator does not believe the app's.
+    false = roster.replace(public_key(keys[1]), public_key(keys[2]))
+    (tmp_path / "false.yaml").write_text(false)
+    grid = LocalGrid(app, tmp_path / "state")
+    for n, key in enumerate(keys):
+        grid.contexts[100 + n].node_config["identity"] = str(key)
+    grid.contexts[100].node_config["roster"] = str(tmp_path / "false.yaml")
+    record = serve(app, grid, tmp_path / "another").metrics[0]
+    assert (record["reports"], record["withheld"]) == (
+        CLIENTS - 1,
+        {"the client's own log says why": 1},
+    )
+
+
+@pytest.mark.parametrize("position", ["signds", "not_encrypt"])
+def test_a_client_counts_its_private_reports_and_gives_no_more(
+    tmp_path: Path, position: str, caplog: pytest.LogCaptureFixture
+):
+    """A server that begins a round again and again gets `rounds + repeats` reports, ever."""
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=position, deployment={"repeats": 1}))
+    counts = []
+    for number in range(4):
+        grid = LocalGrid(app, tmp_path / "state")
+        record = serve(app, grid, tmp_path / f"run-{number}").metrics[0]
+        counts.append((record["reports"], sum(record["withheld"].values())))
+    if position == "not_encrypt":
+        assert counts == [(CLIENTS, 0)] * 4
+        assert not list((tmp_path / "state").iterdir())
+    else:
+        assert counts == [(CLIENTS, 0)] * 2 + [(0, CLIENTS)] * 2
+        assert "this client has given 2 reports of this job" in caplog.text
+
+
+# --- who a node is ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, "0", -1, CLIENTS, True, 1.0])
+def test_a_node_says_which_client_it_is(value: Any):
+    with pytest.raises(DeploymentError, match=r"a whole number in \[0, 6\) is needed"):
+        Member.of({"client": value}, job())
+
+
+def test_partition_id_is_a_name_of_client(tmp_path: Path):
+    member = Member.of({"partition-id": 3, "state-folder": str(tmp_path / "s")}, job())
+    assert member.client == 3
+    with pytest.raises(DeploymentError, match="data = 1, text is needed"):
+        Member.of({"client": 0, "data": 1}, job())
+
+
+def test_a_client_with_data_of_its_own(tmp_path: Path):
+    """Data that the node's operator names, and not the job's part."""
+    app, _ = app_of(tmp_path / "app", job(rounds=1, server={"weighting": "by_size"}))
+    grid = LocalGrid(app, tmp_path / "state")
+    grid.contexts[100].node_config["data"] = "parts:data"
+    serve(app, grid, tmp_path / "run")
+    sizes = [from_records(r.content)["examples"] for r in grid.replies[CLIENTS:]]
+    assert sizes == [240, 40, 40, 40, 40, 40]
+
+
+def test_identities(tmp_path: Path):
+    path = tmp_path / "me.pem"
+    public = make_identity(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert public_key(path) == public
+    with pytest.raises(DeploymentError, match="never overwritten"):
+        make_identity(path)
+    path.chmod(0o644)
+    with pytest.raises(DeploymentError, match="open to other users: its mode is 644"):
+        read_identity(path)
+    (tmp_path / "text").write_text("no key")
+    (tmp_path / "text").chmod(0o600)
+    with pytest.raises(DeploymentError, match="does not hold an Ed25519 key"):
+        read_identity(tmp_path / "text")
+    with pytest.raises(DeploymentError, match="cannot be read"):
+        read_identity(tmp_path / "none")
+
+
+@pytest.mark.parametrize("line", ["client-x: '00'", "client-1: '00'", "1.5: x", "client-1: [1]"])
+def test_a_line_of_a_roster_that_is_none(tmp_path: Path, line: str):
+    (tmp_path / "roster.yaml").write_text(line)
+    with pytest.raises(DeploymentError):
+        read_roster(tmp_path / "roster.yaml")
+    assert read_roster(tmp_path / "none.yaml") == {}
+
+
+# --- records ------------------------------------------------------------------------------------
+
+
+def test_a_message_comes_back_from_records():
+    message = {"round": 3, "vector": Seeded(0, "x").words(9)}
+    back = from_records(to_records(message))
+    assert back["round"] == 3
+    assert (back["vector"] == message["vector"]).all()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        RecordDict(),
+        RecordDict({"other": ConfigRecord({"encoded": b""})}),
+        RecordDict({MESSAGE: ConfigRecord()}),
+        RecordDict({MESSAGE: ConfigRecord({"encoded": "text"})}),
+        RecordDict({MESSAGE: ConfigRecord({"encoded": b"", "loss": 1.0})}),
+        RecordDict({MESSAGE: ConfigRecord({"encoded": b"junk"})}),
+        RecordDict({MESSAGE: ConfigRecord({"encoded": encode({})}), "more": ConfigRecord()}),
+    ],
+)
+def test_records_that_are_no_message_are_refused(records: RecordDict):
+    with pytest.raises(MessageInvalid) as caught:
+        from_records(records)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,329 @@
+"""A deployed job over a grid in this process: the true ServerApp and ClientApp, no sockets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+import fedveil
+from fedveil.errors import (
+    DeploymentError,
+    RunStopped,
+)
+from fedveil.flower.records import COMMON, MESSAGE, encoded_records
+from fedveil.message import decode, encode
+from flower_parts import CLIENTS, LocalGrid, app_of, job, kinds, serve
+
+PW = {
+    "name": "pw_encrypt",
+    "pw_encrypt": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
+}
+
+RR = {"name": "rr", "unary": {"eps": 0.5}}
+#: Clients that do not answer are waited for in real time.
+SHORT = {"name": "not_encrypt", "pw_encrypt": {"cipher_time_window": 300}}
+POSITIONS: list[Any] = ["not_encrypt", "dp_encrypt", "signds", "rr", "oue", PW]
+
+
+def named(position: Any) -> str:
+    return position if isinstance(position, str) else position["name"]
+
+
+def run(tmp_path: Path, settings: Any, *, seeded: bool = False) -> tuple[Any, LocalGrid]:
+    app, _ = app_of(tmp_path / "app", settings, seeded=seeded)
+    grid = LocalGrid(app, tmp_path / "state")
+    return serve(app, grid, tmp_path / "run"), grid
+
+
+def weights(result: Any) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in result.model.state_dict().items()}
+
+
+def same(one: Any, other: Any) -> bool:
+    a, b = weights(one), weights(other)
+    return a.keys() == b.keys() and all(a[k].tobytes() == b[k].tobytes() for k in a)
+
+
+@pytest.mark.parametrize("position", POSITIONS, ids=named)
+def test_a_deployed_job_ends_with_the_simulators_bytes(tmp_path: Path, position: Any):
+    settings = job(protection=position)
+    deployed, _ = run(tmp_path, settings, seeded=True)
+    simulated = fedveil.simulate(settings, tmp_path / "simulated")
+    assert same(deployed, simulated)
+    assert not same(deployed, fedveil.simulate(job(seed=1, protection=position), tmp_path / "b"))
+    for mine, theirs in zip(deployed.metrics, simulated.metrics, strict=True):
+        assert mine["bytes_up"] == theirs["bytes_up"] > 0
+        for key in ("reports", "accuracy", "loss", "epsilon_run_most_drawn", "dropped", "void"):
+            assert mine[key] == theirs[key]
+
+
+def test_with_the_systems_randomness_it_ends_where_the_simulator_does(tmp_path: Path):
+    """The same bytes where a report draws nothing; else as near as what it draws."""
+    assert same(run(tmp_path, job())[0], fedveil.simulate(job(), tmp_path / "simulated"))
+    deployed, _ = run(tmp_path / "pw", job(protection=PW))
+    simulated = weights(fedveil.simulate(job(protection=PW), tmp_path / "pw" / "simulated"))
+    apart = max(np.abs(value - simulated[n]).max() for n, value in weights(deployed).items())
+    assert 0 < apart < 1e-3  # updates are rounded at random to multiples of 1.5e-5
+
+
+# --- what leaves a client -----------------------------------------------------------------------
+
+#: The fields of a report, and nothing else may leave.
+REPORTS = {
+    "not_encrypt": {"round", "update"},
+    "dp_encrypt": {"round", "noised"},
+    "signds": {"round", "dimensions", "sign", "bit"},
+}
+
+
+def told(reply: Any) -> dict[str, Any]:
+    """The one message that a reply holds."""
+    assert list(reply.content) == [MESSAGE]
+    assert list(reply.content[MESSAGE]) == ["encoded"]
+    return decode(reply.content[MESSAGE]["encoded"])
+
+
+@pytest.mark.parametrize("weighting", ["equal", "by_size"])
+def test_only_the_report_crosses(tmp_path: Path, weighting: str):
+    _, grid = run(tmp_path, job(server={"weighting": weighting}))
+    introductions, reports = grid.replies[:CLIENTS], grid.replies[CLIENTS:]
+    assert [told(reply) for reply in introductions] == [{"client": n} for n in range(CLIENTS)]
+    size = {"examples"} if weighting == "by_size" else set()
+    assert all(told(reply).keys() == {"round", "update"} | size for reply in reports)
+    assert len(reports) == 2 * CLIENTS
+    assert all(not context.state for context in grid.contexts.values())
+
+
+def test_the_number_of_examples_is_said_where_the_job_reveals_it(tmp_path: Path):
+    settings = job(server={"weighting": "equal"}, deployment={"reveal": ["examples"]})
+    result, grid = run(tmp_path, settings)
+    assert told(grid.replies[0]) == {"client": 0, "examples": 40}
+    assert "client 0 is here, with 40 examples" in (result.folder / "events.log").read_text()
+
+
+def test_weights_travel_with_the_phase_that_trains_alone(tmp_path: Path):
+    _, grid = run(tmp_path, job(rounds=1, protection=PW))
+    phases = ["advertise", "share", "masked", "unmask"]
+    assert kinds(grid.sent) == ["query.introduce", *(f"train.{phase}" for phase in phases)]
+    for message in grid.sent[CLIENTS:]:
+        common = decode(message.content[COMMON]["encoded"])
+        assert ("weights" in common) == (message.metadata.message_type == "train.masked")
+    shared = {id(m.content[COMMON]) for m in grid.sent if m.metadata.message_type == "train.masked"}
+    assert len(shared) <= CLIENTS  # one object before each copy travelled
+
+
+def test_reasons_stay_with_the_client(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "flwr"):
+        result, grid = run(tmp_path, job(model="parts:picky"))
+    failed = [r for r in grid.replies if r.has_error()]
+    assert failed
+    assert {(r.error.code, r.error.reason) for r in failed} == {(200, "failed")}
+    assert "these examples are not to my taste" in caplog.text
+    assert result.metrics[0]["failed"] == {"the client's own log says why": len(failed) // 2}
+    assert "taste" not in (result.folder / "events.log").read_text()
+
+
+def test_an_update_that_is_not_finite_is_withheld_without_a_word(tmp_path: Path):
+    result, grid = run(tmp_path, job(model="parts:diverging"))
+    assert {r.error.reason for r in grid.replies if r.has_error()} == {"withheld"}
+    assert sum(result.metrics[0]["withheld"].values()) > 0
+
+
+def test_a_run_in_which_every_client_fails_stops(tmp_path: Path):
+    with pytest.raises(RunStopped, match="every client of round 1 failed"):
+        run(tmp_path, job(model="parts:hopeless"))
+
+
+# --- dropouts, and wrong replies ----------------------------------------------------------------
+
+
+def reports_of(*clients: int) -> Callable[[Any], bool]:
+    """Whether a message is a reply of one of these clients in a round."""
+    return lambda m: (
+        bool(m.metadata.reply_to_message_id)
+        and m.metadata.message_type.startswith("train.")
+        and m.metadata.src_node_id - 100 in clients
+    )
+
+
+@pytest.mark.parametrize("position", [SHORT, PW], ids=named)
+def test_a_missing_reply_is_a_dropout(tmp_path: Path, position: Any):
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=position))
+    grid = LocalGrid(app, tmp_path / "state")
+    lost = reports_of(2)
+    grid.tamper = lambda m: None if lost(m) and "advertise" not in m.metadata.message_type else m
+    record = serve(app, grid, tmp_path / "run").metrics[0]
+    assert (record["dropped"], record["reports"], record["void"]) == (1, CLIENTS - 1, None)
+
+
+def test_below_the_threshold_the_round_is_void_and_the_run_goes_on(tmp_path: Path):
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW))
+    grid = LocalGrid(app, tmp_path / "state")
+    lost = reports_of(0, 1, 2)
+    grid.tamper = lambda m: None if lost(m) and "masked" in m.metadata.message_type else m
+    result = serve(app, grid, tmp_path / "run")
+    assert result.metrics[0]["void"] == (
+        "the round is void: 3 clients answered in phase masked, 4 are needed"
+    )
+    # Nobody is left with keys: those who did not finish were told to forget.
+    assert kinds(grid.sent)[-1] == "query.forget"
+    assert not list((tmp_path / "state").iterdir())
+    assert all(not context.state for context in grid.contexts.values())
+
+
+def test_replies_that_are_no_reports_are_refused_by_name(tmp_path: Path):
+    app, _ = app_of(tmp_path / "app", job(rounds=1))
+    grid = LocalGrid(app, tmp_path / "state")
+
+    def tamper(message: Any) -> Any:
+        if reports_of(0)(message):
+            message.content["metrics"] = type(message.content[MESSAGE])({"loss": 1.0})
+        if reports_of(1)(message):
+            message.content[MESSAGE]["encoded"] = b"pickle"
+        if reports_of(2)(message):
+            message.content[MESSAGE] = encoded_records(
+                encode({"round": 1, "update": np.zeros(3, np.float32)})
+            )[MESSAGE]
+        return message
+
+    grid.tamper = tamper
+    record = serve(app, grid, tmp_path / "run").metrics[0]
+    assert record["reports"] == CLIENTS - 3
+    assert sorted(record["rejected"]) == [
+        "a message holds the records 'fedveil', 'metrics', a message of fedveil holds 'fedveil' "
+        "alone",
+        "fields are missing or unknown",
+        "the bytes do not begin as a message of this version does",
+    ]
+
+
+def test_a_client_without_a_node_is_a_dropout_and_too_few_to_start_end_the_run(tmp_path: Path):
+    settings = job(rounds=1, deployment={"start_clients": 4, "wait_s": 0.1})
+    app, _ = app_of(tmp_path / "app", settings)
+    record = serve(app, LocalGrid(app, tmp_path / "s", range(4)), tmp_path / "run").metrics[0]
+    assert (record["dropped"], record["reports"]) == (2, 4)
+    with pytest.raises(RunStopped, match="3 of 6 clients were connected within") as caught:
+        serve(app, LocalGrid(app, tmp_path / "s", range(3)), tmp_path / "other")
+    assert "`flwr run` of the same app goes on" in caught.value.__notes__[0]
+
+
+def test_a_node_that_became_another_client_is_noticed(tmp_path: Path):
+    settings = job(rounds=3, deployment={"start_clients": 5, "wait_s": 0.1})
+    app, _ = app_of(tmp_path / "app", settings)
+    grid = LocalGrid(app, tmp_path / "state", range(5))
+
+    def tamper(message: Any) -> Any:
+        if message.metadata.group_id == "2":
+            grid.contexts[104].node_config["client"] = 5
+        return message
+
+    grid.tamper = tamper
+    result = serve(app, grid, tmp_path / "run")
+    assert [record["dropped"] for record in result.metrics] == [1, 2, 1]
+    assert "client 5 is here" in (result.folder / "events.log").read_text()
+
+
+def test_a_restarted_node_takes_its_clients_place(tmp_path: Path):
+    app, _ = app_of(tmp_path / "app", job(rounds=2))
+    grid = LocalGrid(app, tmp_path / "state")
+
+    def tamper(message: Any) -> Any:
+        if message.metadata.group_id == "1" and 104 in grid.contexts:
+            twin = grid.contexts[104]
+            grid.contexts[999] = twin  # the old number still seems to be there
+        return message
+
+    grid.tamper = tamper
+    result = serve(app, grid, tmp_path / "run")
+    assert [record["dropped"] for record in result.metrics] == [0, 0]
+    events = (result.folder / "events.log").read_text()
+    assert "node 999 says that it is client 4, as node 104 has said" in events
+
+
+# --- interruptions ------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def cut_off(grid: LocalGrid, group: str, kind: str = "train.") -> None:
+    """End the server when a reply of that round arrives."""
+
+    def tamper(message: Any) -> Any:
+        metadata = message.metadata
+        if metadata.group_id == group and metadata.reply_to_message_id:
+            raise Killed
+        return message
+
+    grid.tamper = tamper
+
+
+@pytest.mark.parametrize("position", ["not_encrypt", PW], ids=named)
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path: Path, position: Any):
+    settings = job(rounds=3, protection=position)
+    app, _ = app_of(tmp_path / "app", settings, seeded=True)
+    grid = LocalGrid(app, tmp_path / "state")
+    cut_off(grid, "2")
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+    again = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    assert same(again, fedveil.simulate(settings, tmp_path / "simulated"))
+    assert [record["round"] for record in again.metrics] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: bool):
+    """Fresh noise is another report; the same bytes again are not."""
+    settings = job(protection=RR)
+    app, _ = app_of(tmp_path / "app", settings, seeded=seeded)
+    whole = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "whole").metrics
+    for _ in range(2):
+        grid = LocalGrid(app, tmp_path / "state")
+        cut_off(grid, "2")
+        with pytest.raises(Killed):
+            serve(app, grid, tmp_path / "run")
+    metrics = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run").metrics
+    costs = [record["epsilon_run_most_drawn"] for record in metrics]
+    expected = [record["epsilon_run_most_drawn"] for record in whole]
+    if seeded:
+        assert costs == expected
+    else:
+        four = fedveil.simulate(job(rounds=4, protection=RR), tmp_path / "four").metrics
+        assert costs == [four[0]["epsilon_run_most_drawn"], four[3]["epsilon_run_most_drawn"]]
+        events = (tmp_path / "run" / "events.log").read_text()
+        assert "round 2 was begun before (2x) and cut off" in events
+
+
+def test_a_run_goes_on_without_a_client_that_did_not_come_back(tmp_path: Path):
+    app, _ = app_of(tmp_path / "app", job(rounds=2, deployment={"wait_s": 0.1}))
+    grid = LocalGrid(app, tmp_path / "state")
+    cut_off(grid, "2")
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    result = serve(app, LocalGrid(app, tmp_path / "state", range(4)), tmp_path / "run")
+    assert [(r["reports"], r["dropped"]) for r in result.metrics] == [(6, 0), (4, 2)]
+
+
+def test_a_finished_run_that_is_started_again_asks_nobody(tmp_path: Path):
+    app, _ = app_of(tmp_path / "app", job())
+    first = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    grid = LocalGrid(app, tmp_path / "state")
+    assert same(first, serve(app, grid, tmp_path / "run"))
+    assert not grid.sent
+
+
+def test_the_folder_of_another_job_is_refused(tmp_path: Path):
+    app, _ = app_of(tmp_path / "app", job())
+    serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    other, _ = app_of(tmp_path / "other", job(seed=1))
+    with pytest.raises(DeploymentError, match="holds the run of another job"):
+        serve(other, LocalGrid(other, tmp_path / "state"), tmp_path / "run")

@@ -1,0 +1,285 @@
+"""A server that lies, and rounds of several phases in which clients come and go."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from fedveil.entropy import Seeded
+from fedveil.errors import InvalidValue
+from fedveil.flower import ProtectedStrategy, ProtectMod
+from fedveil.flower.app.offer import Offer
+from fedveil.flower.app.options import parse
+from fedveil.flower.records import to_records
+from fedveil.message import decode, encode
+from flower_app_parts import RUN, FakeGrid, Node, arrays_of, client_app, record_of
+
+DIMENSION = 50
+PHASES = ("advertise", "share", "masked", "unmask")
+PW = {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 3, "weighting": "equal"}
+
+
+@pytest.fixture(autouse=True)
+def _own_place(monkeypatch, tmp_path):
+    numbers = itertools.count()
+    monkeypatch.setattr("fedveil.flower.app.mod.Secure", lambda: Seeded(12, next(numbers)))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def train(arrays, node):
+    return {"w": arrays["w"] + np.float32(node)}, {"num-examples": node}
+
+
+def federation(clients=6, mod=None, calls=None, **kwargs):
+    app = client_app(train, [mod or ProtectMod()], calls)
+    return FakeGrid(Node(1 + i, app, **kwargs) for i in range(clients))
+
+
+def start(grid, strategy, rounds=1, timeout=0.2):
+    initial = record_of({"w": np.zeros(DIMENSION, np.float32)})
+    result = strategy.start(grid, initial, num_rounds=rounds, timeout=timeout)
+    return arrays_of(result.arrays)["w"] if result.arrays else None
+
+
+def content(words, keys, clients=6, dimension=DIMENSION):
+    """What a server of any kind may send."""
+    offer = Offer(parse(keys), "num-examples", dimension, clients)
+    records = to_records(words)
+    records["fedveil.offer"] = to_records(offer.words())["fedveil"]
+    records["arrays"] = record_of({"w": np.zeros(DIMENSION, np.float32)})
+    records["config"] = ConfigRecord({"server-round": 1})
+    return records
+
+
+def ask(grid, records, node=1, kind="train"):
+    return grid.send_and_receive([Message(records, node, kind)])[0]
+
+
+def phase_of(message):
+    return decode(message.content["fedveil"]["encoded"]).get("phase")
+
+
+def test_a_training_message_without_an_offer_is_refused_and_the_app_never_asked():
+    calls = []
+    grid = federation(calls=calls)
+    records = RecordDict(dict(content({"round": 1}, {"protection": "rr"}).items()))
+    del records["fedveil"], records["fedveil.offer"]
+    reply = ask(grid, records)
+    assert "asks for the arrays in clear" in reply.error.reason
+    assert calls == []
+
+
+def test_an_offer_of_no_protection_is_refused():
+    calls = []
+    grid = federation(calls=calls)
+    records = content({"round": 1}, {"protection": "rr"})
+    words = decode(records["fedveil.offer"]["encoded"])
+    records["fedveil.offer"]["encoded"] = encode({**words, "protection": "not_encrypt"})
+    assert "protection = 'not_encrypt' is not one of" in ask(grid, records).error.reason
+    assert calls == []
+
+
+@pytest.mark.parametrize("place", ["run_config", "node_config", "mod"])
+def test_an_offer_weaker_than_the_clients_pin_is_refused(place):
+    pin = {"protection": "rr", "eps": 1.0}
+    configured = {f"fedveil.{name}": value for name, value in pin.items()}
+    calls = []
+    grid = federation(
+        mod=ProtectMod(**pin) if place == "mod" else None,
+        calls=calls,
+        **({} if place == "mod" else {place: configured}),
+    )
+    strategy = ProtectedStrategy(FedAvg(), protection="rr", eps=2.0)
+    assert start(grid, strategy) is None
+    (reason,) = strategy.rounds[0].withheld
+    assert "a report costs epsilon 200 at delta 0, 100 at 0 is allowed" in reason
+    assert calls == []
+    assert start(grid, ProtectedStrategy(FedAvg(), protection="rr", eps=0.5)) is not None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"round": 1, "eps": 9.0},
+        {"round": 1},
+        {"round": "1", "eps": 1.0},
+        {"round": 1, "eps": 1.0, "phase": "masked"},
+        {"round": 1, "eps": 1.0, "phase": "share"},
+    ],
+)
+def test_an_opening_that_does_not_fit_its_offer_gets_no_report(words):
+    grid = federation()
+    assert ask(grid, content(words, {"protection": "rr", "eps": 1.0})).has_error()
+    good = ask(grid, content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0}))
+    assert set(good.content) == {"fedveil"}
+
+
+def test_arrays_of_another_length_than_offered_are_refused():
+    calls = []
+    grid = federation(calls=calls)
+    records = content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0}, dimension=51)
+    assert "another number of entries" in ask(grid, records).error.reason
+    assert calls == []
+
+
+def test_a_client_counts_its_reports_itself_and_stops_at_its_limit():
+    pin = {"fedveil.max_epsilon": 250.0, "fedveil.delta": 0.0}
+    grid = federation(node_config=pin)
+    records = content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0})
+    replies = [ask(grid, records) for _ in range(4)]  # the same round again and again
+    assert [reply.has_error() for reply in replies] == [False, False, True, True]
+    assert "above its max_epsilon = 250" in replies[2].error.reason
+    assert not ask(grid, records, node=2).has_error()
+
+
+def test_reports_that_cost_differently_add_up_plainly():
+    limit = {"fedveil.max_epsilon": 1000.0, "fedveil.delta": 1e-5}
+    grid = federation(node_config=limit)
+    small, large = ({"protection": "rr", "eps": eps} for eps in (1.0, 4.0))
+    # Alone, reports of rr compose to far less at this delta than their plain sum of 400 each.
+    alike = [ask(grid, content({"round": 1, "eps": 4.0}, large)) for _ in range(4)]
+    assert [reply.has_error() for reply in alike] == [False] * 4
+    mixed = [
+        ask(grid, content({"round": 1, "eps": keys["eps"]}, keys), node=2)
+        for keys in (small, large, large, large)
+    ]
+    assert [reply.has_error() for reply in mixed] == [False, False, False, True]
+    assert "to epsilon 1300 at delta" in mixed[3].error.reason
+
+
+def test_a_failure_of_the_mod_itself_says_its_kind_and_not_its_text(monkeypatch):
+    def broken(*args):
+        raise KeyError("patient 4711")
+
+    monkeypatch.setattr("fedveil.flower.app.mod.to_records", broken)
+    grid = federation()
+    reply = ask(grid, content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0}))
+    assert reply.error.reason == "fedveil failed with KeyError"
+
+
+def test_an_update_is_not_asked_of_the_app_before_keys_were_exchanged():
+    calls = []
+    grid = federation(calls=calls)
+    words = {
+        "round": 1,
+        "phase": "masked",
+        "senders": np.arange(2),
+        "sealed": np.zeros((2, 9), "u1"),
+    }
+    assert "before keys were exchanged" in ask(grid, content(words, PW)).error.reason
+    assert calls == []
+
+
+def test_a_wrong_configuration_of_the_clients_own_is_not_told_to_the_server():
+    grid = federation(node_config={"fedveil.sign_epz": 4711.0, "fedveil.protection": "signds"})
+    reply = ask(grid, content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0}))
+    assert reply.error.reason == "withheld: for a reason in its own log"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_client_that_falls_silent_is_left_out_of_the_sum_or_was_in_it_before(phase):
+    grid = federation()
+    grid.tamper = lambda m: None if m.metadata.dst_node_id == 6 and _at(m, phase) else m
+    strategy = ProtectedStrategy(FedAvg(), **PW)
+    after = start(grid, strategy)
+    present = range(1, 7) if phase == "unmask" else range(1, 6)
+    step = PW_STEP
+    assert np.abs(after - np.mean([min(n, 8) for n in present])).max() <= step
+    assert strategy.rounds[0].reports == len(present)
+
+
+PW_STEP = 8 / (2**19 - 1) + 1e-6
+
+
+def _at(message, phase):
+    return PHASES.index(phase_of(message)) >= PHASES.index(phase)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_round_with_too_few_clients_is_void_and_the_next_one_is_not(phase):
+    grid = federation()
+
+    def tamper(message):
+        number = decode(message.content["fedveil"]["encoded"])["round"]
+        gone = number == 1 and message.metadata.dst_node_id > 2 and _at(message, phase)
+        return None if gone else message
+
+    grid.tamper = tamper
+    strategy = ProtectedStrategy(FedAvg(), **PW)
+    after = start(grid, strategy, rounds=2)
+    assert strategy.rounds[0].void is not None
+    assert strategy.rounds[1].reports == 6
+    assert np.abs(after - 3.5).max() <= PW_STEP
+
+
+def test_nothing_of_a_round_is_left_when_it_is_over(tmp_path):
+    grid = federation()
+    start(grid, ProtectedStrategy(FedAvg(), **PW))
+    assert not list(Path(tmp_path, "fedveil").iterdir())
+    for node in grid.nodes.values():
+        assert set(node.context.state) == {"fedveil.ledger"}
+
+
+def test_between_phases_the_context_holds_a_sealed_record_alone():
+    grid = federation()
+    kept = []
+    grid.tamper = lambda m: kept.append(dict(grid.nodes[m.metadata.dst_node_id].context.state)) or m
+    start(grid, ProtectedStrategy(FedAvg(), **PW))
+    between = [state for state in kept if "fedveil.state" in state]
+    assert len(between) == 18  # six clients, three times
+    assert {name for state in between for name in state} == {"fedveil.state", "fedveil.ledger"}
+
+
+@pytest.mark.parametrize("phase", ["share", "masked", "unmask"])
+def test_terms_cannot_change_within_a_round(phase):
+    grid = federation()
+
+    def tamper(message):
+        if phase_of(message) == phase:
+            record = message.content["fedveil.offer"]
+            words = decode(record["encoded"])
+            record["encoded"] = encode({**words, "parameter.reconstruct_secrets_threshold": 2})
+        return message
+
+    grid.tamper = tamper
+    strategy = ProtectedStrategy(FedAvg(), **PW)
+    assert start(grid, strategy) is None
+    (reason,) = strategy.rounds[0].withheld
+    assert reason == "the offer is another than at the round's beginning"
+
+
+def test_no_phase_is_answered_twice():
+    grid = federation()
+    strategy = ProtectedStrategy(FedAvg(), **PW)
+    start(grid, strategy)
+    for message in list(grid.sent):
+        if message.metadata.dst_node_id == 1 and phase_of(message) != "advertise":
+            assert ask(grid, message.content).has_error()
+
+
+def test_two_clients_cannot_hide_each_other():
+    with pytest.raises(
+        InvalidValue, match=r"reconstruct_secrets_threshold = 3 is outside \[2, 3\)"
+    ):
+        start(federation(3), ProtectedStrategy(FedAvg(), **PW))
+
+
+def test_a_later_round_with_too_few_clients_is_void_and_does_not_end_the_run():
+    grid = federation()
+    strategy = ProtectedStrategy(FedAvg(), **PW)
+    start(grid, strategy)
+    for node in (3, 4, 5, 6):
+        del grid.nodes[node]
+    start(grid, strategy)
+    assert strategy.rounds[0].reports == 6
+    assert "outside [2, 2)" in strategy.rounds[1].void
+
+
+def test_the_runs_number_is_part_of_the_terms():
+    offer = Offer(parse(PW), "num-examples", DIMENSION, 6)
+    assert offer.job(RUN) != offer.job(RUN + 1)

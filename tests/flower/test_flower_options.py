@@ -1,0 +1,201 @@
+"""The settings of a protected Flower app, and what a client insists on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedveil.errors import InvalidValue, JobError, MessageInvalid
+from fedveil.flower.app.offer import Offer, check
+from fedveil.flower.app.options import joined, parse
+from fedveil.flower.app.pins import limits, may_reveal, pins_of, refuse_weaker
+from fedveil.message import decode, encode
+
+RUN = 3
+
+
+def offer(clients=20, **keys):
+    return Offer(parse(keys), "num-examples", 100, clients)
+
+
+def refuse(asked, **sources):
+    keys = {"keywords": {}, "run_config": {}, "node_config": {}, **sources}
+    refuse_weaker(asked, pins_of(*keys.values()), RUN)
+
+
+def test_a_configurations_keys_begin_with_fedveil_and_others_are_not_read():
+    keys = joined({"fedveil.protection": "signds", "lr": 0.1, "fedveil.sign_eps": 3}, {})
+    options = parse(keys)
+    assert (options.protection, options.parameters.sign_eps) == ("signds", 3.0)
+
+
+def test_a_key_that_the_code_and_the_configuration_set_differently_is_an_error():
+    assert joined({"fedveil.keep": "a, b"}, {"keep": ["a", "b"]})
+    with pytest.raises(JobError, match=r"sign_eps = 1 .* fedveil.sign_eps = 2 .* only one"):
+        joined({"fedveil.sign_eps": 2}, {"sign_eps": 1})
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"protection": "signds", "sign_k": 0.4}, r"sign_k = 0.4 is outside \(0, 0.25\]"),
+        ({"protection": "signd"}, "protection = 'signd' is not one of .*did you mean signds"),
+        ({"protection": "not_encrypt"}, "protection = 'not_encrypt' is not one of"),
+        ({"protection": "rr", "sign_eps": 1.0}, "sign_eps = 1.0 is not a known key"),
+        ({"sign_eps": 1.0}, "sign_eps = 1.0 needs protection beside it"),
+        ({"protection": "oue", "eps": "2"}, "eps = '2' is not a number"),
+        ({"protection": "oue", "delta": 1.5}, r"delta = 1.5 is outside \[0, 1\)"),
+        ({"reveal": 3}, "reveal = 3 is not text"),
+    ],
+)
+def test_a_wrong_key_gets_one_sentence(keys, sentence):
+    with pytest.raises(JobError, match=sentence):
+        parse(keys)
+    with pytest.raises(JobError, match=rf"^fedveil\.{sentence.split(' ')[0]}"):
+        parse(keys, "fedveil.")
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({}, "protection is not given"),
+        ({"protection": "rr", "weighting": "by_size"}, "weighting = 'by_size' breaks"),
+        ({"protection": "pw_encrypt", "active_security": True}, "active_security = True needs"),
+        ({"protection": "pw_encrypt", "reconstruct_secrets_threshold": 1}, r"= 1 is outside \[2"),
+    ],
+)
+def test_what_does_not_hold_between_the_keys_is_refused(keys, sentence):
+    with pytest.raises(InvalidValue, match=sentence):
+        check(parse(keys))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"protection": "signds", "sign_mag_eps": 2.0, "keep": "a,b", "reveal": "loss"},
+        {"protection": "signds"},
+        {"protection": "dp_encrypt", "noise": "continuous"},
+        {"protection": "oue", "cells": 7, "total_eps": 1e6},
+        {"protection": "pw_encrypt", "neighbours": 6, "weighting": "equal"},
+        {"protection": "pw_encrypt", "neighbours": "complete"},
+    ],
+)
+def test_an_offer_survives_its_encoding(keys):
+    sent = offer(**keys)
+    received = Offer.read(decode(encode(sent.words())))
+    assert received.words() == sent.words()
+    assert received.job(RUN) == sent.job(RUN) != sent.job(RUN + 1)
+    assert received.options.parameters == sent.options.parameters
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"protection": "not_encrypt"},
+        {"protection": 3},
+        {"dimension": 0},
+        {"clients": -1},
+        {"clients": 2.0},
+        {"keep": b""},
+        {"parameter.sign_eps": 1000.0},
+        {"parameter.sign_eps": float("nan")},
+        {"parameter.keep": "*"},
+        {"parameter.unheard": 1},
+        {"more": 1},
+    ],
+)
+def test_a_hostile_offer_is_refused(change):
+    with pytest.raises(MessageInvalid):
+        Offer.read({**offer(protection="signds").words(), **change})
+
+
+PINNED = {"fedveil.protection": "signds", "fedveil.sign_eps": 5.0}
+
+
+@pytest.mark.parametrize("source", ["run_config", "node_config", "keywords"])
+def test_a_client_refuses_less_than_any_of_its_sources_demands(source):
+    pin = {k.removeprefix("fedveil.") if source == "keywords" else k: v for k, v in PINNED.items()}
+    refuse(offer(protection="signds", sign_eps=5.0), **{source: pin})
+    refuse(offer(protection="signds", sign_eps=1.0, sign_k=0.2), **{source: pin})
+    for weaker in ({"sign_eps": 6.0}, {"sign_eps": 5.0, "sign_mag_eps": 6.0}):
+        with pytest.raises(MessageInvalid, match=r"weaker than .* a report costs epsilon 1[12]"):
+            refuse(offer(protection="signds", **weaker), **{source: pin})
+    with pytest.raises(MessageInvalid, match="dp_encrypt in place of signds"):
+        refuse(offer(protection="dp_encrypt", dp_eps=0.1), **{source: pin})
+
+
+def test_every_source_must_agree():
+    strict = {"fedveil.protection": "signds", "fedveil.sign_eps": 1.0}
+    with pytest.raises(MessageInvalid, match="the node configuration demands"):
+        refuse(offer(protection="signds", sign_eps=5.0), run_config=PINNED, node_config=strict)
+
+
+@pytest.mark.parametrize(
+    ("demanded", "stronger", "weaker"),
+    [
+        (
+            {"protection": "dp_encrypt", "dp_eps": 2.0, "dp_delta": 1e-3},
+            [{"dp_eps": 1.0, "dp_delta": 1e-3},
+             {"dp_eps": 2.0, "dp_delta": 1e-3, "dp_norm_clip": 9.0}],
+            [{"dp_eps": 2.1, "dp_delta": 1e-3}, {"dp_eps": 2.0, "dp_delta": 1e-2},
+             {"dp_eps": 2.0, "dp_delta": 1e-3, "noise": "continuous"}],
+        ),
+        (
+            {"protection": "rr", "eps": 1.0},
+            [{"eps": 0.5}, {"eps": 1.0, "cells": 9, "total_eps": 1e9}],
+            [{"eps": 1.5}, {"eps": 1.0, "report": "bits"},
+             {"eps": 1.0, "adaptive": True, "total_eps": 1e9}],
+        ),
+        (
+            {"protection": "oue", "eps": 1.0, "report": "bits",
+             "adaptive": True, "total_eps": 150.0},
+            [{"eps": 1.0, "report": "bits"}, {"eps": 1.5}],
+            [{"eps": 1.6}, {"eps": 1.0, "adaptive": True, "total_eps": 160.0}],
+        ),
+        (
+            {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 8},
+            [{"reconstruct_secrets_threshold": 9},
+             {"reconstruct_secrets_threshold": 8, "clip": 1.0}],
+            [{"reconstruct_secrets_threshold": 7},
+             {"reconstruct_secrets_threshold": 8, "neighbours": 9}],
+        ),
+        (
+            {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 4, "neighbours": 8},
+            [{"reconstruct_secrets_threshold": 4, "neighbours": 8},
+             {"reconstruct_secrets_threshold": 4, "neighbours": "complete"}],
+            [{"reconstruct_secrets_threshold": 4, "neighbours": 6}],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_weaker_than_what(demanded, stronger, weaker):
+    for keys in stronger:
+        refuse(offer(protection=demanded["protection"], **keys), keywords=demanded)
+    for keys in weaker:
+        with pytest.raises(MessageInvalid, match="weaker than ProtectMod demands"):
+            refuse(offer(protection=demanded["protection"], **keys), keywords=demanded)
+
+
+def test_metrics_are_revealed_where_the_server_asks_and_every_source_allows():
+    asked = offer(protection="rr", reveal="loss, accuracy")
+    run, node = {"fedveil.reveal": "loss,num-examples"}, {"fedveil.reveal": ""}
+    assert may_reveal(asked, pins_of({}, {}, {})) == frozenset()
+    assert may_reveal(asked, pins_of({}, run, {})) == {"loss"}
+    assert may_reveal(asked, pins_of({"reveal": ["accuracy"]}, run, {})) == frozenset()
+    assert may_reveal(asked, pins_of({}, run, node)) == frozenset()
+
+
+def test_every_limit_on_the_run_counts():
+    pins = pins_of({"max_epsilon": 3.0}, {}, {"fedveil.max_epsilon": 2.0, "fedveil.delta": 1e-6})
+    assert limits(pins) == [(3.0, 1e-5), (2.0, 1e-6)]
+
+
+def test_terms_that_differ_in_anything_are_another_job():
+    base = offer(protection="pw_encrypt", reconstruct_secrets_threshold=5)
+    others = [
+        offer(protection="pw_encrypt", reconstruct_secrets_threshold=6),
+        replace(base, clients=21),
+        replace(base, dimension=101),
+        replace(base, weight_key="n"),
+    ]
+    assert len({o.job(RUN) for o in (base, *others)}) == 5

@@ -1,0 +1,102 @@
+"""A deployed job on real Flower processes, which are killed as machines are.
+
+One federation serves both tests: an exchange with three SuperNodes takes seconds, whatever is in
+it. `.ci/run` plays examples/flower/loopback.py besides.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.numpy
+
+from folders import EXAMPLES
+
+pytest.importorskip("flwr")
+
+import fedveil
+from fedveil.federated.job import Job
+from fedveil.flower.job.deploy import deployable, write_app
+from fedveil.record.recorder import read_metrics
+
+sys.path.append(str(EXAMPLES / "flower"))
+from loopback import Loopback
+
+pytestmark = pytest.mark.slow
+
+LIMIT_S = 400.0
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    with Loopback(tmp_path_factory.mktemp("flower"), 3, secured=False) as loopback:
+        loopback.start_superlink()
+        for number in range(3):
+            loopback.start_node(number)
+        yield loopback
+
+
+def job(**changes: object) -> Job:
+    settings = {
+        "clients": {"number": 3, "fraction": 1.0},
+        "training": {"epochs": 1},
+        "protection": {"pw_encrypt": {"cipher_time_window": 60_000}},
+    }
+    return Job(**{**settings, **changes})
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {LIMIT_S:g} s"
+        time.sleep(0.1)
+
+
+def rounds_in(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def test_a_killed_superlink_costs_the_round_in_hand(federation: Loopback, tmp_path: Path):
+    """Started again, the run goes on from the last complete round, to the simulator's bytes."""
+    settings = job(name="killed-link", rounds=3)
+    write_app(tmp_path / "app", deployable(settings))
+    folder = tmp_path / "run"
+    federation.run(tmp_path / "app", folder)
+    until(lambda: rounds_in(folder) >= 1, "the first round")
+    federation.kill("superlink")
+    federation.kill("run")
+    assert 1 <= rounds_in(folder) < 3
+    assert not (folder / "model.safetensors").exists()
+
+    federation.start_superlink()
+    assert federation.run(tmp_path / "app", folder).wait(LIMIT_S) == 0
+    assert "went on after round" in (folder / "events.log").read_text()
+    assert [record["round"] for record in read_metrics(folder)] == [1, 2, 3]
+    simulated = fedveil.simulate(settings, tmp_path / "simulated")
+    theirs = (simulated.folder / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == theirs
+
+
+def test_a_killed_supernode_is_a_dropout(federation: Loopback, tmp_path: Path):
+    protection = {
+        "name": "pw_encrypt",
+        "pw_encrypt": {"reconstruct_secrets_threshold": 2, "cipher_time_window": 60_000},
+    }
+    write_app(tmp_path / "app", deployable(job(name="dead-node", rounds=2, protection=protection)))
+    folder = tmp_path / "run"
+    run = federation.run(tmp_path / "app", folder)
+    until(lambda: rounds_in(folder) >= 1, "the first round")
+    federation.kill("node-2")
+    assert run.wait(LIMIT_S) == 0
+    first, second = read_metrics(folder)
+    assert (first["reports"], first["dropped"], first["void"]) == (3, 0, None)
+    assert (second["reports"], second["dropped"], second["void"]) == (2, 1, None)
+    for number in (0, 1):
+        assert not list((federation.folder / f"state-{number}").iterdir())
+    tensors = safetensors.numpy.load((folder / "model.safetensors").read_bytes())
+    assert tensors

@@ -1,0 +1,312 @@
+"""A text continued through both parties."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
+from fedveil.language import generation
+from fedveil.language.generation import Continuation, Request, generate
+from fedveil.language.text import ByteTokenizer
+from fedveil.link.channel import Receive, Send, drive_together
+from fedveil.link.streams import Address
+from fedveil.message import Message
+from fedveil.tasks.pangu import Pangu
+from fedveil.tasks.task_settings import PanguSettings
+from fedveil.vertical import together
+from fedveil.vertical.apart import sessions
+from fedveil.vertical.apart.sessions import Machine, Place
+from fedveil.vertical.commands.here import app
+from fedveil.vertical.party import Party
+from fedveil.vertical.vertical_job import VerticalJob
+
+SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16}
+VERSE = b"abcdefghijklmnopqrstuvwxyz\n" * 120
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Small tensors lose more by torch's threads than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run that knows the alphabet by heart, and one that learnt it under EmbeddingDP."""
+    folder = tmp_path_factory.mktemp("generation")
+    verse = folder / "text" / "verse.txt"
+    verse.parent.mkdir()
+    verse.write_bytes(VERSE)
+    sizes = "".join(f"{key}: {value}, " for key, value in SIZES.items())
+    task = f"task.pangu={{{sizes} tokenizer: bytes, text: '{verse}'}}"
+    common = ["task=pangu", task, "batch_size=16", "evaluation.every_epochs=null"]
+    plain = together.train(VerticalJob.load(None, [*common, "epochs=12"]), folder / "plain")
+    private = together.train(
+        VerticalJob.load(None, [*common, "epochs=2", "privacy={embedding_dp: {eps: 5}}"]),
+        folder / "private",
+    )
+    return {"plain": plain.folder, "private": private.folder}
+
+
+def test_the_likeliest_continuation_is_the_text_s_own(runs: dict[str, Path]) -> None:
+    found, split = generate(runs["plain"], Request.seeded(b"abcdef", 60, 0))
+    assert b"abcdef" + found.text == VERSE[:66]
+    assert generation.figures(split, found) == []
+
+
+@pytest.mark.parametrize("name", ["plain", "private"])
+def test_a_seed_gives_the_same_text_every_time(runs: dict[str, Path], name: str) -> None:
+    def text(seed: int | None, **more: Any) -> bytes:
+        return generate(runs[name], Request.seeded(b"abc", 30, 1.5, seed), **more)[0].text
+
+    assert text(1) == text(1) == text(1, encoded=True)
+    assert len({text(seed) for seed in range(4)}) > 1
+    assert len({text(None) for _ in range(4)}) > 1
+
+
+def test_pieces_come_as_they_are_found(runs: dict[str, Path]) -> None:
+    pieces: list[bytes] = []
+    found, _ = generate(runs["plain"], Request.seeded(b"", 20, seed=0), pieces.append)
+    assert b"".join(pieces) == found.text
+    assert len(pieces) == len(found.text) == 20
+
+
+def test_what_a_text_costs_is_said(runs: dict[str, Path]) -> None:
+    found, split = generate(runs["private"], Request.seeded(b"abcd", 30, seed=0))
+    # 16 vectors fill the context and give 13 tokens; 8 again and 8 new ones give 9; 8 and 7, 8.
+    assert found.times == 2
+    assert found.vectors == 16 + (8 + 8) + (8 + 7)
+    told = [figure.epsilon for figure in generation.figures(split, found)]
+    assert told == [2.5, 2.5 * 32 * 2, 2.5 * 32 * found.vectors]
+    short, split = generate(runs["private"], Request.seeded(b"abcd", 3, seed=0))
+    assert (short.vectors, short.times) == (6, 1)
+    assert generation.figures(split, short)[1].epsilon == 2.5 * 32
+
+
+def parties(context: int = 16, **privacy: Any) -> tuple[Party, Party]:
+    settings = PanguSettings(**{**SIZES, "context": context, "tokenizer": "bytes"})
+    task = Pangu(settings, seed=5)
+    split = task.split_model()
+    if privacy:
+        split = split.replace("embedding", **privacy)
+    return Party("leader", split, loss=task.loss), Party("cloud", split)
+
+
+def continued(context: int, prompt: bytes, tokens: int) -> Continuation:
+    leader, cloud = parties(context)
+    request = Request(prompt, tokens, 0, Seeded(0))
+    found = drive_together(
+        {
+            "leader": generation.write(leader, Seeded(1), ByteTokenizer(), request, lambda p: None),
+            "cloud": generation.assist(cloud, Seeded(1)),
+        }
+    )["leader"]
+    assert found is not None
+    return found
+
+
+def by_whole_windows(context: int, prompt: bytes, count: int) -> bytes:
+    """The same continuation, the whole window computed anew for every token."""
+    leader, cloud = parties(context)
+    embedding, head = leader.modules["embedding"], leader.modules["head"]
+    text, begin = list(prompt), max(0, len(prompt) - context)
+    for _ in range(count):
+        if len(text) - begin > context:
+            begin = len(text) - max(1, context // 2)
+        window = torch.tensor([text[begin:]])
+        scores = head(cloud.modules["backbone"](embedding(window)))[0, -1]
+        text.append(int(scores[:256].argmax()))
+    return bytes(text[len(prompt) :])
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 16])
+@pytest.mark.parametrize("prompt", [b"a", b"some words", b"a prompt that is longer than a window"])
+def test_remembering_changes_nothing(context: int, prompt: bytes) -> None:
+    """Through the follower's memory or with every window computed anew: the same tokens."""
+    leader, _ = parties(context)
+    with torch.no_grad():  # the end of a document would end the comparison
+        leader.modules["embedding"].word.weight[256] = 0
+    found = continued(context, prompt, 2 * context + 5)
+    expected = by_whole_windows(context, prompt, 2 * context + 5)
+    assert expected.startswith(found.text)
+    assert len(found.text) > 0
+
+
+def test_tokens_are_drawn_as_their_scores_say() -> None:
+    """Chi-square at error rate 1e-6, at two temperatures; unused tokens never come."""
+    from scipy.stats import chi2
+
+    pieces: list[bytes | None] = [b"a", None, b"b", b"c", None]
+    scores = torch.tensor([0.0, 9.0, 1.0, -0.5, 0.3])
+    for temperature in (1.0, 0.5):
+        entropy = Seeded(3, f"{temperature}")
+        draws = [generation._choose(scores, pieces, temperature, entropy) for _ in range(1500)]
+        weights = np.exp(scores.double().numpy()[[0, 2, 3, 4]] / temperature)
+        expected = 1500 * weights / weights.sum()
+        seen = np.bincount(draws, minlength=5)
+        assert seen[1] == 0
+        statistic = float(((seen[[0, 2, 3, 4]] - expected) ** 2 / expected).sum())
+        assert statistic < chi2.isf(1e-6, df=3)
+
+
+def test_the_end_of_a_document_ends_the_text() -> None:
+    leader, cloud = parties()
+    with torch.no_grad():
+        leader.modules["embedding"].word.weight.zero_()  # every score is 0
+        leader.modules["embedding"].word.weight[256, 0] = 100.0
+        cloud.modules["backbone"].final.bias.fill_(1.0)
+    request = Request(b"abc", 10, 0, Seeded(0))
+    sides = {
+        "leader": generation.write(leader, Seeded(1), ByteTokenizer(), request, lambda p: None),
+        "cloud": generation.assist(cloud, Seeded(1)),
+    }
+    found = drive_together(sides)["leader"]
+    assert found is not None
+    assert found.text == b""
+    assert found.vectors == 3
+
+
+# --- what a follower refuses
+
+
+def follow(messages: list[Message], sent: list[Message]) -> None:
+    """Give a follower the messages of a leader, one for each that it waits for."""
+    _, cloud = parties()
+    exchange = generation.assist(cloud, Seeded(1))
+    waiting = iter(messages)
+    answer: Message | None = None
+    while True:
+        request = exchange.send(answer)
+        if isinstance(request, Send):
+            sent.append(request.message)
+        answer = next(waiting) if isinstance(request, Receive) else None
+
+
+def extend(**changes: Any) -> Message:
+    return {"kind": "extend", "step": 1, "start": 0, "length": 2} | changes
+
+
+def vectors(length: int = 2, value: float = 0.5, step: int = 1) -> Message:
+    data = np.full((1, length, 32), value, np.float32)
+    return {"kind": "tensor", "name": "embedding.test", "step": step, "micro": 0, "data": data}
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([extend(step=2)], "sent 'extend' of step 2 where 'extend' of step 1 was due"),
+        ([extend(start=3)], "asks for 2 positions from 3 on, where 0 of 16 have been seen"),
+        ([extend(length=17)], "asks for 17 positions from 0 on"),
+        ([extend(length=0)], "asks for 0 positions"),
+        ([extend(length=True)], "does not ask as a leader does"),
+        ([extend(more=1)], "does not ask as a leader does"),
+        ([{"kind": "tensor"}], "does not ask as a leader does"),
+        ([{"kind": "enough", "step": 3}], "sent a enough of step 3 where step 1 was due"),
+        ([extend(), vectors(3)], "of shape (1, 3, 32) where (1, 2, 32) was due"),
+        ([extend(), vectors(value=math.nan)], "with NaN or infinity"),
+        ([extend(), vectors(step=2)], "of step 2 where step 1 was due"),
+        ([extend(), vectors(), extend(step=2, start=1)], "from 1 on, where 2 of 16"),
+    ],
+)
+def test_a_follower_refuses_what_is_not_due(messages: list[Message], sentence: str) -> None:
+    sent: list[Message] = []
+    with pytest.raises(ExchangeError, match=re.escape(sentence)) as refusal:
+        follow(messages, sent)
+    assert sent[-1] == {"kind": "abort", "reason": str(refusal.value)}
+
+
+def test_only_pangu_s_own_parts_continue_a_text() -> None:
+    leader, cloud = parties()
+    leader.modules["embedding"] = torch.nn.Embedding(257, 32)
+    sides = {
+        "leader": generation.write(
+            leader, Seeded(1), ByteTokenizer(), Request(b"a", 1, 0, Seeded(0)), lambda p: None
+        ),
+        "cloud": generation.assist(cloud, Seeded(1)),
+    }
+    with pytest.raises(InvalidValue, match="WordAndPosition as the part embedding"):
+        drive_together(sides)
+
+
+def test_bad_wishes_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=re.escape("tokens = 0 is outside [1, inf)")):
+        generate(runs["plain"], Request.seeded(b"a", 0))
+    with pytest.raises(InvalidValue, match=re.escape("temperature = -1 is outside [0, inf)")):
+        generate(runs["plain"], Request.seeded(b"a", temperature=-1))
+    with pytest.raises(RunFolderError, match="is not a run's folder"):
+        generate(tmp_path, Request.seeded(b"a"))
+    (tmp_path / "job.yaml").write_text("task: tabular\n")
+    with pytest.raises(InvalidValue, match="a text is continued by a run of the task pangu"):
+        generate(tmp_path, Request.seeded(b"a"))
+    (tmp_path / "job.yaml").write_text("task: pangu\n")
+    with pytest.raises(RunFolderError, match="nothing of leader, cloud is in it"):
+        generate(tmp_path, Request.seeded(b"a"))
+
+
+def test_the_text_itself_is_not_needed(runs: dict[str, Path], tmp_path: Path) -> None:
+    verse = runs["plain"].parent / "text" / "verse.txt"
+    verse.rename(tmp_path / "verse.txt")
+    try:
+        found, _ = generate(runs["plain"], Request.seeded(b"abc", 3, 0))
+    finally:
+        (tmp_path / "verse.txt").rename(verse)
+    assert found.text == b"def"
+
+
+Opening = Callable[[Path, Callable[[Any], str], ExitStack], Machine]
+
+
+def session(folder: Path, opened: Opening, **more: Any) -> Any:
+    """Leader and follower over gRPC, each in a thread: the leader's result.
+
+    Both are opened here first: initial weights are drawn from torch's one generator in a process.
+    """
+    where: Queue[Address] = Queue()
+    notes: list[str] = []
+    with ExitStack() as stack:
+        here = opened(folder / "here", lambda task: task.leader, stack)
+        there = opened(folder / "there", lambda task: task.followers[0], stack)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        anywhere = Place(Address("127.0.0.1", 0), None, 60, notes.append, None, where.put)
+        ours = pool.submit(sessions.lead, here, anywhere, **more)
+        place = Place(where.get(timeout=60), None, 60, notes.append)
+        pool.submit(sessions.follow, there, place, looks=bool(more)).result(timeout=120)
+        return ours.result(timeout=120).result
+
+
+def test_two_machines_continue_a_text_as_one_process_does(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    job = VerticalJob.load(runs["plain"] / "job.yaml")
+    session(tmp_path, lambda path, who, stack: Machine.new(job, who, path, "train", stack))
+    own = generation.leading(Request.seeded(b"abc", 40, 2.5, seed=1))
+    found = session(tmp_path, Machine.reopened, purpose="generate", own=own)
+    expected, _ = generate(runs["plain"], Request.seeded(b"abc", 40, 2.5, seed=1))
+    assert found == expected
+
+
+def test_the_command_prints_prompt_and_continuation(runs: dict[str, Path]) -> None:
+    arguments = ["generate", str(runs["plain"]), "--prompt", "abc", "--tokens", "5"]
+    result = CliRunner().invoke(app, [*arguments, "--temperature", "0"])
+    assert result.exit_code == 0
+    assert result.stdout == "abcdefgh\n"
+    private = ["generate", str(runs["private"]), "--prompt", "ü", "--tokens", "2", "--seed", "1"]
+    lines = CliRunner().invoke(app, private).stdout.splitlines()
+    assert lines[0].startswith("ü")
+    assert "epsilon 2.5 at delta 0 for a bit of embedding" in lines

@@ -1,0 +1,148 @@
+"""Text to tokens, back, and to windows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
+from fedveil.language import text
+from fedveil.language.text import ByteTokenizer, PairTokenizer, Tokenizer
+
+CORPUS = [b"the cat sat on the mat\n" * 40, "über die Brücke, über den Fluß\n".encode() * 20]
+PAIRS = PairTokenizer.train(CORPUS, 300)
+TOKENIZERS: list[Tokenizer] = [ByteTokenizer(), PAIRS]
+#: Line ends, blanks and bytes that are no UTF-8 come often, as pieces are cut near them.
+HARD = st.lists(
+    st.one_of(st.binary(max_size=12), st.sampled_from([b"\n", b"\n\n", b"  ", b" the", b"\xff"])),
+    max_size=30,
+).map(b"".join)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@given(documents=st.lists(HARD, max_size=4))
+def test_any_bytes_come_back(tokenizer: Tokenizer, documents: list[bytes]) -> None:
+    tokens = tokenizer.encode(documents)
+    assert tokens.dtype == np.int64
+    end = tokenizer.vocabulary - 1
+    cuts = np.flatnonzero(tokens == end)
+    assert len(cuts) == len(documents)
+    parts = np.split(tokens, cuts + 1)
+    pieces = tokenizer.pieces()
+    assert len(pieces) == tokenizer.vocabulary
+    assert [text.join(part, pieces) for part in parts[:-1]] == documents
+    assert len(parts[-1]) == 0
+
+
+@given(document=HARD)
+def test_cutting_into_pieces_changes_no_token(document: bytes) -> None:
+    whole = PAIRS.encode([document])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "_PIECE_BYTES", 3)
+        cut = PAIRS.encode([document])
+    assert whole.tolist() == cut.tolist()
+
+
+def test_frequent_words_are_one_token() -> None:
+    pieces = PAIRS.pieces()
+    assert b" the" in pieces
+    assert " über".encode() in pieces
+    assert len(PAIRS.encode(CORPUS)) < sum(map(len, CORPUS)) / 2
+
+
+def test_every_byte_has_a_token_of_its_own() -> None:
+    for tokenizer in TOKENIZERS:
+        assert {bytes([value]) for value in range(256)} <= set(tokenizer.pieces())
+
+
+def test_a_short_text_leaves_the_rest_of_the_vocabulary_unused() -> None:
+    tokenizer = PairTokenizer.train([b"ab ab ab"], 1000)
+    pieces = tokenizer.pieces()
+    assert len(pieces) == tokenizer.vocabulary == 1000
+    assert pieces[-1] is None
+    assert pieces.count(None) > 700
+    assert tokenizer.encode([b"ab"]).max() == 999
+
+
+def test_a_tokenizer_is_the_same_in_another_process_and_from_its_file() -> None:
+    script = (
+        "import sys; from fedveil.language.text import PairTokenizer;"
+        f"sys.stdout.buffer.write(PairTokenizer.train({CORPUS!r}, 300).to_bytes())"
+    )
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout
+    assert other == PAIRS.to_bytes()
+    again = PairTokenizer.from_bytes(other, 300)
+    assert again.pieces() == PAIRS.pieces()
+    assert again.encode(CORPUS).tolist() == PAIRS.encode(CORPUS).tolist()
+
+
+def test_a_damaged_tokenizer_is_refused() -> None:
+    with pytest.raises(DataInvalid, match="the file of a tokenizer cannot be read"):
+        PairTokenizer.from_bytes(b"{}", 300)
+    with pytest.raises(DataInvalid, match="vocabulary = 280 has no room"):
+        PairTokenizer.from_bytes(PAIRS.to_bytes(), 280)
+    with pytest.raises(InvalidValue, match=re.escape("vocabulary = 256 is outside [257, inf)")):
+        PairTokenizer.train(CORPUS, 256)
+
+
+def test_text_comes_from_files_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "one.txt").write_bytes(b"second")
+    (tmp_path / "a.txt").write_bytes(b"\xff first")
+    (tmp_path / "c.md").write_bytes(b"no text")
+    assert text.read(tmp_path) == [b"\xff first", b"second"]
+    assert text.read(tmp_path / "a.txt") == [b"\xff first"]
+    with pytest.raises(DataUnavailable, match="is neither a file nor a folder"):
+        text.read(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataUnavailable, match=r"holds no \.txt file"):
+        text.read(tmp_path / "empty")
+
+
+def test_the_default_text_is_there_without_any_file() -> None:
+    documents = text.read(None)
+    assert len(documents) > 50
+    assert any(b"lambda" in document for document in documents)
+    assert documents == text.read(None)
+
+
+@given(
+    documents=st.lists(st.binary(max_size=40), max_size=6),
+    fraction=st.floats(0.01, 0.99),
+)
+def test_holding_out_loses_nothing(documents: list[bytes], fraction: float) -> None:
+    train, test = text.hold_out(documents, fraction)
+    assert b"".join(train + test) == b"".join(documents)
+    wanted = fraction * sum(map(len, documents))
+    # A document on the border is cut at the next line's beginning, at most a document further.
+    assert wanted - 41 <= sum(map(len, test)) <= wanted + 1
+
+
+def test_a_document_on_the_border_is_cut_where_a_line_begins() -> None:
+    train, test = text.hold_out([b"one\n", b"two\nthree\nfour\n"], 0.5)
+    assert train == [b"one\n", b"two\nthree\n"]
+    assert test == [b"four\n"]
+    with pytest.raises(InvalidValue, match=re.escape("test_fraction = 1 is outside (0, 1)")):
+        text.hold_out([b"one"], 1)
+
+
+@given(count=st.integers(2, 100), context=st.integers(1, 20))
+def test_windows_cover_the_text_once(count: int, context: int) -> None:
+    tokens = np.arange(count)
+    if count <= context:
+        with pytest.raises(DataInvalid, match=f"at least {context + 1} are needed"):
+            text.windows(tokens, context)
+        return
+    inputs, labels = text.windows(tokens, context)
+    assert inputs.shape == labels.shape == (len(inputs), context)
+    covered = inputs.size
+    assert inputs.reshape(-1).tolist() == list(range(covered))
+    assert labels.reshape(-1).tolist() == list(range(1, covered + 1))
+    assert count - context <= covered + 1 <= count

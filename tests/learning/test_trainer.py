@@ -1,0 +1,192 @@
+"""Both engines do what torch's own optimisers do, client by client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.errors import ModelInvalid
+from fedveil.learning.fused_linear import MIN_ELEMENTS
+from fedveil.learning.models import lenet
+from fedveil.learning.trainer import ClientData, LoopTrainer, Trainer, TrainingPlan
+from fedveil.learning.vmap_trainer import VmapTrainer
+from fedveil.learning.weight_layout import Layout
+from training_parts import by_torch, clients, plan, train
+
+PLANS = [
+    plan(),
+    plan(weight_decay=0.01),
+    plan(momentum=0.9),
+    plan(momentum=0.9, weight_decay=0.01),
+    plan(optimizer="adam", lr=0.01),
+    plan(epochs=1, batch_size=100),
+]
+
+
+def dense(seed: int = 0, width: int = 8) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh()).append(
+        nn.Linear(width, 3)
+    )
+
+
+def by_autograd_loop(model: nn.Module, plan: TrainingPlan) -> Trainer:
+    return LoopTrainer(model, plan, chains=False)
+
+
+@pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_plan_is_torchs_own(
+    engine: Callable[[nn.Module, TrainingPlan], Trainer], plan: TrainingPlan
+) -> None:
+    model = dense()
+    cohort = clients((6,), 3, (10, 4, 1, 7))
+    updates = train(engine(copy.deepcopy(model), plan), model, cohort)
+    for client, update in zip(cohort, updates, strict=True):
+        np.testing.assert_allclose(update, by_torch(model, plan, client), atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
+def test_lenet(engine: Callable[[nn.Module, TrainingPlan], Trainer]) -> None:
+    torch.manual_seed(0)
+    model = lenet((1, 28, 28), 10)
+    cohort = clients((1, 28, 28), 10, (9, 6))
+    updates = train(engine(copy.deepcopy(model), plan()), model, cohort)
+    for client, update in zip(cohort, updates, strict=True):
+        np.testing.assert_allclose(update, by_torch(model, plan(), client), atol=2e-6)
+
+
+class Tangled(nn.Module):
+    """A large weight that is used twice as a layer and once more by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 256)
+        self.twice = nn.Linear(256, 256)
+        self.last = nn.Linear(256, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        x = torch.tanh(self.twice(torch.tanh(self.twice(x))))
+        return self.last(x @ self.twice.weight)
+
+
+def test_fused_steps_are_right_however_a_weight_is_used() -> None:
+    torch.manual_seed(0)
+    model = Tangled()
+    assert model.twice.weight.numel() >= MIN_ELEMENTS
+    cohort = clients((6,), 3, (9, 5))
+    updates = train(LoopTrainer(copy.deepcopy(model), plan()), model, cohort)
+    for client, update in zip(cohort, updates, strict=True):
+        np.testing.assert_allclose(update, by_torch(model, plan(), client), atol=5e-6)
+
+
+def test_fused_layers_on_sequences() -> None:
+    class Sequence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(6, MIN_ELEMENTS // 6 + 1)
+            self.last = nn.Linear(MIN_ELEMENTS // 6 + 1, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.wide(x))).mean(1)
+
+    torch.manual_seed(0)
+    model = Sequence()
+    cohort = clients((5, 6), 3, (6,))
+    updates = train(LoopTrainer(copy.deepcopy(model), plan()), model, cohort)
+    np.testing.assert_allclose(updates[0], by_torch(model, plan(), cohort[0]), atol=5e-6)
+
+
+def test_large_layers_hold_no_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, MIN_ELEMENTS // 6 + 1), nn.GELU(), nn.Linear(MIN_ELEMENTS // 6 + 1, 3)
+    )  # GELU: no plain chain
+    trainer = LoopTrainer(model, plan())
+    seen = []
+    original = torch.autograd.grad
+
+    def spy(*args: object, **kwargs: object) -> object:
+        gradients = original(*args, **kwargs)  # type: ignore[arg-type]
+        seen.append([g is None for g in gradients])
+        return gradients
+
+    torch.autograd.grad = spy  # type: ignore[assignment]
+    try:
+        train(trainer, model, clients((6,), 3, (4,)))
+    finally:
+        torch.autograd.grad = original
+    assert seen[0] == [True, False, False, False]  # the second weight is below the bound
+
+
+def test_clients_do_not_see_each_other() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    cohort = clients((6,), 3, (8, 8, 8))
+    trainer = LoopTrainer(copy.deepcopy(model), plan(momentum=0.9))
+    together = train(trainer, model, cohort)
+    alone = train(LoopTrainer(copy.deepcopy(model), plan(momentum=0.9)), model, cohort[2:])
+    np.testing.assert_array_equal(together[2], alone[0])
+    again = train(trainer, model, cohort)
+    np.testing.assert_array_equal(together, again)
+
+
+@pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
+def test_a_client_whose_training_raises_is_reported_and_leaves_no_trace(
+    engine: Callable[[nn.Module, TrainingPlan], Trainer],
+) -> None:
+    model = dense()
+    cohort = clients((6,), 3, (4, 4, 4))
+    bad = ClientData(cohort[1].x[:, :5], cohort[1].y, cohort[1].entropy)
+    trainer = engine(copy.deepcopy(model), plan())
+    trainer.start(Layout(model).vector())
+    failures: list[Exception | None] = []
+    for rows, failed in trainer.train([cohort[0], bad, cohort[2]]):
+        failures += failed
+        last = rows[-1].copy()
+    assert [type(f) for f in failures] == [type(None), RuntimeError, type(None)]
+    np.testing.assert_array_equal(last, train(trainer, model, [cohort[2]])[0])
+
+
+def test_frozen_and_unused_parameters_are_left_alone() -> None:
+    class Partial(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(6, 3)
+            self.unused = nn.Linear(6, 3)
+            self.frozen = nn.Linear(3, 3).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.frozen(self.used(x))
+
+    torch.manual_seed(0)
+    model = Partial()
+    cohort = clients((6,), 3, (8,))
+    for engine in (LoopTrainer, VmapTrainer):
+        (update,) = train(engine(copy.deepcopy(model), plan()), model, cohort)
+        used = model.used.weight.numel() + 3
+        np.testing.assert_allclose(
+            update[:used], by_torch(model, plan(), cohort[0])[:used], atol=2e-6
+        )
+        assert update[:used].any()
+        assert not update[used:].any()
+
+
+def test_vmap_refuses_batch_statistics() -> None:
+    with pytest.raises(ModelInvalid, match=r"cannot train the buffers 1\.running_mean"):
+        VmapTrainer(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)), plan())
+
+
+def test_batches_are_every_example_once_an_epoch_in_a_new_order() -> None:
+    (client,) = clients((6,), 3, (10,))
+    batches = list(client.batches(plan(epochs=2, batch_size=4)))
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
+    first, second = np.concatenate(batches[:3]), np.concatenate(batches[3:])
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first.tolist() != second.tolist()

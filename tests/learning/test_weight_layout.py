@@ -1,0 +1,119 @@
+"""Every tensor of a model is averaged, kept or refused, by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.errors import ModelInvalid
+from fedveil.learning.weight_layout import Layout, tied_names
+
+
+class Odd(nn.Module):
+    """One tensor of every fate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.frozen = nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+        self.last = nn.Linear(4, 4, bias=False)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.last.weight
+        self.register_buffer("cache", torch.ones(2), persistent=False)
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+
+def test_every_tensor_has_a_fate() -> None:
+    model = Odd()
+    layout = Layout(model)
+    fates = {entry.name: entry.fate for entry in layout.entries}
+    assert fates == {
+        "first.weight": "parameter",
+        "first.bias": "parameter",
+        "norm.weight": "parameter",
+        "norm.bias": "parameter",
+        "last.weight": "parameter",
+        "norm.running_mean": "buffer",
+        "norm.running_var": "buffer",
+    }
+    assert set(layout.kept) == {
+        "frozen.weight",
+        "frozen.bias",
+        "norm.num_batches_tracked",
+        "cache",
+        "mask",
+    }
+    assert tied_names(model) == {"tied.weight": "last.weight"}
+    named = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    assert set(fates) | set(layout.kept) == named
+    assert layout.dimension == 12 + 4 + 4 + 4 + 16 + 4 + 4
+    assert layout.trainable.sum() == 12 + 4 + 4 + 4 + 16
+    told = " ".join(layout.explain())
+    assert "norm.running_mean" in told
+    assert "frozen.weight" in told
+    assert "norm.num_batches_tracked" in told
+
+
+def test_write_then_read_gives_the_same_vector_and_restores_what_is_kept() -> None:
+    model = Odd()
+    layout = Layout(model)
+    vector = torch.arange(layout.dimension, dtype=torch.float32)
+    with torch.no_grad():
+        model.norm.num_batches_tracked.fill_(7)
+        model.frozen.weight.zero_()
+        model.cache.zero_()
+    layout.write(vector)
+    np.testing.assert_array_equal(layout.vector(), vector.numpy())
+    assert model.norm.num_batches_tracked == 0
+    assert model.frozen.weight.any()
+    assert model.cache.all()
+    assert model.tied.weight is model.last.weight
+
+
+def test_channels_last_weights_keep_their_place() -> None:
+    model = nn.Conv2d(3, 4, 5)
+    before = Layout(model).vector()
+    after = Layout(model.to(memory_format=torch.channels_last)).vector()
+    np.testing.assert_array_equal(before, after)
+
+
+class Shares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        base = torch.zeros(10)
+        self.one = nn.Parameter(base[:6])
+        self.other = nn.Parameter(base[4:])
+
+
+class Expanded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Parameter(torch.zeros(1).expand(5))
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = nn.Parameter(torch.eye(3).to_sparse())
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Linear(2, 2).double(), r"weight has type torch\.float64: convert the model"),
+        (nn.Linear(2, 2).to(torch.bfloat16), r"weight has type torch\.bfloat16"),
+        (nn.LazyLinear(3), "weight is not initialised"),
+        (Shares(), "one and other share memory"),
+        (Expanded(), "wide is an expanded view"),
+        (Sparse(), "sparse is sparse, quantised or without memory"),
+        (nn.ReLU(), "no trainable parameter"),
+        (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_name(model: nn.Module, reason: str) -> None:
+    with pytest.raises(ModelInvalid, match=reason):
+        Layout(model)

@@ -1,0 +1,279 @@
+"""The link's promise, every message once and in order, whatever its streams do."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.errors import LinkLost, MessageInvalid, PeerRefused, PeerRestarted
+from fedveil.link import link as links
+from fedveil.link.link import Link
+from fedveil.vertical.crossing import from_wire, to_wire
+from fedveil.vertical.schedule import Transfer
+from fedveil.vertical.split import Crossing
+
+
+class Stream:
+    """A stream between two links that loses what has not been carried over when it breaks."""
+
+    def __init__(self, one: Link, other: Link) -> None:
+        self.ends = (one, other)
+        said = [end.greeting() for end in self.ends]
+        self.numbers = [one.attach(*said[1]), other.attach(*said[0])]
+
+    def carry(self, sender: int, *, lose: bool = False) -> bool:
+        """Move one frame, or let it vanish on its way; whether there was one."""
+        frame = self.ends[sender].frame(self.numbers[sender])
+        if frame is not None and not lose:
+            self.ends[1 - sender].take(self.numbers[1 - sender], frame)
+        return frame is not None
+
+    def carry_all(self) -> None:
+        while self.carry(0) or self.carry(1):
+            pass
+
+    def cut(self) -> None:
+        for end, number in zip(self.ends, self.numbers, strict=True):
+            end.detach(number, "cut")
+
+
+def pair() -> tuple[Link, Link]:
+    return Link("follower", patience_s=5), Link("leader", patience_s=5)
+
+
+ACTIONS = st.lists(
+    st.sampled_from(["send 0", "send 1", "carry 0", "carry 1", "cut", "cut, frames under way"]),
+    max_size=60,
+)
+
+
+@given(ACTIONS)
+def test_every_message_arrives_once_and_in_order_over_any_breaks(actions: list[str]) -> None:
+    ends = pair()
+    sent: list[list[int]] = [[], []]
+    stream = Stream(*ends)
+    for action in actions:
+        match action.split(" ", 1):
+            case ["send", side]:
+                who = int(side)
+                sent[who].append(len(sent[who]))
+                ends[who].send({"n": sent[who][-1]})
+            case ["carry", side]:
+                stream.carry(int(side))
+            case [_]:
+                stream.cut()
+                stream = Stream(*ends)
+            case _:
+                stream.carry(0, lose=True)
+                stream.carry(1, lose=True)
+                stream.cut()
+                stream = Stream(*ends)
+    stream.carry_all()
+    for who in (0, 1):
+        assert [ends[1 - who].receive()["n"] for _ in sent[who]] == sent[who]
+        ends[who].send({"n": -1})  # brings the acknowledgement of all that came
+        stream.carry_all()
+        assert ends[1 - who].receive() == {"n": -1}
+    assert not ends[0]._unacknowledged
+    assert stream.carry(0) is stream.carry(1) is False
+
+
+def test_what_is_sent_before_the_first_stream_is_not_lost() -> None:
+    one, other = pair()
+    one.send({"n": 1})
+    Stream(one, other).carry_all()
+    assert other.receive() == {"n": 1}
+
+
+def test_a_new_process_of_the_peer_is_noticed_before_anything_else_is_said() -> None:
+    leader, follower = pair()
+    stream = Stream(leader, follower)
+    leader.send({"old": 1})
+    follower.send({"old": 2})
+    stream.carry_all()
+    stream.cut()
+    again = Link("leader")
+    again.send({"new": 1})
+    Stream(leader, again).carry_all()
+    for action in (lambda: leader.send({"lost": 1}), leader.receive):
+        with pytest.raises(PeerRestarted, match="follower has started again"):
+            action()
+    leader.begin()
+    assert leader.receive() == {"new": 1}
+    assert again.frame(1) is None
+
+
+def test_both_sides_of_a_restart_number_from_one_again() -> None:
+    """A process that counted messages of one that is gone must not be believed."""
+    leader, follower = pair()
+    stream = Stream(leader, follower)
+    for n in range(3):
+        leader.send({"n": n})
+    stream.carry_all()
+    stream.cut()
+    new = Link("follower")
+    new.send({"n": 100})
+    welcome_lost = follower.greeting()
+    assert welcome_lost[2] == 3
+    new.attach(*welcome_lost)  # the follower has not learnt that the leader is another
+    stream = Stream(new, follower)
+    stream.carry_all()
+    with pytest.raises(PeerRestarted):
+        follower.receive()
+    follower.begin()
+    assert follower.receive() == {"n": 100}
+
+
+def test_arrays_and_their_bytes_are_untouched() -> None:
+    one, other = pair()
+    array = np.arange(100_000, dtype=np.float32)
+    stream = Stream(one, other)
+    one.send({"data": array})
+    stream.carry_all()
+    np.testing.assert_array_equal(other.receive()["data"], array)
+
+
+def test_a_tensor_is_copied_at_most_twice_on_each_side() -> None:
+    """All the memory that sending and receiving a tensor of 8 MB takes, as it is allocated."""
+    crossing = Crossing("left", "bank", "lead", ("top",), (2000,), "float32", True, None)
+    transfer = Transfer(crossing, 0, gradient=False)
+    tensor = torch.randn(1000, 2000, requires_grad=True)
+    size = tensor.numel() * 4
+    one, other = pair()
+    stream = Stream(one, other)
+    tracemalloc.start()
+    try:
+        data = to_wire(tensor)
+        one.send({"kind": "tensor", "name": "left", "step": 1, "micro": 0, "data": data})
+        sending, _ = tracemalloc.get_traced_memory()
+        stream.carry_all()  # the bytes are handed over as they are
+        tracemalloc.reset_peak()
+        arrived = from_wire(other.receive(), transfer, training=True, step=1, rows=1000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert torch.equal(arrived, tensor)
+    assert size <= sending < 1.01 * size
+    assert peak - sending < 2.01 * size
+
+
+def test_without_a_stream_patience_ends_with_the_reason() -> None:
+    link = Link("bank", patience_s=0.05)
+    link.absent("Connection refused")
+    with pytest.raises(
+        LinkLost, match=r"^bank did not come for 0\.05 seconds: Connection refused$"
+    ):
+        link.receive()
+    other = Link("leader")
+    stream = Stream(link, other)
+    stream.cut()
+    with pytest.raises(LinkLost, match=r"^bank was away for 0\.05 seconds: cut$"):
+        link.receive()
+
+
+def test_with_a_stream_there_is_no_limit_to_patience() -> None:
+    one, other = Link("b", patience_s=0.02), Link("a", patience_s=0.02)
+    stream = Stream(one, other)
+    threading.Timer(0.3, lambda: (other.send({"n": 1}), stream.carry_all())).start()
+    assert one.receive() == {"n": 1}
+
+
+def test_the_last_word_comes_after_everything_that_was_sent() -> None:
+    one, other = pair()
+    stream = Stream(one, other)
+    one.send({"n": 1})
+    closing = threading.Thread(target=one.close, args=("the part top of a failed\x1b[31m",))
+    closing.start()
+    while closing.is_alive():
+        stream.carry_all()
+    assert other.receive() == {"n": 1}
+    with pytest.raises(LinkLost, match=r"^leader has ended: the part top of a failed \[31m$"):
+        other.receive()
+    stream.cut()
+    other.close()  # its peer is gone: nothing to wait for
+    with pytest.raises(LinkLost, match="is closed"):
+        one.send({"n": 2})
+
+
+def test_a_refusal_is_told_and_another_process_may_come() -> None:
+    leader, follower = pair()
+    stream = Stream(leader, follower)
+    refusing = threading.Thread(target=leader.refuse, args=("the jobs differ",))
+    refusing.start()
+    while refusing.is_alive():
+        stream.carry_all()
+    with pytest.raises(PeerRefused, match=r"^leader refuses: the jobs differ$"):
+        follower.receive()
+    with pytest.raises(PeerRefused):
+        follower.send({"n": 1})
+    assert follower.is_over
+    stream.cut()
+    another = Link("leader")
+    another.send({"n": 5})
+    fresh = threading.Timer(0.05, lambda: Stream(leader, another).carry_all())
+    fresh.start()
+    leader.await_another()
+    assert leader.receive() == {"n": 5}
+
+
+def test_one_sided_traffic_is_acknowledged_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "ACK_BYTES", 1000)
+    one, other = pair()
+    stream = Stream(one, other)
+    for _ in range(50):
+        one.send({"data": np.zeros(100, np.uint8)})
+        stream.carry_all()
+    assert len(one._unacknowledged) < 10
+
+
+def test_a_stream_is_not_read_while_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "INBOX_BYTES", 1000)
+    one, other = pair()
+    stream = Stream(one, other)
+    for _ in range(40):
+        one.send({"data": np.zeros(100, np.uint8)})
+    carrying = threading.Thread(target=stream.carry_all)
+    carrying.start()
+    carrying.join(0.2)
+    assert carrying.is_alive()
+    assert len(other._inbox) < 12
+    for _ in range(40):
+        other.receive()
+    carrying.join(5)
+    assert not carrying.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (b"short", "too short"),
+        (links._HEADER.pack(2, 0, 1) + b"\xfe\x01", "message 2 follows message 0"),
+        (links._HEADER.pack(1, 9, 1) + b"\xfe\x01", "9 messages have arrived of 0"),
+        (links._HEADER.pack(1, 0, 9), "unknown kind 9"),
+    ],
+)
+def test_frames_that_break_the_rules(frame: bytes, why: str) -> None:
+    one, other = pair()
+    stream = Stream(one, other)
+    with pytest.raises(MessageInvalid, match=why):
+        one.take(stream.numbers[0], frame)
+
+
+def test_a_greeting_that_claims_messages_never_sent() -> None:
+    one, other = pair()
+    with pytest.raises(MessageInvalid, match="5 messages have arrived of 0"):
+        one.attach(other.session, one.session, 5)
+
+
+def test_what_is_not_a_message_ends_the_link() -> None:
+    one, other = pair()
+    stream = Stream(one, other)
+    one.take(stream.numbers[0], links._HEADER.pack(1, 0, 1) + b"rubbish")
+    with pytest.raises(LinkLost, match="follower sent what is not a message"):
+        one.receive()

@@ -1,0 +1,146 @@
+"""Certificates of parties: what is written, and what is refused when it is read."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from fedveil.errors import CertificateError, InvalidValue, SplitInvalid
+from fedveil.link import tls
+from fedveil.link.tls import Credentials, named_in, party_of, write_certificates
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "certificates"
+    assert write_certificates(folder, ["lead", "bank"]) == [folder / "lead", folder / "bank"]
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def test_each_party_gets_its_own_folder_and_only_the_key_files_are_secret(made: Path) -> None:
+    modes = {
+        str(path.relative_to(made)): stat.S_IMODE(path.stat().st_mode) & 0o077
+        for path in made.rglob("*.*")
+    }
+    assert {name for name, others in modes.items() if not others} == {
+        "authority.key", "lead/key.pem", "bank/key.pem",
+    }  # fmt: skip
+    assert set(modes) - {"authority.key", "authority.pem"} == {
+        f"{party}/{file}.pem"
+        for party in ("lead", "bank")
+        for file in ("authority", "certificate", "key")
+    }
+    authority = x509.load_pem_x509_certificate((made / "authority.pem").read_bytes())
+    for party in ("lead", "bank"):
+        assert (made / party / "authority.pem").read_bytes() == (
+            made / "authority.pem"
+        ).read_bytes()
+        own = x509.load_pem_x509_certificate((made / party / "certificate.pem").read_bytes())
+        own.verify_directly_issued_by(authority)
+        assert party_of(own) == named_in(made / party) == party
+        basics = own.extensions.get_extension_for_class(x509.BasicConstraints).value
+        assert not basics.ca, "a party must not be able to make certificates"
+
+
+def test_credentials_are_read_from_the_partys_folder_or_the_one_above(made: Path) -> None:
+    assert Credentials.read(made, "bank").certificate == (
+        Credentials.read(made / "bank", "bank").certificate
+    )
+    assert named_in(made) is None
+
+
+def test_a_party_can_be_added_under_the_same_authority(folder: Path) -> None:
+    before = (folder / "authority.pem").read_bytes()
+    write_certificates(folder, ["shop"], days=3)
+    own = Credentials.read(folder, "shop")
+    assert own.authority == before
+    ends = x509.load_pem_x509_certificate(own.certificate).not_valid_after_utc
+    assert abs(ends - datetime.now(UTC) - timedelta(days=3)) < timedelta(hours=1)
+
+
+def test_what_is_there_is_never_written_over(folder: Path) -> None:
+    before = (folder / "bank" / "key.pem").read_bytes()
+    with pytest.raises(CertificateError, match="bank is there already: remove it first"):
+        write_certificates(folder, ["shop", "bank"])
+    assert (folder / "bank" / "key.pem").read_bytes() == before
+    assert not (folder / "shop").exists()
+
+
+def test_names_that_no_certificate_can_tell_apart(folder: Path) -> None:
+    with pytest.raises(CertificateError, match="lead and Lead differ in case alone"):
+        write_certificates(folder, ["Lead"])
+    with pytest.raises(SplitInvalid, match="the party 'a b' is not a name"):
+        write_certificates(folder, ["a b"])
+    with pytest.raises(InvalidValue, match=r"days = 0 is outside \[1, 3650\]"):
+        write_certificates(folder, ["shop"], days=0)
+
+
+def test_an_authority_that_was_cut_short_in_the_making_is_made_again(tmp_path: Path) -> None:
+    write_certificates(tmp_path, [])
+    (tmp_path / "authority.key").unlink()
+    write_certificates(tmp_path, ["bank"])
+    Credentials.read(tmp_path, "bank")
+
+
+def test_a_certificate_of_another_party(folder: Path) -> None:
+    with pytest.raises(CertificateError, match=r"is bank's, and the party here is lead$"):
+        Credentials.read(folder / "bank", "lead")
+
+
+def test_a_key_that_others_can_read(folder: Path) -> None:
+    (folder / "bank" / "key.pem").chmod(0o640)
+    with pytest.raises(CertificateError, match=r"key\.pem has mode 0640, .*chmod 600"):
+        Credentials.read(folder, "bank")
+
+
+def test_files_of_different_certificates(folder: Path, tmp_path: Path) -> None:
+    write_certificates(tmp_path / "other", ["bank"])
+    for file, why in (
+        ("key.pem", r"key\.pem in .* is not the key of certificate\.pem"),
+        ("authority.pem", r"is not of the authority in authority\.pem"),
+    ):
+        mixed = shutil.copytree(folder / "bank", tmp_path / file)
+        shutil.copy(tmp_path / "other" / "bank" / file, mixed / file)
+        with pytest.raises(CertificateError, match=why):
+            Credentials.read(mixed, "bank")
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        ("certificate.pem", "is not a certificate in PEM"),
+        ("authority.pem", "is not a certificate in PEM"),
+        ("key.pem", "is not an unencrypted private key in PEM"),
+    ],
+)
+def test_files_that_are_damaged_or_missing(folder: Path, file: str, why: str) -> None:
+    path = folder / "bank" / file
+    path.write_bytes(b"-----BEGIN NOTHING-----\n")
+    with pytest.raises(CertificateError, match=why):
+        Credentials.read(folder, "bank")
+    path.unlink()
+    with pytest.raises(CertificateError, match=f"{file} cannot be read: No such file"):
+        Credentials.read(folder, "bank")
+
+
+def test_a_certificate_that_has_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Past(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:
+            return datetime(2001, 2, 3, tzinfo=UTC)
+
+    monkeypatch.setattr(tls, "datetime", Past)
+    write_certificates(tmp_path, ["bank"], days=1)
+    monkeypatch.undo()
+    with pytest.raises(CertificateError, match="expired on 2001-02-04"):
+        Credentials.read(tmp_path, "bank")

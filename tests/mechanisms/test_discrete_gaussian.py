@@ -1,0 +1,338 @@
+"""The discrete Gaussian sampler: its tables, its law, and what it does where bits run out."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.exact import discrete_gaussian
+from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
+
+ERROR_RATE = 1e-6
+ONES = (1 << 64) - 1
+
+#: Small tables, where every value has a mass to compare; real ones; ones with many place bits,
+#: whose draws are refused, or left to exact arithmetic, often enough to be seen.
+SMALL = [(1, 0), (3, 0), (50, 0), (1, 2), (7, 3), (2, 6)]
+REAL = [(1 << 20, 0), (16_670_331, 0), (4_194_304, 1), (14_593_675, 5), (5_000_001, 9)]
+
+
+class Scripted(Entropy):
+    """Yields the given 64-bit words and nothing else."""
+
+    description = "a script"
+
+    def __init__(self, *words: int) -> None:
+        super().__init__()
+        self.script = b"".join(word.to_bytes(8, "little") for word in words)
+
+    def _fresh_key(self) -> bytes:
+        return bytes(32)
+
+    def stream(self, *path: int | str) -> Scripted:
+        raise AssertionError("a script has no streams")
+
+    def fill(self, out: Any) -> None:
+        target = (out.data if isinstance(out, np.ndarray) else memoryview(out)).cast("B")
+        assert len(target) <= len(self.script), "the script is too short"
+        target[:], self.script = self.script[: len(target)], self.script[len(target) :]
+
+
+def cumulative(variance: int, bits: int, digits: int = 90) -> list[int]:
+    """⌊2^bits · Pr[Y <= y]⌋ for the half line's weights exp(-y² / 2 variance), by decimals."""
+    with localcontext() as context:
+        context.prec = digits
+        last = math.isqrt(4 * digits * variance) * 2
+        weights = [(Decimal(-y * y) / (2 * variance)).exp() for y in range(last)]
+        total, running, floors = sum(weights), Decimal(0), []
+        for weight in weights:
+            running += weight
+            floors.append(int(running / total * 2**bits))
+        return floors
+
+
+def masses(variance: float, reach: int) -> npt.NDArray[np.float64]:
+    """Pr[X = x] for x = -reach..reach, from the definition."""
+    x = np.arange(-reach, reach + 1, dtype=np.float64)
+    weights = np.exp(-x * x / (2 * variance))
+    return weights / math.fsum(weights)
+
+
+def assert_follows(counts: Sequence[float], law: Sequence[float]) -> None:
+    """Chi-square at `ERROR_RATE`; neighbouring rare outcomes are taken together."""
+    expected = np.asarray(law) * np.sum(counts)
+    group = np.minimum(np.cumsum(expected) // 20, np.sum(expected) // 20 - 1).astype(np.int64)
+    observed, wanted = np.bincount(group, counts), np.bincount(group, expected)
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    assert len(wanted) > 1
+    statistic = np.sum((observed - wanted) ** 2 / wanted)
+    assert stats.chi2.sf(statistic, len(wanted) - 1) > ERROR_RATE
+
+
+@pytest.mark.parametrize("variance", [1, 2, 7, 1000, 50_000])
+def test_the_table_is_the_law_to_63_bits(variance: int) -> None:
+    thresholds, _ = discrete_gaussian._cell_table(variance)
+    expected = cumulative(variance, 63)
+    assert thresholds[:-1].tolist() == expected[: len(thresholds) - 1]
+    assert thresholds[-2] == (1 << 63) - 1
+    assert thresholds[-3] < (1 << 63) - 1
+    assert thresholds[-1] == ONES
+
+
+@pytest.mark.parametrize("variance", [1, 1 << 20, (1 << 24) - 1])
+def test_the_guide_finds_where_each_bucket_begins(variance: int) -> None:
+    thresholds, guide = discrete_gaussian._cell_table(variance)
+    firsts = np.arange(1 << 14, dtype=np.uint64) << np.uint64(49)
+    assert ((guide == 0) | (thresholds[guide.astype(int) - 1] <= firsts)).all()
+    assert (thresholds[guide] > firsts).all()
+
+
+@given(st.integers(1, 10**6), st.integers(0, 200))
+def test_bounds_enclose_what_they_bound(variance: int, bits: int) -> None:
+    low, high = discrete_gaussian._exp_minus(1, 2 * variance, bits)
+    with localcontext() as context:
+        context.prec = 100
+        exact = Decimal(2) ** bits * (Decimal(-1) / (2 * variance)).exp()
+    assert low <= exact <= high
+    assert high - low <= 2
+
+
+def test_bounds_of_small_exponentials() -> None:
+    for numerator, denominator in ((0, 1), (7, 2), (40, 1), (300, 1)):
+        low, high = discrete_gaussian._exp_minus(numerator, denominator, 150)
+        with localcontext() as context:
+            context.prec = 200
+            exact = Decimal(2) ** 150 * (Decimal(-numerator) / denominator).exp()
+        assert low <= exact <= high
+        assert high - low <= 1 + exact / 2**20
+
+
+@pytest.mark.parametrize(("variance", "places"), SMALL)
+def test_the_law_value_by_value(variance: int, places: int) -> None:
+    noise = DiscreteGaussian(variance, places)
+    draws = noise.draw(400_000, Seeded(1, variance, places))
+    reach = int(12 * noise.variance**0.5) + 2
+    assert abs(draws).max() <= reach
+    counts = np.bincount(draws + reach, minlength=2 * reach + 1)
+    assert_follows(counts.tolist(), masses(noise.variance, reach).tolist())
+
+
+@pytest.mark.parametrize(("variance", "places"), REAL)
+def test_the_law_of_large_variances(variance: int, places: int) -> None:
+    noise = DiscreteGaussian(variance, places)
+    draws = noise.draw(1_000_000, Seeded(2, variance, places))
+    edges = np.round(stats.norm.ppf(np.linspace(0, 1, 801)[1:-1]) * noise.variance**0.5) + 0.5
+    counts = np.bincount(np.searchsorted(edges, draws), minlength=800)
+    law = np.diff(stats.norm.cdf(edges / noise.variance**0.5), prepend=0.0, append=1.0)
+    assert_follows(counts.tolist(), law.tolist())  # the sum over a bin is the integral: s >= 1024
+    for modulus in (2, 97, 256):
+        residues = np.bincount(draws % modulus, minlength=modulus)
+        assert_follows(residues.tolist(), [1 / modulus] * modulus)
+
+
+@pytest.mark.parametrize(("variance", "places"), REAL[:4:3])
+def test_moments_tails_and_neighbours(variance: int, places: int) -> None:
+    count = 2_000_000
+    noise = DiscreteGaussian(variance, places)
+    scaled = noise.draw(count, Seeded(3, variance, places)) / noise.variance**0.5
+    z = stats.norm.isf(ERROR_RATE / 2)
+    assert abs(scaled.mean()) < z / count**0.5
+    assert abs((scaled**2).mean() - 1) < z * (2 / count) ** 0.5
+    assert abs((scaled**4).mean() - 3) < z * (96 / count) ** 0.5
+    assert abs((scaled[1:] * scaled[:-1]).mean()) < z / count**0.5
+    for sigmas in (3.0, 4.0, 5.0):
+        beyond = int(np.count_nonzero(abs(scaled) > sigmas))
+        expected = 2 * stats.norm.sf(sigmas)
+        assert stats.binomtest(beyond, count, expected).pvalue > ERROR_RATE
+
+
+def test_a_wrong_law_fails_the_same_test() -> None:
+    draws = DiscreteGaussian(51).draw(400_000, Seeded(4))
+    counts = np.bincount(draws + 100, minlength=201)
+    with pytest.raises(AssertionError):
+        assert_follows(counts.tolist(), masses(50, 100).tolist())
+
+
+@pytest.mark.parametrize("cell", [0, 1, 5, 40])
+def test_an_undecided_cell_takes_further_bits(cell: int) -> None:
+    noise = DiscreteGaussian(50)
+    first = cumulative(50, 63)[cell]
+    second = cumulative(50, 127)[cell] - (first << 64)
+    third = cumulative(50, 191)[cell] - ((first << 64 | second) << 64)
+    for word, expected in ((0, cell), (second - 1, cell), (second + 1, cell + 1), (ONES, cell + 1)):
+        entropy = Scripted(first << 1, word)
+        assert noise.draw(1, entropy).tolist() == [expected]
+        assert not entropy.script
+    for word, expected in ((third - 1, cell), (third + 1, cell + 1)):
+        assert noise.draw(1, Scripted(first << 1, second, word)).tolist() == [expected]
+    assert noise.draw(1, Scripted(first << 1 | 1, second + 1)).tolist() == [-cell - 1]
+    assert noise.draw(1, Scripted((first + 1) << 1)).tolist() == [cell + 1]
+    assert noise.draw(1, Scripted((first - 1) << 1)).tolist() == [cell]
+
+
+@pytest.mark.parametrize("guard", [0, 12, 96])
+def test_bounds_of_the_law_hold_at_every_precision(
+    guard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few guard bits the bounds are wide, and what lies between them stays undecided."""
+    monkeypatch.setattr(discrete_gaussian, "_GUARD_BITS", guard)
+    monkeypatch.setattr(discrete_gaussian, "_cumulative", discrete_gaussian._cumulative.__wrapped__)
+    low, high = discrete_gaussian._cumulative(50, 127)
+    exact = cumulative(50, 127)
+    assert all(a <= b <= c for a, b, c in zip(low, exact, high, strict=False))
+    assert (low == high) == (guard == 96)
+    wide = next((y for y in range(len(low)) if low[y] < high[y]), None)
+    if wide is not None:
+        noise = DiscreteGaussian(50)
+        for prefix in (low[wide], exact[wide] - 1, exact[wide] + 1, high[wide]):
+            words = [prefix & ONES, 1 << 63, 5, 5]
+            drawn = noise._decide_cell(prefix >> 64, Scripted(*words))
+            whole = prefix << 192 | words[1] << 128 | words[2] << 64 | words[3]
+            assert drawn == bisect.bisect_right(cumulative(50, 319, 150), whole)
+
+
+def test_the_tail_has_no_end() -> None:
+    noise = DiscreteGaussian(50)
+    floors = cumulative(50, 127)
+    last = (1 << 63) - 1
+    for word in (1 << 63, ONES - (1 << 40), ONES - (1 << 20)):
+        expected = next(y for y, floor in enumerate(floors) if floor > (last << 64 | word))
+        assert noise.draw(1, Scripted(last << 1, word)).tolist() == [expected]
+    further = noise.draw(1, Scripted(last << 1, ONES, ONES - (1 << 20)))
+    assert further[0] > next(y for y, floor in enumerate(floors) if floor == (1 << 127) - 1)
+
+
+def test_a_negative_zero_is_drawn_again() -> None:
+    zero, five = 0, (cumulative(50, 63)[4] + 1) << 1
+    assert DiscreteGaussian(50).draw(1, Scripted(zero)).tolist() == [0]
+    assert DiscreteGaussian(50).draw(1, Scripted(zero | 1, five)).tolist() == [5]
+    assert DiscreteGaussian(50).draw(1, Scripted(zero | 1, zero | 1, five | 1)).tolist() == [-5]
+
+
+@pytest.mark.parametrize(("cell", "place"), [(0, 1), (0, 7), (2, 3), (9, 7), (25, 7)])
+def test_whether_a_draw_is_kept_is_decided_exactly(cell: int, place: int) -> None:
+    noise = DiscreteGaussian(7, 3)
+    magnitude = 8 * cell + place
+    with localcontext() as context:
+        context.prec = 90
+        loss = Decimal(place * (2 * magnitude - place)) / (2 * noise.variance)
+        refused = 1 - (-loss).exp()
+        first = int(refused * 2**29)
+        second = int(refused * 2**93) - (first << 64)
+        third = int(refused * 2**157) - ((first << 64 | second) << 64)
+    word = place << 29
+    for start, words, kept in (
+        (first - 1, [], False),
+        (first + 1, [], True),
+        (first, [second - 1], False),
+        (first, [second + 1], True),
+        (first, [second, third - 1], False),
+        (first, [second, third + 1], True),
+    ):
+        if 0 <= start < 1 << 29:
+            entropy = Scripted(*words)
+            assert noise._decide_kept(magnitude, word | start, entropy) is kept
+            assert not entropy.script
+
+
+def test_the_quick_verdict_is_never_the_wrong_one() -> None:
+    """Where a verdict is not left to exact arithmetic, it is what exact arithmetic says."""
+    generator = np.random.default_rng(5)
+    variance, bits, count = 7, 3, 3000
+    words = generator.integers(0, 1 << 63, count).astype(np.uint64)
+    cells = generator.integers(0, 30, count)
+    magnitudes = cells << bits | generator.integers(0, 1 << bits, count)
+    places = magnitudes & 7
+    losses = places * (2 * magnitudes - places) / (2 * variance * 64)
+    # Close to the two ends of what is undecided, where a slip would show.
+    ends = np.where(generator.random(count) < 0.5, losses, losses - losses**2 / 2)
+    starts = np.clip(ends * 2**29 + generator.integers(-2, 3, count), 0, 2**29 - 1)
+    place_words = (places.astype(np.uint32) << np.uint32(29)) | starts.astype(np.uint32)
+    verdicts, out = np.empty(count, np.uint8), cells.copy()
+    discrete_gaussian._places(words, place_words, variance, bits, out, verdicts)
+    noise, sure = DiscreteGaussian(variance, bits), 0
+    for i in range(count):
+        if verdicts[i] != discrete_gaussian._UNSURE and magnitudes[i] > 0:
+            kept = noise._decide_kept(int(magnitudes[i]), int(place_words[i]), Seeded(i))
+            assert kept == (verdicts[i] == discrete_gaussian._KEPT)
+            sure += 1
+    assert 500 < sure < count
+
+
+@pytest.mark.parametrize(("variance", "places"), SMALL + REAL)
+def test_compiled_and_numpy_loops_give_the_same_bytes(
+    variance: int, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    noise = DiscreteGaussian(variance, places)
+    cells: Any = discrete_gaussian._cells
+    places_loop: Any = discrete_gaussian._places
+    table = discrete_gaussian._cell_table(variance)
+    words = Seeded(6).words(3000)
+    words[:500] = table[0][np.arange(500) % (len(table[0]) - 1)] << np.uint64(1)
+    words[500] = np.uint64(ONES)
+    once = [np.empty(3000, np.int64) for _ in range(2)]
+    undecided = [cells(words, *table, once[0]), cells.numpy_path(words, *table, once[1])]
+    drawn = [noise.draw(40_000, Seeded(7))]
+    monkeypatch.setattr(discrete_gaussian, "_cells", cells.numpy_path)
+    monkeypatch.setattr(discrete_gaussian, "_places", places_loop.numpy_path)
+    drawn.append(noise.draw(40_000, Seeded(7)))
+    assert undecided[0] == undecided[1] > 0
+    assert once[0].tobytes() == once[1].tobytes()
+    assert drawn[0].tobytes() == drawn[1].tobytes()
+
+
+def test_known_draws() -> None:
+    floors = cumulative(50, 63)
+    by_hand = [
+        bisect.bisect_right(floors, int(word) >> 1) * (-1 if word & np.uint64(1) else 1)
+        for word in Seeded(0).words(6)
+    ]
+    assert DiscreteGaussian(50).draw(6, Seeded(0)).tolist() == by_hand == [5, -19, 0, -9, 1, 2]
+    with_places = DiscreteGaussian(1 << 20, 3).draw(6, Seeded(0)).tolist()
+    assert with_places == [6626, -22418, 757, -10700, 2099, 3254]
+
+
+def test_add_to_adds_what_draw_draws() -> None:
+    noise = DiscreteGaussian(3, 4)
+    for count in (0, 1, 16_384, 16_385, 50_000):
+        values = np.arange(count)
+        noise.add_to(values, Seeded(8))
+        assert (values - np.arange(count)).tolist() == noise.draw(count, Seeded(8)).tolist()
+
+
+def test_the_parameter_is_nearly_the_variance() -> None:
+    for variance in (1, 2, 9):
+        x = np.arange(-100, 101)
+        exact = math.fsum(masses(variance, 100) * x * x)
+        assert 0 <= variance - exact < 1e-6 * variance
+
+
+@given(st.fractions(Fraction(1, 1000), Fraction(2) ** 40))
+def test_at_least_is_the_least_above(variance: Fraction) -> None:
+    noise = DiscreteGaussian.at_least(variance)
+    unit = 4**noise.place_bits
+    assert noise.variance - unit < variance <= noise.variance
+    assert noise.place_bits == 0 or noise.cell_variance >= 1 << 22
+    assert noise.variance <= variance + max(1, variance / 2**21)
+
+
+def test_bad_parameters_are_named() -> None:
+    for variance, places in ((0, 0), (1 << 24, 0), (5, -1), (5, 17)):
+        with pytest.raises(InvalidValue, match=r"(cell_variance|place_bits) = -?\d+ is outside"):
+            DiscreteGaussian(variance, places)
+    with pytest.raises(InvalidValue, match=r"cell_variance = 2\.5 is not a whole number"):
+        DiscreteGaussian(2.5)  # type: ignore[arg-type]

@@ -1,0 +1,138 @@
+"""Halves of one round merge associatively: a tree of aggregators ends with one server's bytes."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+from fedveil.entropy import Seeded
+from fedveil.errors import InvalidValue
+from fedveil.federated.job import BLOCKS, ProtectionSettings
+from fedveil.message import encode
+from fedveil.protections import POSITIONS, build
+from fedveil.protections.base import ClientContext, JobContext, RoundContext
+
+DIMENSION, CLIENTS = 400, 7
+
+CASES = {
+    "not_encrypt": {},
+    "not_encrypt by size": {"weighting": "by_size"},
+    "dp_encrypt": {},
+    "dp_encrypt continuous": {"noise": "continuous"},
+    "signds": {"sign_k": 0.2},
+    "signds fixed": {"sign_k": 0.2, "magnitude": "fixed"},
+    "rr": {},
+    "rr bits": {"report": "bits"},
+    "rr adaptive": {"adaptive": True, "total_eps": 1e6},
+    "oue": {"rounding": "stochastic"},
+    "oue aggregate": {"fidelity": "aggregate"},
+}
+
+
+def protection_of(case):
+    position, changes = case.split()[0], dict(CASES.get(case, {}))
+    weighting = changes.pop("weighting", "equal")
+    block = BLOCKS[position]
+    settings = ProtectionSettings(
+        name=position, **({} if block is None else {block: changes})
+    ).settings
+    context = JobContext(
+        weighting=weighting, dimension=DIMENSION, clients_per_round=CLIENTS, rounds=3
+    )
+    return build(position, settings, context)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Seeded(1).generator().normal(0, 0.3, DIMENSION).astype(np.float32)
+
+
+def reports_of(protection, model, opening):
+    out = {}
+    for client in range(CLIENTS):
+        entropy = Seeded(2, "client", client)
+        update = entropy.stream("update").generator().normal(0, 0.1, DIMENSION).astype(np.float32)
+        context = ClientContext(client, 1, model, 10 + client, entropy)
+        out[client] = protection.client_round(context).respond(opening, update)
+    return out
+
+
+def server_of(protection, model, reports, clients):
+    context = RoundContext(clients, 1, model, protection.initial_state())
+    server = protection.server_round(context)
+    for client in clients:
+        server.receive(client, reports[client])
+    return server
+
+
+def outcome_of(server):
+    server.advance()
+    aggregate = server.aggregate()
+    return aggregate.update.tobytes(), aggregate.reports, encode(aggregate.state)
+
+
+def merged(one, *others):
+    for other in others:
+        one.merge(other)
+    return one
+
+
+def opening_of(protection, model):
+    context = RoundContext(range(CLIENTS), 1, model, protection.initial_state())
+    return protection.server_round(context).opening()
+
+
+@pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_a_tree_of_aggregators_ends_with_the_bytes_of_one_server(case, model):
+    protection = protection_of(case)
+    reports = reports_of(protection, model, opening_of(protection, model))
+
+    def parts():
+        dealt = ([0, 3, 5], [1], [2, 4, 6])
+        return [server_of(protection, model, reports, clients) for clients in dealt]
+
+    one = outcome_of(server_of(protection, model, reports, range(CLIENTS)))
+    a, b, c = parts()
+    assert outcome_of(merged(merged(a, b), c)) == one
+    a, b, c = parts()
+    assert outcome_of(merged(a, merged(b, c))) == one
+    for order in itertools.permutations(range(3)):
+        a, b, c = (parts()[place] for place in order)
+        assert outcome_of(merged(a, b, c)) == one
+    a, *others = parts()
+    # An aggregator on another machine sends what pickle takes along.
+    assert outcome_of(merged(a, *(pickle.loads(pickle.dumps(o)) for o in others))) == one
+
+
+@pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
+@pytest.mark.parametrize("case", ["not_encrypt", "dp_encrypt", "signds", "rr", "oue"])
+def test_a_client_that_two_aggregators_have_counted_is_refused(case, model):
+    protection = protection_of(case)
+    reports = reports_of(protection, model, opening_of(protection, model))
+    a, b = (server_of(protection, model, reports, part) for part in ([0, 1], [1, 2]))
+    with pytest.raises(ValueError, match=r"share clients .*1"):
+        a.merge(b)
+    assert outcome_of(a) == outcome_of(server_of(protection, model, reports, [0, 1]))
+
+
+def test_secure_aggregation_has_one_server(model):
+    settings = ProtectionSettings(
+        name="pw_encrypt", pw_encrypt={"reconstruct_secrets_threshold": 4}
+    ).settings
+    context = JobContext(
+        weighting="equal", dimension=DIMENSION, clients_per_round=CLIENTS, rounds=1
+    )
+    protection = build("pw_encrypt", settings, context)
+    one, other = (
+        protection.server_round(RoundContext(part, 1, model)) for part in (range(4), range(4, 7))
+    )
+    with pytest.raises(InvalidValue, match="pw_encrypt has one server"):
+        one.merge(other)
+
+
+def test_every_protection_is_tried_here():
+    assert {case.split()[0] for case in CASES} | {"pw_encrypt"} == set(POSITIONS)

@@ -1,0 +1,307 @@
+"""The switch position pw_encrypt: what it computes in whole runs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedveil
+from fedveil.entropy import Seeded
+from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, RoundVoid
+from fedveil.federated.job import Job
+from fedveil.message import decode, encode
+from fedveil.protections.base import ClientContext, JobContext, RoundContext
+from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings, build
+from fedveil.secagg import masking_graph
+from fedveil.secagg.fixed_point import FixedPoint
+from secagg_parts import shows
+
+DIMENSION = 5
+
+
+def protection(clients: int = 4, **options: Any) -> PWEncrypt:
+    known = [name for name in options if name in JobContext.__annotations__]
+    context = {
+        "weighting": "by_size", "dimension": DIMENSION, "clients_per_round": clients, "rounds": 1,
+        "job": b"test", **{name: options.pop(name) for name in known},
+    }  # fmt: skip
+    options.setdefault("reconstruct_secrets_threshold", clients // 2 + 1)
+    return build(PWEncryptSettings(**options), JobContext(**context))
+
+
+class Round:
+    """One round of a protection, with clients that may be silent from a phase on."""
+
+    def __init__(self, made: PWEncrypt, updates: dict[int, np.ndarray], sizes: Any = None) -> None:
+        model = np.zeros(DIMENSION, np.float32)
+        self.server = made.server_round(RoundContext(sorted(updates), 2, model))
+        self.clients = {
+            c: made.client_round(
+                ClientContext(c, 2, model, (sizes or {}).get(c, c + 1), Seeded(0, "report", 2, c))
+            )
+            for c in updates
+        }
+        self.updates = updates
+
+    def play(self, silent: dict[str, set[int]] | None = None) -> Round:
+        messages: Any = dict.fromkeys(self.clients, self.server.opening())
+        gone: set[int] = set()
+        while messages is not None:
+            phase = next(iter(messages.values()))["phase"]
+            gone |= (silent or {}).get(phase, set())
+            for c, message in messages.items():
+                if c in gone:
+                    continue
+                client, asked = self.clients[c], decode(encode(message))
+                assert client.wants_update(asked) == (phase == "masked")
+                update = self.updates[c] if phase == "masked" else None
+                try:
+                    self.server.receive(c, decode(encode(client.respond(asked, update))))
+                except ClientWithheld:
+                    gone.add(c)
+            messages = self.server.advance()
+        return self
+
+
+def updates(clients: int = 4) -> dict[int, np.ndarray]:
+    draw = Seeded(3, "updates").generator()
+    return {c: draw.normal(size=DIMENSION).astype(np.float32) for c in range(clients)}
+
+
+@pytest.mark.parametrize("weighting", ["by_size", "equal"])
+@pytest.mark.parametrize("active", [False, True])
+def test_the_aggregate_is_the_weighted_mean_of_the_quantised_updates(
+    weighting: Any, active: bool
+) -> None:
+    made, data = protection(weighting=weighting, active_security=active, clip=4.0), updates()
+    silences: list[dict[str, set[int]]] = [{}, {"masked": {1}}, {"share": {0}}, {"unmask": {3}}]
+    for silent in silences:
+        result = Round(made, data).play(silent).server.aggregate()
+        there = set(data) - silent.get("masked", set()) - silent.get("share", set())
+        fixed = FixedPoint(4.0, 20)
+        numbers = {
+            c: fixed.quantise(data[c], Seeded(0, "report", 2, c).stream("rounding")) for c in there
+        }
+        weights = {c: c + 1 if weighting == "by_size" else 1 for c in there}
+        total = sum(weights[c] * numbers[c] for c in there)
+        expected = total * (4.0 / fixed.largest) / sum(weights.values())
+        assert (result.update == expected).all()
+        assert result.reports == len(there)
+        assert result.state == {}
+
+
+def test_below_the_threshold_the_round_is_void() -> None:
+    made, data = protection(), updates()
+    for phase, silent in (
+        ("advertise", {"advertise": {0, 1}}),
+        ("share", {"advertise": {2}, "share": {0}}),
+        ("masked", {"masked": {0, 1}}),
+        ("unmask", {"masked": {0}, "unmask": {1}}),
+    ):
+        lone = Round(made, data)
+        with pytest.raises(RoundVoid) as void:
+            lone.play(silent)
+        assert (void.value.phase, void.value.got, void.value.needed) == (phase, 2, 3)
+        with pytest.raises(RoundVoid):
+            lone.server.aggregate()
+
+
+def test_the_share_secrets_ratio_says_how_many_share() -> None:
+    made = protection(10, share_secrets_ratio=0.65, reconstruct_secrets_threshold=5)
+    assert made.terms(1).sharing == 7
+    sizes = dict.fromkeys(range(10), 1)
+    assert Round(made, updates(10), sizes).play().server.aggregate().reports == 7
+    assert PWEncryptSettings(share_secrets_ratio=0.07).sharing_clients(100) == 7
+
+
+def test_weights_that_cannot_be_end_the_round() -> None:
+    made, data = protection(weighting="equal"), updates()
+    lying = Round(made, data)
+    lying.clients[2]._vector = lambda update: np.array([0, 0, 0, 0, 0, 3])  # type: ignore[method-assign]
+    lying.play()
+    with pytest.raises(RoundVoid, match="the weights of 4 clients cannot have the sum 6"):
+        lying.server.aggregate()
+
+
+def test_a_client_with_too_many_examples_reports_nothing() -> None:
+    made = protection(max_examples=100)
+    done = Round(made, updates(), {1: 101, 2: 100}).play()
+    assert done.server.aggregate().reports == 3
+    messages = done.clients[1]
+    with pytest.raises(ClientWithheld, match="max_examples = 100 examples"):
+        messages._vector(updates()[1])
+
+
+def test_entries_beyond_clip_are_warned_about() -> None:
+    made, data = protection(clip=0.5), updates()
+    with pytest.warns(FedveilWarning, match=r"pw_encrypt\.clip = 0\.5 and are clipped"):
+        result = Round(made, data).play().server.aggregate()
+    assert np.abs(result.update).max() <= 0.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Round(protection(clip=50.0), data).play()
+
+
+def test_the_ring_has_room_for_a_whole_cohort_of_the_largest_weights() -> None:
+    assert protection(50).ring.bits == (2 * 50 * (2**19 - 1) * 65_535).bit_length() == 42
+    assert protection(50, weighting="equal", entry_bits=16).ring.bits == 22
+    largest = protection(1 << 20, entry_bits=24, max_examples=1 << 20)
+    assert largest.ring.bits == 64
+    made = protection(entry_bits=24, max_examples=1 << 20, clip=1.0)
+    extreme = {c: np.full(DIMENSION, (-1) ** (c == 3), np.float32) for c in range(4)}
+    result = Round(made, extreme, dict.fromkeys(range(4), 1 << 20)).play().server.aggregate()
+    assert (result.update == 0.5).all()
+
+
+def test_what_it_costs_and_what_is_carried() -> None:
+    made = protection()
+    assert made.initial_state() == {}
+    [spent] = made.spending({})
+    assert (spent.loss.epsilon, spent.loss.per, spent.count) == (math.inf, "update", 1)
+
+
+def test_one_server_only() -> None:
+    halves = [Round(protection(), updates()).server for _ in range(2)]
+    with pytest.raises(InvalidValue, match="one server"):
+        halves[0].merge(halves[1])
+
+
+def test_a_cohort_larger_than_the_terms_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="a cohort of 5, the terms are for 4"):
+        Round(protection(), updates(5))
+
+
+def test_the_graph_of_the_settings() -> None:
+    made = protection(20, neighbours=6, reconstruct_secrets_threshold=3)
+    assert made.terms(1).neighbours == 6
+    done = Round(made, updates(20), dict.fromkeys(range(20), 2)).play({"masked": {4, 9}})
+    assert done.server.aggregate().reports == 18
+    settings = PWEncryptSettings(reconstruct_secrets_threshold=80)
+    assert settings.graph_degree(5000) == masking_graph.automatic(5000, 80)
+    assert settings.graph_degree(1000) is None
+    for complete in ({"neighbours": "complete"}, {"active_security": True}):
+        changed = settings.model_copy(update=complete)
+        assert changed.graph_degree(5000) is None
+
+
+def test_outside_simulation_keys_come_from_the_roster_and_not_from_the_seed() -> None:
+    made = protection(active_security=True, simulated=False)
+    assert made.terms(1).roster(0) is None
+    with pytest.raises(InvalidValue, match="needs the client's own identity"):
+        Round(made, updates())
+    assert protection(active_security=True).terms(1).roster(0) is not None
+
+
+def test_the_deadline_is_the_cipher_time_window() -> None:
+    assert Round(protection(cipher_time_window=1500), updates()).server.deadline_s == 1.5
+
+
+# Whole runs.
+
+
+def job(position: str = "pw_encrypt", **blocks: Any) -> Job:
+    settings = {"reconstruct_secrets_threshold": 5, **blocks.pop("pw_encrypt", {})}
+    base: dict[str, Any] = {
+        "name": "small",
+        "rounds": 3,
+        "clients": {"number": 8, "fraction": 1.0},
+        "data": {"name": "parts:data"},
+        "model": "parts:plain",
+        "training": {"epochs": 1, "batch_size": 5, "lr": 0.2},
+        "protection": {"name": position, "pw_encrypt": settings},
+        "simulation": {"workers": 0, "dropouts": {"masked": 0.25}},
+    }
+    return Job(**{**base, **blocks})
+
+
+def weights(run: fedveil.Run) -> np.ndarray:
+    return np.concatenate([t.numpy().ravel() for t in run.model.state_dict().values()])
+
+
+def test_a_run_ends_where_plain_averaging_of_the_same_survivors_ends(tmp_path: Path) -> None:
+    plain = fedveil.simulate(job("not_encrypt"), tmp_path / "plain")
+    for name, change in {
+        "complete": {},
+        "active": {"active_security": True},
+        "sparse": {"neighbours": 6, "reconstruct_secrets_threshold": 3},
+    }.items():
+        secure = fedveil.simulate(job(pw_encrypt=change), tmp_path / name)
+        for record in secure.metrics:
+            assert (record["reports"], record["dropped"], record["void"]) == (6, 2, None)
+            assert record["rejected"] == record["withheld"] == record["failed"] == {}
+            assert math.isinf(record["epsilon_run_most_drawn"])
+        assert np.abs(weights(secure) - weights(plain)).max() < 1e-4
+        assert np.abs(weights(secure) - weights(plain)).max() > 0
+
+
+def test_void_rounds_are_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
+    """With half of the clients silent every round is void, and the model is the one it began as."""
+    for phase, text in (
+        ("share", "4 clients answered in phase share, 5 are needed"),
+        ("masked", "4 clients answered in phase masked, 5 are needed"),
+        ("unmask", "4 clients answered in phase unmask, 5 are needed"),
+    ):
+        silent = {"workers": 0, "dropouts": {phase: 0.5}}
+        run = fedveil.simulate(job(simulation=silent), tmp_path / phase)
+        assert [r["void"] for r in run.metrics] == [f"the round is void: {text}"] * 3
+        assert len({r["loss"] for r in run.metrics}) == 1
+    plan = {"workers": 0, "dropouts": {"share": 0.125, "masked": 0.125, "unmask": 0.125}}
+    run = fedveil.simulate(job(simulation=plan), tmp_path / "all")
+    assert [(r["reports"], r["void"]) for r in run.metrics] == [(6, None)] * 3
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    runs = [
+        fedveil.simulate(
+            job(simulation={"workers": n, "dropouts": {"masked": 0.25, "unmask": 0.125}}),
+            tmp_path / str(n),
+        )
+        for n in (0, 2)
+    ]
+    shown = [
+        json.dumps([{k: v for k, v in r.items() if "seconds" not in k} for r in run.metrics])
+        for run in runs
+    ]
+    assert shown[0] == shown[1]
+    assert (weights(runs[0]) == weights(runs[1])).all()
+
+
+def test_nothing_in_the_run_folder_shows_a_seed(tmp_path: Path) -> None:
+    run = fedveil.simulate(job(rounds=1), tmp_path / "run")
+    secrets = [Seeded(run.job.seed, "reports", "report", 1, c).token(32) for c in range(8)]
+    for file in run.folder.rglob("*"):
+        if file.is_file():
+            data = file.read_bytes()
+            assert not any(secret in data or shows(repr(data), secret) for secret in secrets)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FEDVEIL_DATA" not in os.environ, reason="FEDVEIL_DATA names no folder")
+def test_mnist_ends_within_0_3_points_of_plain_averaging_with_the_same_survivors(
+    tmp_path: Path,
+) -> None:
+    accuracy = {}
+    for position in ("not_encrypt", "pw_encrypt"):
+        run = fedveil.simulate(
+            job(
+                position,
+                rounds=20,
+                clients={"number": 100, "fraction": 1.0},
+                data={"name": "mnist"},
+                model="lenet",
+                training={"epochs": 1, "batch_size": 20, "lr": 0.1},
+                simulation={"dropouts": {"masked": 0.1}},
+                pw_encrypt={"reconstruct_secrets_threshold": 67},
+            ),
+            tmp_path / position,
+        )
+        assert [record["reports"] for record in run.metrics] == [90] * 20
+        accuracy[position] = run.metrics[-1]["accuracy"]
+    assert abs(accuracy["pw_encrypt"] - accuracy["not_encrypt"]) <= 0.003

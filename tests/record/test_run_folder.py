@@ -1,0 +1,176 @@
+"""Every file of a run is whole, and one run writes a folder at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.engine.executors.shared_block import SharedBlock
+from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.errors import RunFolderError
+from fedveil.record.recorder import Recorder, read_metrics
+from fedveil.record.run_folder import RunFolder, explained, uninterrupted
+
+
+def test_a_folder_is_locked_while_it_is_open(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="in use by another run"):
+        RunFolder.create(tmp_path / "run")
+    folder.close()
+    RunFolder.create(tmp_path / "run").close()
+
+
+def test_a_folder_that_holds_anything_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(RunFolderError, match="is not empty"):
+        RunFolder.create(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_only_a_runs_folder_is_reopened(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"not a run's folder: it has no job\.yaml"):
+        RunFolder.reopen(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["/proc/nowhere/run", "/dev/null/run"])
+def test_a_folder_that_cannot_be_made_is_one_sentence(where: str) -> None:
+    with pytest.raises(RunFolderError, match="cannot be written: "):
+        RunFolder.create(Path(where))
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(tmp_path: Path) -> None:
+    """A process that may write 4 KiB to any file, as on a disk with no more room."""
+    program = f"""
+import resource, signal, sys
+from pathlib import Path
+from fedveil.errors import RunFolderError
+from fedveil.record.run_folder import RunFolder
+folder = RunFolder.create(Path({str(tmp_path / "run")!r}))
+folder.write_atomically("file", b"old")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    folder.write_atomically("file", bytes(100_000))
+except RunFolderError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "cannot be written: File too large" in done.stdout
+    assert (tmp_path / "run" / "file").read_bytes() == b"old"
+
+
+def test_new_folders_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = [RunFolder.create(None, "job") for _ in range(3)]
+    assert len({folder.path for folder in folders}) == 3
+    assert all(folder.path.parent == Path("runs") for folder in folders)
+
+
+def test_a_folder_left_by_a_run_killed_in_its_first_instant_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml.part").write_text("name")
+    (tmp_path / ".lock").touch()
+    RunFolder.create(tmp_path).close()
+
+
+def test_explained_names_the_file(tmp_path: Path) -> None:
+    missing = tmp_path / "no" / "file"
+    with pytest.raises(RunFolderError, match=r"no/file cannot be written: No such file"):  # noqa: SIM117
+        with explained(tmp_path):
+            missing.open("w")
+
+
+def test_an_interrupt_waits_until_the_files_are_whole() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("written")
+        steps.append("after")
+    assert steps == ["written"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def checkpoint() -> Checkpoint:
+    return Checkpoint(
+        round=3,
+        metrics_bytes=17,
+        fingerprint="abc",
+        weights=np.arange(5, dtype=np.float32),
+        optimizer={"m": np.ones(5)},
+        protection={"estimate": 0.5, "phase": "growth"},
+        ledger={"rounds": 3},
+    )
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    assert Checkpoint.read(folder) is None
+    checkpoint().write(folder)
+    back = Checkpoint.read(folder)
+    assert back is not None
+    assert (back.round, back.metrics_bytes, back.fingerprint) == (3, 17, "abc")
+    np.testing.assert_array_equal(back.weights, checkpoint().weights)
+    np.testing.assert_array_equal(back.optimizer["m"], np.ones(5))
+    assert back.protection == checkpoint().protection
+    assert back.ledger == checkpoint().ledger
+
+
+@pytest.mark.parametrize("at", [0, 20, -1])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, at: int) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    checkpoint().write(folder)
+    path = tmp_path / "run" / "checkpoint" / "latest"
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(RunFolderError, match="is damaged"):
+        Checkpoint.read(folder)
+
+
+def test_metrics_are_strict_json_and_come_back(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    recorder = Recorder(folder)
+    record = {"round": 1, "loss": float("nan"), "epsilon": float("inf"), "rejected": {"late": 2}}
+    recorder.record(record)
+    kept = recorder.metrics_bytes
+    recorder.record({"round": 2})
+    recorder.close()
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert '"loss": "nan"' in text
+    assert '"epsilon": "inf"' in text
+    first, second = read_metrics(tmp_path / "run")
+    assert np.isnan(first.pop("loss"))
+    assert first == {"round": 1, "epsilon": float("inf"), "rejected": {"late": 2}}
+    assert second == {"round": 2}
+    again = Recorder(folder, keep_bytes=kept)
+    assert [r["round"] for r in again.records] == [1]
+    again.record({"round": 2, "more": True})
+    again.close()
+    assert read_metrics(tmp_path / "run")[1] == {"round": 2, "more": True}
+
+
+def test_metrics_shorter_than_the_checkpoint_says_are_refused(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="shorter than its checkpoint says"):
+        Recorder(folder, keep_bytes=100)
+
+
+def test_shared_arrays_are_one_memory_without_a_name() -> None:
+    arrays = {"a": np.arange(7, dtype=np.int64), "b": np.ones((3, 5), np.float32)}
+    block = SharedBlock.of(arrays)
+    other = SharedBlock(os.dup(block.descriptor), block.places)
+    np.testing.assert_array_equal(other.array("a"), arrays["a"])
+    other.array("b")[2, 4] = 7
+    assert block.array("b")[2, 4] == 7
+    assert all(place.offset % 64 == 0 for place in block.places.values())
+    assert not any("fedveil" in name for name in os.listdir("/dev/shm"))  # noqa: PTH208
+    block.close()
+    other.close()

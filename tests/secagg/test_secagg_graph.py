@@ -1,0 +1,74 @@
+"""The masking graphs: regular, symmetric, random, and safe where they choose themselves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest, hypergeom
+
+from fedveil.entropy import Seeded
+from fedveil.secagg import masking_graph
+
+
+@given(st.integers(2, 60), st.integers(1, 70), st.integers(0, 99))
+def test_sparse_graphs_are_regular_and_symmetric(count: int, degree: int, seed: int) -> None:
+    clients = [7 * i + 2 for i in reversed(range(count))]
+    hoods = masking_graph.sparse(clients, degree, Seeded(seed))
+    assert set(hoods) == set(clients)
+    expected = min(degree + (degree % 2 and count % 2), count - 1)
+    for client, hood in hoods.items():
+        assert hood == sorted(set(hood))
+        assert client in hood
+        assert len(hood) == expected + 1
+        assert all(client in hoods[other] for other in hood)
+
+
+def test_the_complete_graph_is_one_list() -> None:
+    hoods = masking_graph.complete([5, 1, 3])
+    assert hoods == {client: [1, 3, 5] for client in (1, 3, 5)}
+    assert len({id(hood) for hood in hoods.values()}) == 1
+
+
+def test_sparse_neighbours_are_drawn_evenly() -> None:
+    runs, entropy = 4000, Seeded(0, "graphs")
+    met = sum(1 in masking_graph.sparse(range(11), 4, entropy)[0] for _ in range(runs))
+    assert binomtest(met, runs, 4 / 10).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(("clients", "marked", "drawn"), [(50, 10, 12), (5000, 900, 80)])
+def test_tails_are_those_of_the_hypergeometric_law(clients: int, marked: int, drawn: int) -> None:
+    for least in (0, 1, 5, 9):
+        expected = hypergeom(clients, marked, drawn).sf(least - 1)
+        assert math.isclose(
+            masking_graph._tail(clients, marked, drawn, least), expected, rel_tol=1e-9
+        )
+    assert masking_graph._tail(clients, marked, drawn, drawn + 1) == 0
+
+
+@pytest.mark.parametrize("clients", [1001, 10_000, 200_000])
+def test_the_automatic_graph_is_safe_and_no_larger_than_it_must_be(clients: int) -> None:
+    threshold = 80
+    k = masking_graph.automatic(clients, threshold)
+    assert k is not None
+
+    def safe(k: int) -> bool:
+        fifth = math.ceil(0.2 * clients)
+        void = clients * hypergeom(clients, fifth, k).sf(k - threshold)
+        unmasked = clients * hypergeom(clients, fifth, k).sf(threshold - 1)
+        apart = clients * (2 * fifth / clients) ** (k // 2)
+        return bool(void <= 2.0**-20 and unmasked + apart <= 2.0**-40)
+
+    assert safe(k)
+    assert not safe(k - 2)
+    assert threshold <= k + 1 < clients
+
+
+def test_the_automatic_graph_is_complete_for_few_clients_and_where_none_is_safe() -> None:
+    assert masking_graph.automatic(masking_graph.COMPLETE_UP_TO, 80) is None
+    assert masking_graph.automatic(5000, 20) is None
+    assert masking_graph.automatic(5000, 3334) is None
+    assert np.all([masking_graph.automatic(5000, t) is None or t > 60 for t in range(1, 80)])

@@ -1,0 +1,249 @@
+"""Whole rounds: the sum is exact whoever drops out when, or there is none; masks hide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from fedveil.entropy import Seeded
+from fedveil.errors import InvalidValue, RoundVoid
+from fedveil.secagg import client, helper_process, masking_graph, run_round
+from fedveil.secagg.phases import PHASES
+from secagg_parts import Played
+
+
+def vectors(count: int, length: int = 6, seed: int = 0) -> dict[int, np.ndarray]:
+    draw = Seeded(seed, "vectors").generator()
+    return {5 * i + 1: draw.integers(-(10**6), 10**6, length) for i in range(count)}
+
+
+@st.composite
+def plans(draw: Any) -> tuple[int, int, dict[Any, list[int]], bool]:
+    count = draw(st.integers(2, 40))
+    threshold = draw(st.integers(1, count))
+    active = draw(st.booleans())
+    silent = draw(
+        st.lists(st.sampled_from([*PHASES, *["never"] * 15]), min_size=count, max_size=count)
+    )
+    drop: dict[Any, list[int]] = {}
+    for i, phase in enumerate(silent):
+        if phase != "never":
+            drop.setdefault(phase, []).append(5 * i + 1)
+    return count, threshold, drop, active
+
+
+def left(data: dict[int, Any], drop: dict[Any, list[int]], phase: str) -> set[int]:
+    """Who has answered a phase."""
+    gone = {c for p in PHASES[: PHASES.index(phase) + 1] for c in drop.get(p, ())}  # type: ignore[arg-type]
+    return set(data) - gone
+
+
+@settings(max_examples=60)
+@given(plans())
+def test_complete_graph_any_pattern(plan: tuple[int, int, dict[Any, list[int]], bool]) -> None:
+    """At or above the threshold in every phase the sum is exact; else the first phase below."""
+    count, threshold, drop, active = plan
+    data = vectors(count)
+    flow = [p for p in PHASES if active or p != "consistency"]
+    if not active and "consistency" in drop:  # silent at a phase that is not there: at the next
+        drop.setdefault("unmask", []).extend(drop.pop("consistency"))
+    below = [p for p in flow if len(left(data, drop, p)) < threshold]
+    if below:
+        with pytest.raises(RoundVoid) as void:
+            run_round(data, threshold, drop=drop, active_security=active, entropy=Seeded(1))
+        got = len(left(data, drop, below[0]))
+        assert (void.value.phase, void.value.got, void.value.needed) == (below[0], got, threshold)
+        return
+    done = run_round(data, threshold, drop=drop, active_security=active, entropy=Seeded(1))
+    assert done.survivors == left(data, drop, "masked")
+    assert done.total.dtype == np.int64
+    assert (done.total == sum(data[c] for c in done.survivors)).all()
+    assert list(done.bytes_up) == list(done.bytes_down) == flow
+
+
+@settings(max_examples=40)
+@given(plans(), st.data())
+def test_sparse_graph_any_pattern(
+    plan: tuple[int, int, dict[Any, list[int]], bool], data: st.DataObject
+) -> None:
+    """The sum is exact where every neighbourhood keeps the threshold; else the round is void."""
+    count, _, drop, _ = plan
+    drop.pop("consistency", None)
+    inputs = vectors(count)
+    degree = data.draw(st.integers(1, count - 1))
+    threshold = data.draw(st.integers(1, degree + 1))
+    sharers = left(inputs, drop, "share")
+    there = {p: left(inputs, drop, p) for p in ("advertise", "share", "masked", "unmask")}
+    hoods = (
+        masking_graph.sparse(sorted(there["advertise"]), degree, Seeded(1, "server"))
+        if there["advertise"]
+        else {}
+    )
+    fewest = {
+        p: min((len(there[p] & set(hoods[c])) for c in sharers), default=0)
+        for p in ("share", "masked", "unmask")
+    }
+    enough = len(there["advertise"]) >= threshold and min(fewest.values()) >= threshold
+    if not enough:
+        with pytest.raises(RoundVoid) as void:
+            run_round(inputs, threshold, drop=drop, neighbours=degree, entropy=Seeded(1))
+        assert void.value.needed == threshold > void.value.got
+        return
+    done = run_round(inputs, threshold, drop=drop, neighbours=degree, entropy=Seeded(1))
+    assert done.survivors == there["masked"]
+    assert (done.total == sum(inputs[c] for c in done.survivors)).all()
+
+
+@pytest.mark.parametrize("threshold", range(1, 7))
+def test_every_threshold_and_nobody_to_spare(threshold: int) -> None:
+    data = vectors(6)
+    ids = sorted(data)
+    drop = {"unmask": ids[threshold:]}
+    assert (run_round(data, threshold, drop=drop).total == sum(data.values())).all()
+
+
+def test_real_vectors_sum_to_their_quantised_sum() -> None:
+    draw = Seeded(0).generator()
+    data = {i: draw.normal(size=500) for i in range(7)}
+    done = run_round(data, 4, drop={"masked": [2]}, bits=12, clip=2.0, entropy=Seeded(3))
+    step = 2.0 / 2047
+    numbers = done.total / step
+    assert np.abs(numbers - np.round(numbers)).max() < 1e-6
+    clipped = sum(np.clip(data[i], -2, 2) for i in done.survivors)
+    assert np.abs(done.total - clipped).max() <= 6 * step
+    assert np.abs(done.total - clipped).max() > step / 10
+    assert np.abs(run_round(data, 4, bits=24).total - sum(data.values())).max() < 1e-5
+
+
+def test_extreme_integers_do_not_wrap() -> None:
+    for largest in (0, 1, 2**31 - 1, 2**61 - 1):
+        data = {i: np.array([largest, -largest, (-1) ** i * largest]) for i in range(3)}
+        assert run_round(data, 2).total.tolist() == sum(data.values()).tolist()
+    with pytest.raises(InvalidValue, match="does not fit 64 bits"):
+        run_round({i: np.array([2**62]) for i in range(3)}, 2)
+
+
+def test_helper_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_process, "BYTES_A_PROCESS", 1)
+    data = vectors(9, length=1000)
+    drop = {"masked": [1, 6, 11], "unmask": [16]}
+    wide = {c: v * 2**20 for c, v in data.items()}
+    for inputs, threshold, neighbours in ((data, 4, None), (wide, 2, 6)):
+        done = run_round(inputs, threshold, drop=drop, neighbours=neighbours, processes=2)
+        assert (done.total == sum(inputs[c] for c in done.survivors)).all()
+
+
+def test_helper_processes_end_with_a_void_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_process, "BYTES_A_PROCESS", 1)
+    started = []
+    popen = helper_process.subprocess.Popen
+    monkeypatch.setattr(
+        helper_process.subprocess,
+        "Popen",
+        lambda *a, **k: started.append(popen(*a, **k)) or started[-1],
+    )
+    data = vectors(4)
+    with pytest.raises(RoundVoid):
+        run_round(data, 3, drop={"unmask": sorted(data)[:2]}, processes=2)
+    assert len(started) == 1
+    assert started[0].returncode is not None
+
+
+def test_a_seeded_round_repeats_to_the_byte() -> None:
+    one, other, third = (Played(4, seed=seed).play({"masked": [3]}).answers for seed in (1, 1, 2))
+    assert str(one) == str(other)
+    assert str(one) != str(third)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"threshold": 0}, r"threshold = 0 is outside \[1, 3\]"),
+        ({"threshold": 4}, r"threshold = 4 is outside \[1, 3\]"),
+        ({"threshold": 4, "neighbours": 2}, r"threshold = 4 is outside \[1, 3\]"),
+        ({"neighbours": 3}, r"neighbours = 3 is outside \[1, 2\]"),
+        ({"neighbours": 2, "active_security": True}, "requires the complete"),
+        ({"drop": {"later": [1]}}, "drop's phase = 'later' is not one of advertise, "),
+        ({"drop": {"share": [2]}}, r"drop\['share'\] names client 2"),
+        ({"clip": 1.0}, "clip = 1.0 is for real vectors"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidValue, match=text):
+        run_round(vectors(3), **{"threshold": 2, **arguments})
+
+
+def test_bad_vectors() -> None:
+    with pytest.raises(InvalidValue, match="vectors of 1 clients"):
+        run_round(vectors(1), 1)
+    with pytest.raises(InvalidValue, match="different lengths"):
+        run_round({1: np.zeros(2), 2: np.zeros(3)}, 1)
+    with pytest.raises(InvalidValue, match="NaN"):
+        run_round({1: np.zeros(2), 2: np.array([0, np.nan])}, 1)
+    with pytest.raises(InvalidValue, match="one dimension"):
+        run_round({1: np.zeros((2, 2)), 2: np.zeros((2, 2))}, 1)
+
+
+def masked_entries(value: int, runs: int) -> np.ndarray:
+    """Client 0's masked vectors of many rounds, its true one being `value` everywhere."""
+    seen = []
+    for run in range(runs):
+        played = Played(3, 2, seed=run, length=64, bits=8)
+        played.vectors = {c: np.full(64, value) for c in played.ids}
+        seen.append(np.asarray(played.play().answers["masked", 0]["vector"]))
+    return np.concatenate(seen)
+
+
+def statistic(entries: np.ndarray) -> float:
+    counts = np.bincount(entries, minlength=256)
+    return float(((counts - counts.mean()) ** 2 / counts.mean()).sum())
+
+
+RUNS = 150
+
+
+def test_what_the_server_sees_is_uniform() -> None:
+    """Masked vectors of two chosen inputs have one law, the uniform one."""
+    limit = chi2.isf(1e-6, 255)
+    one, other = masked_entries(0, RUNS), masked_entries(77, RUNS)
+    assert statistic(one) < limit
+    assert statistic(other) < limit
+    counts = np.stack([np.bincount(e, minlength=256) for e in (one, other)])
+    expected = counts.sum(axis=0) / 2
+    assert float(((counts - expected) ** 2 / expected).sum()) < limit
+
+
+@pytest.mark.parametrize("left_out", ["own", "pair"])
+def test_every_single_mask_is_needed(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take all other masks off a masked vector: uniform with the last one, plain without it."""
+    real = client.add_masks
+    kept: list[Any] = []
+
+    def spy(lanes: np.ndarray, seeds: list[Any]) -> None:
+        if len(seeds) == 3 and not kept:
+            kept.extend(seeds)
+        real(lanes, seeds)
+
+    monkeypatch.setattr(client, "add_masks", spy)
+    hidden, shown = [], []
+    for run in range(RUNS):
+        kept.clear()
+        played = Played(3, 2, seed=run, length=64, bits=8)
+        played.vectors = {c: np.full(64, 77) for c in played.ids}
+        played.play()
+        masked = np.asarray(played.answers["masked", 0]["vector"]).astype(np.uint32)
+        last = 0 if left_out == "own" else 1
+        real(masked, [(seed, not plus) for i, (seed, plus) in enumerate(kept) if i != last])
+        hidden.append(masked.astype(np.uint8))
+        seed, plus = kept[last]
+        real(masked, [(seed, not plus)])
+        shown.append(masked.astype(np.uint8))
+    limit = chi2.isf(1e-6, 255)
+    assert statistic(np.concatenate(hidden)) < limit
+    assert (np.concatenate(shown) == 77).all()
+    assert statistic(np.concatenate(shown)) > limit

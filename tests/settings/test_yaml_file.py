@@ -1,0 +1,255 @@
+"""A job's text form: strict reading, settings on top, and writing that loses nothing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedveil.errors import JobError
+from fedveil.federated.job import MODELS, Job
+from fedveil.protections.signds import SignDSSettings
+from fedveil.settings import allowed
+from job_checks import POSITIONS, attempt, load, problems, vectors
+
+# --- settings on top ----------------------------------------------------------------------------
+
+HELD = "protection: {name: dp_encrypt, dp_encrypt: {dp_eps: 9}, signds: {sign_k: 0.2}}"
+
+
+def test_a_position_is_picked_with_its_defaults_and_the_other_blocks_stay():
+    job = load(HELD, "protection=signds")
+    assert job.protection.name == "signds"
+    assert job.protection.signds == SignDSSettings()
+    assert job.protection.dp_encrypt.dp_eps == 9
+    assert load(HELD, "protection.name=signds").protection.signds.sign_k == 0.2
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_whole_blocks_are_set_before_single_keys(order: tuple[int, int]):
+    settings = ["protection=signds", "protection.signds.sign_k=0.1"]
+    assert load(HELD, *(settings[i] for i in order)).protection.signds.sign_k == 0.1
+
+
+def test_settings_of_several_kinds():
+    job = load(
+        "protection: rr\ntraining: {lr: 0.5, batch_size: 7}\nserver:\nsimulation:\n",
+        "training={lr: 1e-2, epochs: 3}",
+        "protection.unary.cells=2",
+        "simulation.dropouts.masked=0.1",
+        "simulation.dropouts.unmask=.02",
+        "server.optimizer=none",
+        "seed=1",
+        "seed=2",
+        " name = a=b ",
+        "model=a.b:c",
+        "privacy.max_epsilon=null",
+    )
+    assert (job.training.lr, job.training.epochs, job.training.batch_size) == (0.01, 3, 7)
+    assert (job.protection.name, job.protection.unary.cells) == ("rr", 2)
+    assert job.simulation.dropouts == {"masked": 0.1, "unmask": 0.02}
+    assert (job.server.optimizer, job.seed, job.name, job.model) == ("none", 2, "a=b", "a.b:c")
+
+
+@pytest.mark.parametrize(("override", "sentence"), vectors("setting_sentences.txt"))
+def test_a_setting_that_cannot_be_applied(override: str, sentence: str):
+    assert problems("", override) == [sentence]
+
+
+def test_a_setting_mends_what_the_file_has_wrong():
+    assert load("training: {lr: fast}", "training.lr=0.1") == Job()
+    assert load("protection: sgnds", "protection=not_encrypt") == Job()
+    assert problems("clients: 3", "clients.number=3") == ["clients = 3 is not a block of keys"]
+
+
+# --- YAML ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.e-3", ".1e-2", "+1e-3", "0.001", "1_0e-4"])
+def test_numbers_with_an_exponent(text: str):
+    assert load(f"training: {{lr: {text}}}").training.lr == 0.001
+
+
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        ("a: [1\nb: 2", ", line 2, column 2: expected ',' or ']', but got ':'"),
+        ("seed: 1\nseed: 2", ", line 2: the key seed is given twice"),
+        ("training:\n  lr: 1\n  epochs: 1\n  lr: 2", ", line 4: the key lr is given twice"),
+        ("3: 4", ", line 1: the key 3 is not text"),
+        ("- 1", " holds [1], not keys with values"),
+        ("word", " holds 'word', not keys with values"),
+        ("seed: 1\n---\nseed: 2", ", line 2, column 1: but found another document"),
+        (
+            "seed: !!python/object/apply:os.getcwd []",
+            ", line 1, column 7: could not determine a constructor for the tag "
+            "'tag:yaml.org,2002:python/object/apply:os.getcwd'",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_text_is_said_with_its_place(text: str, ending: str):
+    (sentence,) = problems(text)
+    assert sentence.endswith(ending)
+
+
+def test_several_keys_given_twice_are_all_named():
+    assert len(problems("seed: 1\nseed: 2\nrounds: 1\nrounds: 2")) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["seed: !!int abc", "a: !!bool x", "a: !!timestamp x", f"seed: {'9' * 6000}", "[" * 2000],
+)
+def test_text_that_the_parser_chokes_on(text: str):
+    (sentence,) = problems(text)
+    assert "\n" not in sentence
+
+
+def test_dates_are_text():
+    assert load("name: 2024-01-01").name == "2024-01-01"
+
+
+def test_a_key_that_would_break_the_line_is_escaped():
+    for text in ('clients: {"a\\nb": 1}', 'seed: 1\n"a\\nb": 1\n"a\\nb": 2'):
+        (sentence,) = problems(text)
+        assert r"'a\nb'" in sentence
+        assert "\n" not in sentence
+    (sentence,) = problems("", "clients.a\nb=1")
+    assert "\n" not in sentence
+
+
+def test_anchors_and_merges_work():
+    job = load("training: &t {lr: 0.5}\nclients: {number: &n 7}\nseed: *n")
+    assert (job.training.lr, job.seed) == (0.5, 7)
+
+
+def test_a_block_in_two_places_is_set_in_one():
+    job = load("training: &t {lr: 0.5}\nserver: *t", "training.lr=0.25", "server={tau: 0.5}")
+    assert (job.training.lr, job.server.lr, job.server.tau) == (0.25, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("text", ["training: &t {lr: *t}", "fl_name: a\nround: &r {x: *r}"])
+def test_a_block_that_holds_itself(text: str):
+    (sentence,) = problems(text)
+    assert sentence.startswith(
+        ("training.lr = {'lr': {...}} is not", "round.x.x = {'x': {...}} is")
+    )
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path):
+    with pytest.raises(JobError, match=r"nothing\.yaml cannot be read: No such file or directory$"):
+        Job.load(tmp_path / "nothing.yaml")
+    with pytest.raises(JobError, match=r"cannot be read: Is a directory$"):
+        Job.load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
+    with pytest.raises(JobError, match=r"latin\.yaml is not UTF-8 text$"):
+        Job.load(tmp_path / "latin.yaml")
+
+
+# --- nothing is lost, nothing else is raised ----------------------------------------------------
+
+AWKWARD = [
+    "1e3",
+    "null",
+    "~",
+    "2024-01-01",
+    "yes",
+    "12:30",
+    "0x1f",
+    "<<",
+    "=",
+    "a: b",
+    "#a",
+    "é'\"",
+]
+NAMES = st.sampled_from(AWKWARD) | st.text(min_size=1, max_size=20).filter(
+    lambda name: (
+        not any(ord(c) < 32 or ord(c) == 127 or c in "/\\" for c in name) and name.isprintable()
+    )
+)
+POSITIVE = st.floats(1e-300, 1e300)
+JOBS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": NAMES,
+        "seed": st.integers(0, 2**70),
+        "rounds": st.integers(1, 10**9),
+        "clients": st.fixed_dictionaries(
+            {}, optional={"number": st.integers(100, 10**6), "fraction": st.floats(0.5, 1)}
+        ),
+        "model": st.sampled_from([*MODELS, "a.b:c"]),
+        "training": st.fixed_dictionaries(
+            {},
+            optional={"lr": POSITIVE, "epochs": st.integers(1, 9), "engine": st.just("vmap")},
+        ),
+        "server": st.fixed_dictionaries(
+            {}, optional={"tau": POSITIVE, "optimizer": st.sampled_from(["none", "yogi"])}
+        ),
+        "protection": st.sampled_from(POSITIONS)
+        | st.fixed_dictionaries(
+            {"name": st.sampled_from(POSITIONS)},
+            optional={
+                "signds": st.fixed_dictionaries({"sign_k": st.floats(1e-9, 0.25)}),
+                "dp_encrypt": st.fixed_dictionaries({"dp_eps": POSITIVE}),
+            },
+        ),
+        "simulation": st.fixed_dictionaries(
+            {"workers": st.just("auto") | st.integers(0, 64)},
+            optional={"dropouts": st.dictionaries(st.just("masked"), st.floats(0, 0.99))},
+        ),
+        "privacy": st.fixed_dictionaries({"max_epsilon": st.none() | POSITIVE}),
+    },
+)
+
+
+@given(JOBS)
+def test_a_written_job_loads_back_equal(data: dict[str, Any]):
+    job = Job(**data)
+    text = job.to_yaml()
+    again = load(text)
+    assert again == job
+    assert again.to_yaml() == text
+    assert pickle.loads(pickle.dumps(job)) == copy.deepcopy(job) == job
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["signds", "auto", "adam", "by_client"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(sorted({n for path in allowed.keys(Job) for n in path}))
+            | st.text(max_size=4),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Job.model_fields, "fl_name", "oops"]), JUNK, max_size=4))
+@settings(max_examples=80)
+def test_junk_is_a_job_or_one_sentence_for_each_problem(data: dict[str, Any]):
+    job, found = attempt(lambda: Job(**data))
+    assert (job is None) == bool(found)
+    assert len(set(found)) == len(found)
+    assert not any("\n" in sentence for sentence in found)
+    if job is not None:
+        assert load(job.to_yaml()) == job
+
+
+@given(st.text(alphabet="ab:{}[]&*!#-|>%@`'\"\n\t ,?1.e~", max_size=30))
+def test_any_text_is_a_job_or_a_job_error(text: str):
+    job, found = attempt(lambda: load(text))
+    assert (job is None) == bool(found)
+    assert all(sentence and "\n" not in sentence for sentence in found)

@@ -1,0 +1,126 @@
+"""A grid in this process, which runs the true ClientApp for every message, and jobs for it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedveil.federated.job import Job
+from fedveil.flower.job import client_app, job_server
+from fedveil.flower.job.deploy import deployable, write_app
+
+CLIENTS = 6
+
+
+def job(**changes: Any) -> Job:
+    """Six owners of a small data set, all of them in every round."""
+    settings: dict[str, Any] = {
+        "name": "small",
+        "rounds": 2,
+        "clients": {"number": CLIENTS, "fraction": 1.0},
+        "data": {"name": "parts:data", "split": "iid"},
+        "model": "parts:plain",
+        "training": {"epochs": 1, "batch_size": 10},
+        "simulation": {"workers": 0},
+        "deployment": {"wait_s": 5.0},
+    }
+    return Job(**{**settings, **changes})
+
+
+def app_of(folder: Path, settings: Job, *, seeded: bool = False) -> tuple[Path, Job]:
+    """The app of a job, written to `folder`, and the job that is deployed."""
+    deployed = deployable(settings, seeded=seeded)
+    write_app(folder, deployed)
+    return folder, deployed
+
+
+def context(node: int, run_config: dict[str, Any], node_config: dict[str, Any]) -> Context:
+    """What Flower hands to an app."""
+    return Context(
+        run_id=1, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config
+    )
+
+
+class LocalGrid(Grid):
+    """SuperNodes of this process; node 100 + N is client N.
+
+    `tamper` sees every message before its client does, and every reply before the server does:
+    it gives back what is passed on, or None where it is lost.
+    """
+
+    def __init__(self, app: Path, state: Path, clients: Iterable[int] = range(CLIENTS)) -> None:
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+        self.app: ClientApp = client_app(app)
+        self.contexts = {
+            100 + n: context(100 + n, {}, {"client": n, "state-folder": str(state)})
+            for n in clients
+        }
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []
+        self.tamper: Callable[[Message], Message | None] = lambda message: message
+        self._ready: dict[str, Message] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        name = str(uuid.uuid4())
+        message.metadata.__dict__["_message_id"] = name
+        self.sent.append(message)
+        node = message.metadata.dst_node_id
+        passed = self.tamper(message)
+        if passed is None:
+            return name
+        if node not in self.contexts:
+            reply: Message | None = Message(Error(5, "node unavailable"), reply_to=passed)
+        else:
+            reply = self.app(travelled(passed), self.contexts[node])
+            self.replies.append(reply)
+            reply = self.tamper(reply)
+        if reply is not None:
+            self._ready[name] = travelled(reply)
+        return name
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._ready.pop(name) for name in message_ids if name in self._ready]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: Any = None) -> Any:
+        raise AssertionError("it holds a list of all replies")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise AssertionError("deprecated")
+
+    def set_run(self, run: Any) -> None:
+        raise AssertionError("not needed")
+
+    @property
+    def run(self) -> Any:
+        raise AssertionError("not needed")
+
+
+def travelled(message: Message) -> Message:
+    """The message with records that were bytes once."""
+    if message.has_content():
+        message.content = recorddict_from_proto(recorddict_to_proto(message.content))
+    return message
+
+
+def serve(app: Path, grid: LocalGrid, folder: Path) -> Any:
+    """Run the app's ServerApp over the grid."""
+    return job_server.serve(app, grid, context(0, {"folder": str(folder)}, {}))
+
+
+def kinds(messages: Sequence[Message]) -> list[str]:
+    """What the messages ask for, in order, each kind once."""
+    return list(dict.fromkeys(message.metadata.message_type for message in messages))

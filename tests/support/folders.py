@@ -1,0 +1,10 @@
+"""Where the project's folders are, for the tests."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+SUPPORT = TESTS / "support"
+DATA = TESTS / "data"
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"

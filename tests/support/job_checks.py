@@ -1,0 +1,53 @@
+"""What the tests of jobs share."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from fedveil.errors import JobError
+from fedveil.federated.job import Job
+from folders import DATA
+
+POSITIONS = ("not_encrypt", "dp_encrypt", "pw_encrypt", "signds", "rr", "oue")
+T = TypeVar("T")
+
+
+def load(text: str, *overrides: str) -> Job:
+    """The job that a file with this text holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "job.yaml")
+        path.write_text(text, encoding="utf-8")
+        return Job.load(path, overrides)
+
+
+def problems(text: str, *overrides: str) -> list[str]:
+    """What a file with this text is refused with."""
+    with pytest.raises(JobError) as caught:
+        load(text, *overrides)
+    return list(caught.value.problems)
+
+
+def attempt(make: Callable[[], T]) -> tuple[T | None, tuple[str, ...]]:
+    """What `make` gives and no problems, or nothing and the problems; other errors pass."""
+    try:
+        return make(), ()
+    except JobError as error:
+        return None, error.problems
+
+
+def at(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """The nested mapping that holds `value` at `path`."""
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
+def vectors(name: str) -> list[tuple[str, str]]:
+    """The pairs of lines in a data file."""
+    _, *blocks = (DATA / name).read_text(encoding="utf-8").strip().split("\n\n")
+    return [(text, sentence) for text, sentence in (block.split("\n") for block in blocks)]

@@ -1,0 +1,69 @@
+"""What tests of the trainers share: plans, clients, and the plainest loop there is."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.entropy import Seeded
+from fedveil.learning.trainer import ClientData, Trainer, TrainingPlan
+from fedveil.learning.weight_layout import Layout
+
+
+def plan(**changes: object) -> TrainingPlan:
+    settings = {
+        "epochs": 2,
+        "batch_size": 4,
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        **changes,
+    }
+    return TrainingPlan(**settings)  # type: ignore[arg-type]
+
+
+def clients(shape: tuple[int, ...], classes: int, sizes: tuple[int, ...]) -> list[ClientData]:
+    made = []
+    for number, size in enumerate(sizes):
+        draw = Seeded(0, "client", number).generator()
+        x = torch.from_numpy(draw.random((size, *shape), dtype=np.float32))
+        y = torch.from_numpy(draw.integers(0, classes, size))
+        made.append(ClientData(x, y, Seeded(1, number)))
+    return made
+
+
+def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.ndarray:
+    """The plainest loop there is."""
+    model = copy.deepcopy(model).train()
+    before = Layout(model).vector()
+    if plan.optimizer == "adam":
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            model.parameters(), plan.lr, weight_decay=plan.weight_decay
+        )
+    else:
+        optimizer = torch.optim.SGD(
+            model.parameters(), plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+        )
+    order = client.entropy.stream("order").generator()
+    for _ in range(plan.epochs):
+        positions = order.permutation(len(client.y))
+        for start in range(0, len(positions), plan.batch_size):
+            batch = positions[start : start + plan.batch_size]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
+            optimizer.step()
+    return Layout(model).vector() - before
+
+
+def train(trainer: Trainer, model: nn.Module, cohort: list[ClientData]) -> np.ndarray:
+    trainer.start(Layout(model).vector())
+    updates = []
+    for start in range(0, len(cohort), trainer.chunk):
+        for rows, failures in trainer.train(cohort[start : start + trainer.chunk]):
+            assert not any(failures)
+            updates.append(rows.copy())
+    return np.concatenate(updates)

@@ -1,0 +1,13 @@
+"""Imported where processes are forked from: what torch only imports when it is first used."""
+
+from __future__ import annotations
+
+import torch
+
+import fedveil.vertical.apart.sessions
+import fedveil.vertical.commands.apart
+import vertical_apart
+
+_parameter = torch.zeros(1, requires_grad=True)
+torch.optim.SGD([_parameter])
+READY = (fedveil.vertical.commands.apart, fedveil.vertical.apart.sessions, vertical_apart)

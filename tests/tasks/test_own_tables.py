@@ -1,0 +1,608 @@
+"""Parties' own tables: what is read, what it becomes, what is held out, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import runpy
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+import vertical_process
+from fedveil.entropy import Seeded
+from fedveil.errors import (
+    DataInvalid,
+    DataUnavailable,
+    FedveilError,
+    InvalidValue,
+    JobError,
+    RunFolderError,
+)
+from fedveil.link.tls import write_certificates
+from fedveil.tasks import Task, build
+from fedveil.tasks.tables.column_encoding import Encoding, Numbers, Scale, Words
+from fedveil.tasks.tables.csv_file import Wanted, header, read
+from fedveil.tasks.tables.own_tables import Tables, held_out
+from fedveil.tasks.task_settings import TablesSettings
+from fedveil.vertical import VerticalJob, evaluate, train
+from fedveil.vertical.apart.handshake import difference
+from fedveil.vertical.job_split import make_split
+from fedveil.vertical.predictions import PredictionFile
+from fedveil.vertical.together import look
+from folders import EXAMPLES
+
+EXAMPLE = EXAMPLES / "vertical"
+ROWS = 60
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty folder, on one thread."""
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def write_table(path: str, columns: dict[str, Any]) -> None:
+    with Path(path).open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(columns)
+        lines.writerows(zip(*columns.values(), strict=True))
+
+
+def two_tables() -> dict[str, dict[str, Any]]:
+    """lead.csv and bank.csv: the label is the sign of a sum over both; each lacks two rows."""
+    draw = Seeded(3).generator()
+    ids = np.array([f"P{number}" for number in range(ROWS)])
+    age, income = draw.normal(40, 10, ROWS), draw.normal(0, 1, ROWS)
+    city = np.array(["Rome", "Oslo", "Bern", "Rome", "Oslo", "Rome"])[np.arange(ROWS) % 6]
+    rich = np.where((age - 40) / 10 + income > 0, "yes", "no")
+    owe = -3 * income + 100
+    order = Seeded(4).permutation(ROWS)[:-2]
+    tables = {
+        "lead": {"id": ids[2:], "rich": rich[2:], "age": age[2:], "owes": owe[2:]},
+        "bank": {"client": ids[order], "income": income[order], "city": city[order]},
+    }
+    for name, columns in tables.items():
+        write_table(f"{name}.csv", columns)
+    return tables
+
+
+FILES: dict[str, dict[str, Any]] = {
+    "lead": {"path": "lead.csv", "label": "rich", "without": ["owes"]},
+    "bank": {"path": "bank.csv", "id": "client", "categories": {"city": 3}},
+}
+
+
+def settings_of(files: dict[str, Any] | None = None, **data: Any) -> TablesSettings:
+    return TablesSettings(
+        **{"leader": "lead", "owners": ["lead", "bank"], "files": files or FILES, **data}
+    )
+
+
+def task_of(files: dict[str, Any] | None = None, **data: Any) -> Tables:
+    return Tables(settings_of(files, **data))
+
+
+def job_of(**data: Any) -> VerticalJob:
+    block = settings_of(**data).model_dump()
+    return VerticalJob(epochs=3, batch_size=8, task={"name": "tables", "tables": block})
+
+
+# What is read
+
+
+cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8).map(str.strip)
+rows = st.lists(
+    st.tuples(cells.filter(bool), st.floats(allow_nan=False, allow_infinity=False), cells),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda row: row[0],
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows)
+def test_what_a_csv_writer_writes_is_read_back(made: list[tuple[str, float, str]]) -> None:
+    ids, numbers, words = map(list, zip(*made, strict=True))
+    write_table("made.csv", {"key": ids, "x": numbers, "unread": ids, "word": words})
+    table = read("made.csv", Wanted("key", ("x",), ("word",), {"word"}))
+    assert table.ids.tolist() == ids
+    assert table.numbers["x"].tolist() == numbers
+    assert table.words["word"].tolist() == words
+
+
+def test_spaces_blank_lines_a_mark_and_more_rows_than_are_read_at_once() -> None:
+    count = 20_000
+    lines = [f" P{i} ,{i}.5 \r\n" for i in range(count)]
+    lines.insert(9_000, "\r\n")
+    Path("long.csv").write_text("\ufeffid , x\r\n" + "".join(lines), encoding="utf-8", newline="")
+    assert header("long.csv") == ["id", "x"]
+    table = read("long.csv", Wanted("id", ("x",)))
+    assert len(table) == count
+    assert table.ids[[0, -1]].tolist() == ["P0", f"P{count - 1}"]
+    np.testing.assert_array_equal(table.numbers["x"], np.arange(count) + 0.5)
+    assert table.place(0) == "long.csv, line 2"
+    assert table.place(count - 1) == f"long.csv, line {count + 2}"
+
+
+def test_lines_are_counted_through_cells_of_several_lines() -> None:
+    Path("t.csv").write_text('id,x\n"a\nb",1\nc,old\n')
+    with pytest.raises(DataInvalid, match=r"^t\.csv, line 4: x = 'old' is not a finite number$"):
+        read("t.csv", Wanted("id", ("x",)))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("id,x\na,1\n\nb,2\na,3\n", "t.csv, line 5: the id 'a' is that of line 2 too, an id "),
+        ("id,x\na,1\n,2\n", "t.csv, line 3: id is empty"),
+        ("key,x\na,1\n", "t.csv has no column 'id', which the job names; its columns are key, x"),
+        ("id,x\na,1\nb\n", "t.csv, line 3 has 1 cells, and the header has 2"),
+        ("id,x\na,1,2\n", "t.csv, line 2 has 3 cells, and the header has 2"),
+        ("id,x\na,old\n", "t.csv, line 2: x = 'old' is not a finite number"),
+        ("id,x\na,1\nb,inf\n", "t.csv, line 3: x = 'inf' is not a finite number"),
+        ("id,x\na,1\nb,1e999\n", "t.csv, line 3: x = '1e999' is not a finite number"),
+        ("id,x\na,1\nb,\n", "t.csv, line 3: x is empty"),
+        ("id,x\na,nan\n", "t.csv, line 2: x is empty"),
+        ("id,x\na,NA\n", "t.csv, line 2: x is empty"),
+        ("id,x\n", "t.csv has a header and no rows"),
+        ("", "t.csv has no header: its first line names the columns"),
+        ("id,x,x\na,1,2\n", "t.csv: the header names 'x' twice"),
+        (",id,x\n0,a,1\n", "t.csv: column 1 of the header has no name"),
+        ('id,x\na,"1"2\n', "t.csv, line 2: ',' expected after '\"', this is not CSV"),
+        (b"id,x\na,\xff\n", "t.csv is not UTF-8 text"),
+        (b"\xff\xfei\0d\0", "t.csv is not UTF-8 text"),
+    ],
+)
+def test_what_is_no_table_is_one_sentence(text: str | bytes, sentence: str) -> None:
+    Path("t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DataInvalid) as caught:
+        read("t.csv", Wanted("id", ("x",)))
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_one_sentence() -> None:
+    with pytest.raises(DataUnavailable, match=r"^t\.csv cannot be read: No such file"):
+        read("t.csv", Wanted("id"))
+
+
+# What it becomes
+
+
+def test_each_partys_columns_come_from_its_own_training_rows() -> None:
+    tables, task = two_tables(), task_of()
+    assert isinstance(task, Task)
+    split = task.split_model()
+    for party, number in (("lead", "age"), ("bank", "income")):
+        ids, values = tables[party][FILES[party].get("id", "id")], tables[party][number]
+        test = held_out(ids, 0.2)
+        for subset, chosen in (("train", ~test), ("test", test)):
+            held = task.owned(party, subset)
+            assert held.ids.tolist() == ids[chosen].tolist()
+            expected = (values[chosen] - values[~test].mean()) / values[~test].std()
+            np.testing.assert_allclose(held.columns["deep"][:, 0], expected, rtol=1e-5, atol=1e-6)
+            edges = np.quantile(values[~test], np.arange(1, 8) / 8)
+            intervals = (values[chosen][:, None] >= edges).sum(axis=1)
+            np.testing.assert_array_equal(held.columns["wide"][:, :8].argmax(dim=1), intervals)
+            assert (held.columns["wide"][:, :8].sum(dim=1) == 1).all()
+            for name in ("wide", "deep"):
+                part = split.by_name[f"{party}_{name}"]
+                assert part.module(held.columns[name]).shape == (len(held), *part.output)
+    assert task.owned("bank", "train").labels is None
+    labels = task.owned("lead", "train").labels
+    test = held_out(tables["lead"]["id"], 0.2)
+    assert labels.tolist() == (tables["lead"]["rich"][~test] == "yes").astype(int).tolist()
+
+
+def test_words_have_places_by_how_often_they_are_there() -> None:
+    words = ["b", "a", "c", "a", "b", "d", ""]
+    write_table("t.csv", {"id": range(7), "w": words})
+    table = read("t.csv", Wanted("id", (), ("w",), {"w"}))
+    encoding = Words.of(table, "w", 4)
+    assert encoding.words == ("a", "b", "c")
+    wide, deep = encoding.applied(table, "w")
+    np.testing.assert_array_equal(wide, deep)
+    assert wide.argmax(axis=1).tolist() == [1, 0, 2, 0, 1, 3, 3]
+    assert (wide.sum(axis=1) == 1).all()
+    assert Words.of(table, "w", 9).applied(table, "w")[0].argmax(axis=1).tolist() == [
+        1, 0, 2, 0, 1, 3, 8]  # fmt: skip
+
+
+def test_a_missing_number_is_the_mean_of_those_that_are_there() -> None:
+    write_table("t.csv", {"id": range(5), "x": [1, "", 3, "NA", 8]})
+    table = read("t.csv", Wanted("id", ("x",), (), {"x"}))
+    encoding = Numbers.of(table, "x", 2)
+    assert encoding.scale.mean == 4
+    wide, deep = encoding.applied(table, "x")
+    spread = np.std([1, 3, 8])
+    np.testing.assert_allclose(deep[:, 0], np.array([-3, 0, -1, 0, 4]) / spread, rtol=1e-6)
+    assert encoding.edges == (3.0,)
+    assert wide.argmax(axis=1).tolist() == [0, 1, 1, 1, 1]
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(finite, finite, st.lists(finite), st.lists(st.text(), min_size=2, unique=True))
+def test_an_encoding_is_read_back_as_it_was(mean, deviation, edges, words) -> None:
+    scale = Scale(mean=mean, deviation=deviation)
+    columns = {
+        "x": Numbers(scale=scale, edges=tuple(edges)),
+        words[0]: Words(words=tuple(words), places=9),
+    }
+    encoding = Encoding(columns=columns, label=scale)
+    back = Encoding.read(encoding.written(), "here")
+    assert back == encoding
+    assert list(back.columns) == list(columns)
+
+
+# What is held out
+
+
+def test_all_parties_hold_out_the_same_ids_in_whatever_order() -> None:
+    ids = np.array([f"c{number}" for number in range(20_000)])
+    order = Seeded(1).permutation(len(ids))
+    out = held_out(ids, 0.2)
+    np.testing.assert_array_equal(held_out(ids[order], 0.2), out[order])
+    np.testing.assert_array_equal(held_out(ids[5:9].astype("U40"), 0.2), out[5:9])
+    assert not (out & ~held_out(ids, 0.3)).any(), "a larger share includes a smaller one"
+    low, high = binom.ppf([5e-7, 1 - 5e-7], len(ids), 0.2)
+    assert low <= out.sum() <= high
+
+
+def test_which_ids_are_held_out_stays_the_same_from_release_to_release() -> None:
+    ids = np.array([f"c{number}" for number in range(40)])
+    assert np.flatnonzero(held_out(ids, 0.2)).tolist() == [2, 6, 11, 12, 22, 26, 33, 35, 36, 37]
+
+
+def test_files_of_held_out_examples() -> None:
+    tables = two_tables()
+    files = {name: {**FILES[name], "test": f"{name}-test.csv"} for name in FILES}
+    for name, columns in tables.items():
+        key = FILES[name].get("id", "id")
+        renamed = {**columns, key: [f"T{number}" for number in columns[key]]}
+        write_table(f"{name}-test.csv", {k: v[:9] for k, v in renamed.items()})
+    task = task_of(files, test_fraction=None)
+    assert len(task.owned("bank", "train")) == ROWS - 2
+    assert task.owned("lead", "test").ids.tolist() == [f"TP{number}" for number in range(2, 11)]
+    shutil.copy("bank.csv", "bank-test.csv")
+    first = re.escape(repr(str(tables["bank"]["client"][0])))
+    sentence = rf"^bank-test\.csv, line 2: the id {first} is in bank\.csv too, and what is held out"
+    with pytest.raises(DataInvalid, match=sentence):
+        task_of(files, test_fraction=None).owned("bank", "test")
+
+
+# Whose table it is
+
+
+def test_a_party_reads_its_own_table_alone_and_agrees_on_the_rest() -> None:
+    two_tables()
+    Path("lead.csv").unlink()
+    job = job_of(files={"bank": FILES["bank"]})
+    task = build("tables", job.task.settings, 0)
+    split = make_split(job, task, here={"bank"})
+    assert split.by_name["lead_deep"].module is None
+    assert split.by_name["bank_deep"].module is not None
+    assert len(task.owned("bank", "train")) > 20
+    leader = job_of(files={"lead": {"path": "elsewhere.csv", "label": "y"}})
+    assert leader.agreed() == job.agreed()
+    narrow = job_of(files={"bank": FILES["bank"]}, width=4)
+    assert difference(narrow.agreed(), leader.agreed()) == ("task.tables.width", 4, 32)
+    with pytest.raises(JobError, match=r"^task\.tables\.files\.lead\.path is missing: the file of"):
+        make_split(job, task)
+
+
+def test_owners_may_be_many_and_the_leader_none_of_them() -> None:
+    two_tables()
+    shutil.copy("bank.csv", "shop.csv")
+    files = {**FILES, "shop": {**FILES["bank"], "path": "shop.csv", "features": ["income"]}}
+    del files["shop"]["categories"]
+    files["lead"] = {"path": "lead.csv", "label": "rich"}
+    block = settings_of(files, owners=["bank", "shop"]).model_dump()
+    job = VerticalJob(epochs=1, task={"name": "tables", "tables": block})
+    run = train(job, "run")
+    assert [part.name for part in run.split.parts] == [
+        "bank_wide", "bank_deep", "shop_wide", "shop_deep", "top"]  # fmt: skip
+    assert run.metrics[-1]["test_accuracy"] > 0
+    assert json.loads(Path("run/table-lead.json").read_text())["columns"] == {}
+
+
+def test_a_category_is_set_by_its_path() -> None:
+    tables = VerticalJob.load(None, ["task.tables.files.bank.categories.city=4"]).task.tables
+    assert tables.files["bank"].categories == {"city": 4}
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("task.tables.files.bank.categories.city=1", "task.tables.files.bank.categories.city = 1 "),
+        ("task.tables.files.bank.file=x", "task.tables.files.bank.file = 'x' is not a known key"),
+        ("task.tables.files.bank.path=''", "task.tables.files.bank.path = '' is not the path of a"),
+        ("task.tables.classes=1", "task.tables.classes = 1 is outside [2, inf)"),
+    ],
+)
+def test_settings_that_there_are_not(override: str, sentence: str) -> None:
+    with pytest.raises(JobError) as caught:
+        VerticalJob.load(None, [override])
+    assert str(caught.value).startswith(sentence)
+    assert len(caught.value.problems) == 1
+
+
+def test_a_category_that_is_not_text_is_one_sentence() -> None:
+    files = {"bank": {"categories": {3: 4}}}
+    with pytest.raises(JobError) as caught:
+        VerticalJob(task={"tables": {"files": files}})
+    place = "task.tables.files.bank.categories.3"
+    assert caught.value.problems == (f"{place} is a name that is not text",)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({"leader": "the boss"}, "task.tables.leader: 'the boss' is not a name: a letter or _"),
+        ({"owners": ["lead"]}, "task.tables.owners = ['lead'] is not a list of parties, none twic"),
+        ({"owners": ["lead", "bank", "bank"]}, "task.tables.owners = ['lead', 'bank', 'bank'] is "),
+        ({"bnak": {}}, "task.tables.files.bnak belongs to no party; the parties are lead, bank"),
+        ({"lead": {"label": None}}, "task.tables.files.lead.label is missing: the column with the"),
+        ({"bank": {"label": "x"}}, "task.tables.files.bank.label = 'x' belongs to the leader, le"),
+        ({"lead": {"label": "id"}}, "task.tables.files.lead.label = 'id' is the column of ids"),
+        ({"bank": {"test": "x"}}, "task.tables.files.bank.test = 'x' needs task.tables.test_fract"),
+        ({"test_fraction": None}, "task.tables.files.lead.test is missing: with task.tables.test_"),
+        ({"lead": {"features": ["age"]}}, "task.tables.files.lead.without = ['owes'] goes with fe"),
+        ({"bank": {"features": ["a", "a"]}}, "task.tables.files.bank.features = ['a', 'a'] names "),
+        ({"bank": {"features": ["client"]}}, "task.tables.files.bank.features names 'client', the"),
+    ],
+)
+def test_settings_that_do_not_go_together(data: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(FedveilError) as caught:
+        changed(data)
+    assert str(caught.value).startswith(sentence)
+
+
+def changed(data: dict[str, Any]) -> Tables:
+    """The two tables' task with some settings, or settings of files, put in their place."""
+    keys = {key: value for key, value in data.items() if key in TablesSettings.model_fields}
+    named = {key: value for key, value in data.items() if key not in keys}
+    files = {name: {**FILES.get(name, {}), **named.get(name, {})} for name in {**FILES, **named}}
+    return task_of(files, **keys)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            {"bank": {"id": "id"}},
+            "bank.csv has no column 'id', which task.tables.files.bank.id nam",
+        ),
+        ({"bank": {"without": ["towm"]}}, "bank.csv has no column 'towm', which task.tables.files"),
+        ({"lead": {"label": "poor"}}, "lead.csv has no column 'poor', which task.tables.files.lea"),
+        ({"bank": {"categories": {}}}, "bank.csv, line 2: city = '"),
+        ({"bank": {"features": ["income"]}}, "task.tables.files.bank.categories.city is not one o"),
+        ({"bank": {"without": ["income", "city"], "categories": {}}}, "bank.csv has no features: "),
+        ({"bank": {"path": "x.csv"}}, "x.csv cannot be read: No such file or directory"),
+        ({"classes": 3}, "lead.csv: rich holds 2 classes, 'no', 'yes', in the training rows, and "),
+        ({"classes": None}, "lead.csv, line 2: rich = '"),
+        ({"test_fraction": 1e-9}, "task.tables.test_fraction = 1e-09 holds out 0 of the 58 exam"),
+        ({"test_fraction": 0.999999}, "task.tables.test_fraction = 0.999999 holds out 58 of the 5"),
+    ],
+)
+def test_what_a_table_cannot_be_is_one_sentence(data: dict[str, Any], sentence: str) -> None:
+    two_tables()
+    task = changed(data)
+    with pytest.raises(FedveilError) as caught:
+        task.split_model()  # reads both parties' tables
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "sentence"),
+    [
+        ("rich", ["yes"] * 58, "lead.csv: rich holds one class only, 'yes', in the training rows"),
+        ("rich", ["", *["yes", "no"] * 28, "no"], "lead.csv, line 2: rich is empty"),
+        ("age", [4] * 58, "lead.csv: age is 4 in every training row, which tells nothing; `witho"),
+        ("age", [""] * 58, "lead.csv: age is empty in every training row"),
+        ("age", [1e308, -1e308] * 29, "lead.csv: age holds numbers that cannot be scaled"),
+    ],
+)
+def test_columns_that_cannot_be_trained_on(column: str, values: list[Any], sentence: str) -> None:
+    columns = two_tables()["lead"]
+    write_table("lead.csv", {**columns, column: values})
+    with pytest.raises(DataInvalid) as caught:
+        changed({"lead": {"missing": "mean"}}).owned("lead", "train")
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "sentence"),
+    [
+        ("rich", "maybe", r"lead\.csv, line \d+: rich = 'maybe' is a class of no training row$"),
+        ("age", 1e80, r"lead\.csv, line \d+: age = 1e\+80 is too far from the training rows' num"),
+    ],
+)
+def test_held_out_rows_that_training_rows_do_not_explain(column, value, sentence) -> None:
+    columns = two_tables()["lead"]
+    values = columns[column].tolist()
+    values[int(held_out(columns["id"], 0.2).argmax())] = value
+    write_table("lead.csv", {**columns, column: values})
+    with pytest.raises(DataInvalid, match=f"^{sentence}"):
+        task_of().owned("lead", "test")
+
+
+def test_an_unknown_party_is_one_sentence() -> None:
+    with pytest.raises(InvalidValue, match="party = 'shop' is not one of lead, bank"):
+        task_of().owned("shop", "train")
+
+
+# Runs
+
+
+def test_a_run_learns_and_its_encodings_are_read_again() -> None:
+    two_tables()
+    run = train(job_of(), "run")
+    kept = Path("run/table-bank.json")
+    quality, _ = evaluate("run")
+    assert quality["accuracy"] == run.metrics[-1]["test_accuracy"]
+    before = kept.read_bytes()
+    encoding = json.loads(before)
+    encoding["columns"]["income"]["scale"]["mean"] += 0.5
+    kept.write_text(json.dumps(encoding))
+    with pytest.raises(RunFolderError, match="was made with another job, model or other data"):
+        evaluate("run")
+    kept.write_bytes(before[:-9])
+    with pytest.raises(DataInvalid, match=r"table-bank\.json is damaged: it is no encoding of a"):
+        evaluate("run")
+    kept.write_bytes(before)
+    columns = two_tables()["bank"]
+    write_table("bank.csv", {**columns, "more": columns["income"]})
+    with pytest.raises(DataInvalid, match=r"bank\.csv has other features than when this run began"):
+        evaluate("run")
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def predicted(path: str) -> list[dict[str, str]]:
+    file = PredictionFile(Path(path))
+    found = look("run", file.predict)
+    assert found is not None
+    assert file.write(found) == f"{len(found.ids)} predictions"
+    return rows_of(path)
+
+
+def test_predictions_name_the_ids_and_the_files_classes() -> None:
+    tables = two_tables()
+    run = train(job_of(), "run")
+    told = predicted("told.csv")
+    lead = tables["lead"]
+    out = held_out(lead["id"], 0.2) & np.isin(lead["id"], tables["bank"]["client"])
+    assert [row["id"] for row in told] == lead["id"][out].tolist()
+    right = [row["prediction"] for row in told] == lead["rich"][out]
+    assert np.mean(right) == run.metrics[-1]["test_accuracy"]
+    assert all(0.5 <= float(row["probability"]) <= 1 for row in told)
+    with pytest.raises(RunFolderError, match=r"told\.csv is there already"):
+        PredictionFile(Path("told.csv"))
+
+
+def test_predicted_numbers_are_in_the_files_unit() -> None:
+    tables = two_tables()
+    files = {**FILES, "lead": {"path": "lead.csv", "label": "owes", "without": ["rich"]}}
+    run = train(job_of(files=files, classes=None), "run")
+    told = predicted("told.csv")
+    assert list(told[0]) == ["id", "prediction"]
+    lead = tables["lead"]
+    truth = dict(zip(lead["id"], lead["owes"], strict=True))
+    errors = [abs(truth[row["id"]] - float(row["prediction"])) for row in told]
+    deviation = lead["owes"][~held_out(lead["id"], 0.2)].std()
+    assert np.mean(errors) / deviation == pytest.approx(
+        run.metrics[-1]["test_absolute_error"], rel=1e-4
+    )
+
+
+def test_predictions_of_tasks_that_say_nothing_of_their_outputs() -> None:
+    train(VerticalJob(epochs=1, task="vertical_parts:bottoms"), "run")
+    told = predicted("told.csv")
+    assert [row["id"] for row in told] == [str(number) for number in range(20)]
+    assert {row["prediction"] for row in told} <= {"0", "1", "2"}
+    file = PredictionFile(Path("told.npz"))
+    found = look("run", file.predict)
+    assert file.write(found) == "20 outputs of shape (3,)"
+    with np.load("told.npz") as arrays:
+        assert arrays["outputs"].argmax(axis=1).tolist() == [int(row["prediction"]) for row in told]
+
+
+def test_outputs_that_fit_no_line_are_refused_before_anything_is_sent(monkeypatch) -> None:
+    train(VerticalJob(epochs=1, task="vertical_parts:bottoms"), "run")
+    monkeypatch.setattr("vertical_parts.Bottoms.classes", None)
+    monkeypatch.setattr("fedveil.vertical.party_run.PartyRun.predict", None)
+    with pytest.raises(
+        InvalidValue, match=r"an output of shape \(3,\) fits no line of told\.csv: "
+    ):
+        look("run", PredictionFile(Path("told.csv")).predict)
+    assert not Path("told.csv").exists()
+    with pytest.raises(InvalidValue, match=r"--out told\.txt ends in neither \.csv nor \.npz"):
+        PredictionFile(Path("told.txt"))
+
+
+# The example, in one process and in two
+
+
+def test_the_example_in_two_processes_is_the_example_in_one(tmp_path: Path) -> None:
+    for name in ("make_tables.py", "job.yaml"):
+        shutil.copy(EXAMPLE / name, name)
+    runpy.run_path("make_tables.py", run_name="__main__")
+    job = VerticalJob.load("job.yaml", ["epochs=2"])
+    train(job, "run")
+    told = predicted("told.csv")
+    assert len(told) > 100
+    assert {row["prediction"] for row in told} == {"benign", "malignant"}
+    write_certificates(tmp_path / "keys", ["clinic", "laboratory"])
+    for party in ("clinic", "laboratory"):
+        (tmp_path / party).mkdir()
+        own = job.task.tables.files[party].model_dump()
+        own["path"] = str(tmp_path / party / "own.csv")
+        Path(f"{party}.csv").rename(own["path"])
+        data = job.model_dump()
+        data["task"]["tables"]["files"] = {party: own}
+        Path(f"{party}/job.yaml").write_text(VerticalJob(**data).to_yaml())
+    apart(tmp_path, "leader clinic/job.yaml --out clinic/run",
+          "follower laboratory/job.yaml --out laboratory/run")  # fmt: skip
+    for party in ("clinic", "laboratory"):
+        weights = (Path(root, party, "model.safetensors") for root in (f"{party}/run", "run"))
+        assert len({path.read_bytes() for path in weights}) == 1
+        kept = {path.name for path in Path(party, "run").glob("table-*")}
+        assert kept == {f"table-{party}.json"}
+    apart(tmp_path, "predict clinic/run --out clinic/told.csv",
+          "follower --serve laboratory/run")  # fmt: skip
+    assert rows_of("clinic/told.csv") == told
+
+
+def apart(folder: Path, leader: str, follower: str) -> None:
+    """Both commands over mutual TLS; a follower that serves is interrupted when the leader ends."""
+    logs = {party: folder / f"{party}.log" for party in ("clinic", "laboratory")}
+    for log in logs.values():
+        log.unlink(missing_ok=True)
+
+    def start(party: str, command: str, option: str, address: str) -> Any:
+        keys = str(folder / "keys" / party)
+        words = [*command.split(), option, address, "--tls", keys, "--patience", "30"]
+        return vertical_process.start(["vertical", *words], logs[party])
+
+    leading = start("clinic", leader, "--listen", "127.0.0.1:0")
+    end = time.monotonic() + 60
+    while (found := _listens_on(logs["clinic"])) is None:
+        assert leading.is_alive(), logs["clinic"].read_text()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    following = start("laboratory", follower, "--connect", found)
+    leading.join(60)
+    if "--serve" in follower:
+        os.kill(following.pid or 0, signal.SIGINT)
+    following.join(60)
+    said = "".join(log.read_text() for log in logs.values())
+    assert leading.exitcode == 0, said
+    assert following.exitcode == (130 if "--serve" in follower else 0), said
+
+
+def _listens_on(log: Path) -> str | None:
+    found = re.search(r"listens on (\S+)\n", log.read_text() if log.exists() else "")
+    return None if found is None else found[1]

@@ -1,0 +1,314 @@
+"""The tasks on features: who holds what, what their parts give, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sklearn import datasets
+from sklearn.metrics import accuracy_score, log_loss
+
+from fedveil.data.datasets import load
+from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
+from fedveil.tasks import Columns, Task, averages, build, initial
+from fedveil.tasks.task_settings import HalvesSettings, TabularSettings
+from fedveil.vertical.together import train
+from fedveil.vertical.vertical_job import VerticalJob
+
+TASKS = [
+    ("mnist_halves", HalvesSettings(width=24)),
+    ("tabular", TabularSettings()),
+    ("tabular", TabularSettings(table="wine", bins=3, width=5, scores=2)),
+    ("tabular", TabularSettings(table="diabetes")),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine cost more than these sizes do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def parties(task: Task) -> tuple[str, ...]:
+    return (task.leader, *task.followers)
+
+
+# What every task keeps
+
+
+@pytest.mark.parametrize(("name", "settings"), TASKS)
+@pytest.mark.parametrize("subset", ["train", "test"])
+def test_every_party_holds_the_columns_that_its_parts_read(name, settings, subset):
+    task = build(name, settings, 1)
+    split = task.split_model()
+    assert isinstance(task, Task)
+    assert split.leader == task.leader
+    assert set(split.followers) == set(task.followers)
+    owned = {party: task.owned(party, subset) for party in parties(task)}
+    for party, columns in owned.items():
+        assert set(columns.columns) == set(split.columns(party))
+        assert (columns.labels is not None) == (party == task.leader)
+        np.testing.assert_array_equal(columns.ids, owned[task.leader].ids)
+        assert all(torch.isfinite(column).all() for column in columns.columns.values())
+
+
+@pytest.mark.parametrize(("name", "settings"), TASKS)
+def test_no_example_is_in_both_subsets(name, settings):
+    task = build(name, settings, 1)
+    ids = [task.owned(task.leader, subset).ids for subset in ("train", "test")]
+    assert min(map(len, ids)) > 0
+    assert not np.intersect1d(*ids).size
+
+
+@pytest.mark.parametrize(("name", "settings"), TASKS)
+def test_the_parts_give_what_they_declare_and_the_loss_has_a_gradient_everywhere(name, settings):
+    task = build(name, settings, 1)
+    split = task.split_model()
+    rows = slice(0, 6)
+    columns = {
+        f"{party}.{key}": value[rows]
+        for party in parties(task)
+        for key, value in task.owned(party, "train").columns.items()
+    }
+    values = {}
+    for part in split.parts:
+        read = [
+            columns[f"{part.owner}.{key[5:]}"] if key.startswith("data.") else values[key]
+            for key in part.inputs
+        ]
+        values[part.name] = part.module(*read)
+        assert values[part.name].shape == (6, *part.output)
+        assert values[part.name].dtype == torch.float32
+    joined = split.joined()
+    outputs = joined(columns)
+    assert torch.equal(outputs, values[split.last.name])
+    labels = task.owned(task.leader, "train").labels[rows]
+    task.loss(outputs, labels).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in joined.parameters())
+
+
+@pytest.mark.parametrize(("name", "settings"), TASKS)
+def test_initial_weights_follow_from_the_seed_alone(name, settings):
+    def weights(seed):
+        parameters = build(name, settings, seed).split_model().joined().parameters()
+        return torch.cat([p.detach().reshape(-1) for p in parameters])
+
+    torch.manual_seed(0)
+    first = weights(1)
+    state = torch.random.get_rng_state()
+    torch.rand(7)
+    assert torch.equal(first, weights(1))
+    assert not torch.equal(first, weights(2))
+    torch.manual_seed(0)
+    assert torch.equal(torch.random.get_rng_state(), state), "a task draws from torch's own state"
+
+
+@pytest.mark.parametrize(("name", "settings"), TASKS)
+def test_the_metrics_of_parts_add_up_to_those_of_the_whole(name, settings):
+    task = build(name, settings, 1)
+    labels = task.owned(task.leader, "train").labels[:50]
+    outputs = torch.randn(50, task.classes or 1, generator=torch.Generator().manual_seed(0))
+    whole = averages(task.metrics(outputs, labels))
+    parts = [task.metrics(outputs[at], labels[at]) for at in (slice(0, 13), slice(13, 50))]
+    summed = averages({key: sum(part[key] for part in parts) for key in parts[0]})
+    assert summed == pytest.approx(whole, rel=1e-6)
+    assert whole["loss"] == pytest.approx(task.loss(outputs, labels).item(), rel=1e-5)
+
+
+def test_classification_figures_are_scikit_learn_s():
+    task = build("tabular", None, 1)
+    labels = task.owned("leader", "train").labels
+    outputs = torch.randn(len(labels), 2, generator=torch.Generator().manual_seed(1))
+    figures = averages(task.metrics(outputs, labels))
+    probabilities = torch.softmax(outputs.double(), dim=1)
+    assert figures["loss"] == pytest.approx(log_loss(labels, probabilities), rel=1e-6)
+    assert figures["accuracy"] == accuracy_score(labels, outputs.argmax(1))
+
+
+def test_averages_count_tokens_where_there_are_some():
+    sums = {"loss_sum": 12.0, "correct": 3.0, "tokens": 6.0, "examples": 2.0}
+    assert averages(sums) == {"loss": 2.0, "accuracy": 0.5}
+
+
+# mnist_halves
+
+
+def test_the_halves_are_the_image_s_and_the_labels_the_leader_s():
+    task, digits = build("mnist_halves", None, 1), load("digits")
+    for subset, examples in (("train", digits.train), ("test", digits.test)):
+        halves = [task.owned(side, subset).columns["half"] for side in ("left", "right")]
+        np.testing.assert_array_equal(torch.cat(halves, dim=3), examples.x)
+        np.testing.assert_array_equal(task.owned("leader", subset).labels, examples.y)
+        for half in halves:
+            assert half.untyped_storage().nbytes() == half.nbytes, "the other half is kept"
+
+
+def test_about_half_of_what_crosses_is_above_zero():
+    """The bits of EmbeddingDP tell nothing where all numbers have one sign."""
+    task = build("mnist_halves", None, 3)
+    left = task.split_model().by_name["left"]
+    with torch.no_grad():
+        share = (left.module(task.owned("left", "train").columns["half"]) > 0).float().mean(dim=1)
+    assert 0.35 < share.min() < share.max() < 0.65
+
+
+def test_an_image_set_that_is_not_here_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    task = build("mnist_halves", HalvesSettings(data="mnist"), 1)
+    assert len(task.split_model().parts) == 3, "the model needs no data"
+    with pytest.raises(DataUnavailable, match="data mnist: train-images-idx3-ubyte is not on this"):
+        task.owned("left", "train")
+
+
+# tabular
+
+
+def test_the_owners_features_are_the_table_s_halves():
+    task = build("tabular", None, 1)
+    table = datasets.load_breast_cancer()
+    for party, features in (("leader", slice(0, 15)), ("bank", slice(15, 30))):
+        train, test = (task.owned(party, subset) for subset in ("train", "test"))
+        assert sorted([*train.ids, *test.ids]) == list(range(569))
+        own = table.data[:, features]
+        mean, deviation = own[train.ids].mean(axis=0), own[train.ids].std(axis=0)
+        for held in (train, test):
+            expected = (own[held.ids] - mean) / deviation
+            np.testing.assert_allclose(held.columns["deep"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(task.owned("leader", "test").labels, table.target[
+        task.owned("leader", "test").ids])  # fmt: skip
+
+
+def test_intervals_are_one_hot_and_hold_equally_many_training_rows():
+    task = build("tabular", TabularSettings(bins=4), 1)
+    for subset in ("train", "test"):
+        wide = task.owned("bank", subset).columns["wide"].reshape(-1, 15, 4)
+        assert (wide.sum(dim=2) == 1).all()
+    shares = task.owned("bank", "train").columns["wide"].reshape(-1, 15, 4).mean(dim=0)
+    assert ((shares - 0.25).abs() < 0.01).all()
+
+
+def test_a_higher_value_is_in_a_higher_interval():
+    task = build("tabular", TabularSettings(bins=5), 1)
+    own = task.owned("leader", "train")
+    places = own.columns["wide"].reshape(-1, 15, 5).argmax(dim=2)
+    order = own.columns["deep"].argsort(dim=0)
+    assert (places.gather(0, order).diff(dim=0) >= 0).all()
+
+
+def test_the_targets_of_a_regression_are_scaled_over_the_training_rows():
+    task = build("tabular", TabularSettings(table="diabetes"), 1)
+    assert task.classes is None
+    target = datasets.load_diabetes().target
+    train, test = (task.owned("leader", subset) for subset in ("train", "test"))
+    assert train.labels.mean().item() == pytest.approx(0, abs=1e-6)
+    assert train.labels.std(correction=0).item() == pytest.approx(1, rel=1e-6)
+    back = test.labels.numpy() * target[train.ids].std() + target[train.ids].mean()
+    np.testing.assert_allclose(back, target[test.ids], rtol=1e-5)
+
+
+def test_the_wide_part_alone_is_linear_in_its_scores():
+    top = build("tabular", None, 1).split_model().last.module
+    deep = torch.randn(3, 32), torch.randn(3, 32)
+    a, b = torch.randn(3, 8), torch.randn(3, 8)
+    zero = torch.zeros(3, 8)
+
+    def scored(wide):
+        return top(wide, deep[0], zero, deep[1]) - top(zero, deep[0], zero, deep[1])
+
+    torch.testing.assert_close(scored(a) + scored(b), scored(a + b))
+
+
+# Trained
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reached"),
+    [
+        (("task=tabular",), 0.92),
+        (("task=tabular", "privacy.embedding_dp.eps=5"), 0.88),
+        (("task=tabular", "task.tabular.table=wine"), 0.8),
+        (("task=mnist_halves", "task.mnist_halves.width=64"), 0.9),
+    ],
+)
+def test_a_short_run_learns(overrides: tuple[str, ...], reached, tmp_path: Path):
+    epochs = 2 if "mnist" in overrides[0] else 8
+    job = VerticalJob.load(None, [*overrides, f"epochs={epochs}", "seed=3"])
+    last = train(job, tmp_path / "run").metrics[-1]
+    assert last["test_accuracy"] >= reached, last
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(("name", "party"), [("mnist_halves", "bank"), ("tabular", "left")])
+def test_an_unknown_party_is_one_sentence(name, party):
+    with pytest.raises(InvalidValue, match=f"party = '{party}' is not one of leader"):
+        build(name, None, 1).owned(party, "train")
+
+
+def test_an_unknown_task_is_one_sentence():
+    with pytest.raises(InvalidValue, match=r"task\.name = 'halves' is neither one of mnist_halves"):
+        build("halves", None, 1)
+
+
+def test_a_task_of_the_user_s_own(tmp_path, monkeypatch):
+    (tmp_path / "own_vertical_task.py").write_text(
+        "from fedveil.tasks import build\n"
+        "def works(seed): return build('tabular', None, seed)\n"
+        "def with_folder(folder, seed): return (folder, seed)\n"
+        "def raises(seed): raise ValueError('no data today')\n"
+        "def lacks(seed): return 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert build("own_vertical_task:works", None, 4).split_model().last.name == "top"
+        for function, sentence in (
+            ("raises", "raised ValueError: no data today"),
+            ("lacks", "returned a int without leader, followers, classes"),
+            ("with_folder", "returned a tuple without leader"),
+            ("missing", "cannot be imported: .*missing"),
+        ):
+            with pytest.raises(InvalidValue, match=sentence):
+                build(f"own_vertical_task:{function}", None, 4)
+    finally:
+        sys.modules.pop("own_vertical_task", None)
+    with pytest.raises(InvalidValue, match="cannot be imported: No module named 'nowhere_at_all'"):
+        build("nowhere_at_all:f", None, 4)
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        (lambda: Columns(np.array([1, 2, 1])), "the id 1 is there 2 times"),
+        (lambda: Columns(np.array([1.5])), "ids has dtype float64"),
+        (lambda: Columns(np.array([[1]])), r"ids has dtype int64 and shape \(1, 1\)"),
+        (lambda: Columns(np.arange(2), {"x": torch.ones(3)}), "x has 3 rows and ids has 2"),
+        (lambda: Columns(np.arange(2), labels=torch.ones(1)), "labels has 1 rows and ids has 2"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(columns, sentence):
+    with pytest.raises(DataInvalid, match=sentence):
+        columns()
+
+
+def test_columns_may_be_empty_and_ids_texts():
+    assert len(Columns(np.empty(0, np.int64))) == 0
+    assert len(Columns(np.array(["a", "b"]), {"x": torch.ones(2)})) == 2
+
+
+def test_initial_weights_of_parts_differ():
+    made = [initial(1, name, lambda: torch.nn.Linear(3, 3)).weight for name in ("a", "b")]
+    assert not torch.equal(*made)
+
+
+def test_a_protocol_tells_a_task_from_something_else():
+    assert not isinstance(SimpleNamespace(leader="x"), Task)

@@ -1,0 +1,478 @@
+"""Parties apart: every one with a link of its own to the leader, over mutual TLS on loopback."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cutter import Cutter
+from fedveil.errors import (
+    ExchangeError,
+    InvalidValue,
+    LinkLost,
+    PeerRefused,
+    RunFolderError,
+)
+from fedveil.link.link import Link
+from fedveil.link.streams import Address
+from fedveil.link.tls import Credentials, write_certificates
+from fedveil.message import Message
+from fedveil.vertical import VerticalJob, train
+from fedveil.vertical.apart import sessions as machines
+from fedveil.vertical.apart.lone_party import Machine, Session, follower_of
+from fedveil.vertical.apart.sessions import Place, follow, lead
+
+DEADLINE_S = 60.0
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    write_certificates(folder, ["lead", "bank", "shop"])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedveil.link.dialer.LONGEST_WAIT_S", 0.2)
+
+
+def job_of(task: str = "bottoms", *overrides: str) -> VerticalJob:
+    settings = (
+        f"task=vertical_apart:{task}",
+        "epochs=2",
+        "batch_size=10",
+        "checkpoint.every_steps=4",
+        "record.every_steps=1",
+    )
+    return VerticalJob.load(None, [*settings, *overrides])
+
+
+class Parties:
+    """The parties of a test, each in a thread."""
+
+    def __init__(self, folder: Path, certificates: Path, stack: ExitStack) -> None:
+        self.folder, self._certificates, self.stack = folder, certificates, stack
+        self.said: dict[str, list[str]] = {}
+        self.ends: dict[str, Session | BaseException] = {}
+        self.machines: dict[str, Machine] = {}
+        self.port = 0
+        self._stacks: dict[str, ExitStack] = {}
+        self._listening = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def lead(self, job: VerticalJob, purpose: str = "train", **options: Any) -> None:
+        machine = self._machine(job, "lead")
+
+        def listening(address: Address) -> None:
+            self.port = address.port
+            self._listening.set()
+
+        place = self._place("lead", 0, listening=listening, **options)
+        self._start("lead", lambda: lead(machine, place, purpose))
+        assert self._listening.wait(DEADLINE_S)
+
+    def follow(
+        self, job: VerticalJob, party: str, *, port: int = 0, looks: bool = False, **options: Any
+    ) -> None:
+        machine = self._machine(job, party)
+        place = self._place(party, port or self.port, **options)
+        self._start(party, lambda: follow(machine, place, looks=looks))
+
+    def end(self) -> dict[str, Session | BaseException]:
+        """How each party has ended."""
+        end = time.monotonic() + DEADLINE_S
+        for thread in self._threads:
+            thread.join(max(0, end - time.monotonic()))
+            assert not thread.is_alive(), "a party does not end"
+        return self.ends
+
+    def sessions(self) -> dict[str, Session]:
+        sessions = {}
+        for party, end in self.end().items():
+            if not isinstance(end, Session):
+                raise end
+            sessions[party] = end
+        return sessions
+
+    def _machine(self, job: VerticalJob, party: str) -> Machine:
+        if party in self._stacks:
+            self._stacks[party].close()
+        stack = self._stacks[party] = self.stack.enter_context(ExitStack())
+        path = self.folder / party
+        if (path / "job.yaml").exists():
+            machine = Machine.reopened(path, lambda task: party, stack)
+        else:
+            machine = Machine.new(job, lambda task: party, path, "command", stack)
+        self.machines[party] = machine
+        return machine
+
+    def _place(self, party: str, port: int, **options: Any) -> Place:
+        self.said[party] = []
+        return Place(
+            **{
+                "address": Address("127.0.0.1", port),
+                "credentials": Credentials.read(self._certificates, party),
+                "patience_s": PATIENCE_S,
+                "report": self.said[party].append,
+                **options,
+            }
+        )
+
+    def _start(self, party: str, work: Callable[[], Session]) -> None:
+        def run() -> None:
+            try:
+                self.ends[party] = work()
+            except BaseException as error:
+                self.ends[party] = error
+
+        self._threads.append(threading.Thread(target=run, daemon=True))
+        self._threads[-1].start()
+
+
+@pytest.fixture
+def parties(tmp_path: Path, certificates: Path) -> Iterator[Callable[..., Parties]]:
+    with ExitStack() as stack:
+        yield lambda name="apart": Parties(tmp_path / name, certificates, stack)
+
+
+def says(end: Any, kind: type[BaseException]) -> str:
+    """The sentence that a party has ended with."""
+    assert isinstance(end, kind)
+    return str(end)
+
+
+def weights(folder: Path, party: str) -> bytes:
+    return (folder / party / "model.safetensors").read_bytes()
+
+
+def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in records]
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "overrides"),
+    [
+        ("bottoms", ("bank", "shop"), ()),
+        ("bottoms", ("bank", "shop"), ("in_flight=4",)),
+        ("u_shape", ("bank",), ("in_flight=2",)),
+        ("u_shape", ("bank",), ("record.followers_see_loss=false",)),
+    ],
+)
+def test_apart_they_end_with_the_bytes_of_one_process(
+    parties: Any, tmp_path: Path, task: str, names: tuple[str, ...], overrides: tuple[str, ...]
+) -> None:
+    job = job_of(task, *overrides)
+    together = train(job, tmp_path / "together")
+    apart = parties()
+    apart.lead(job)
+    for name in names:
+        apart.follow(job, name)
+    sessions = apart.sessions()
+    for name in ("lead", *names):
+        assert weights(apart.folder / name, name) == weights(tmp_path / "together", name)
+        assert without_clock(sessions[name].run.records) == without_clock(together.records[name])
+        assert apart.machines[name].has_finished
+
+
+def test_a_link_that_breaks_again_and_again_changes_nothing(parties: Any, tmp_path: Path) -> None:
+    job = job_of()
+    train(job, tmp_path / "together")
+    apart = parties()
+    apart.lead(job)
+    with Cutter(apart.port) as cutter:
+        steps = []
+
+        def cut(record: dict[str, Any]) -> None:
+            steps.append(record)
+            if len(steps) in (2, 5, 9):
+                cutter.cut_after(500)
+
+        apart.follow(job, "bank", port=cutter.port, progress=cut)
+        apart.follow(job, "shop")
+        sessions = apart.sessions()
+        assert cutter.cuts == 3
+    for name in ("lead", "bank", "shop"):
+        assert weights(apart.folder / name, name) == weights(tmp_path / "together", name)
+    events = (apart.folder / "bank" / "bank" / "events.log").read_text()
+    assert "the link to lead was opened again" in events
+    assert sessions["lead"].run.done == 10
+
+
+class Died(BaseException):
+    """Stands for a process that is no more: nothing is told to anybody."""
+
+
+def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
+    parties: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower that says nothing more; test_vertical_processes kills the leader too."""
+    job = job_of()
+    train(job, tmp_path / "together")
+    monkeypatch.setattr(machines, "_closing", silent_where_it_dies)
+    apart = parties()
+
+    def dying(at: int) -> Callable[[dict[str, Any]], None]:
+        def look(record: dict[str, Any]) -> None:
+            if record.get("step") == at % 5 and record.get("epoch") == at // 5:
+                raise Died
+
+        return look
+
+    apart.lead(job)
+    apart.follow(job, "bank", progress=dying(7))
+    apart.follow(job, "shop")
+    wait_for(lambda: isinstance(apart.ends.get("bank"), Died))
+    apart.follow(job, "bank")
+    for name in apart.sessions():
+        assert weights(apart.folder / name, name) == weights(tmp_path / "together", name)
+    assert apart.said["lead"] == [
+        "bank has started again: back to the last step that all hold",
+        "train from step 4",
+    ]
+    assert apart.said["shop"] == [
+        "the leader starts over: back to the last step that all hold",
+        "train from step 4",
+    ]
+    assert apart.said["bank"] == ["train from step 4"]
+
+
+class silent_where_it_dies:
+    """As `machines._closing`, but that a party that dies says nothing."""
+
+    def __init__(self, links: Any) -> None:
+        self._links = list(links)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        for link in self._links:
+            if kind is Died:
+                link._ending = True
+            link.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def corrupted(due: str, changes: dict[str, Any]) -> Callable[[Link, Message], Message]:
+    """The second training step's tensor of that name with some fields changed."""
+
+    def change(link: Link, message: Message) -> Message:
+        if message.get("name") == due and message.get("step") == 2:
+            given = {k: v(message[k]) if callable(v) else v for k, v in changes.items()}
+            return {**message, **given}
+        return message
+
+    return change
+
+
+def with_nan(data: Any) -> Any:
+    copy = data.copy()
+    copy.flat[3] = np.nan
+    return copy
+
+
+@pytest.mark.parametrize("name", ["left", "left.grad"])
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"name": "right"}, "the tensor 'right' where 'left"),
+        ({"data": lambda d: d[:, :-1]}, r"of shape \(10, 7\) where \(10, 8\) was due"),
+        ({"data": lambda d: d.astype(np.float64)}, "as float64 where float32 was due"),
+        ({"step": 3}, "a tensor of step 3 where step 2 was due"),
+        ({"micro": 1}, "micro-batch 1 of"),
+        ({"data": with_nan}, "with NaN or infinity in it"),
+        ({"kind": "gift"}, "a message of kind 'gift' where 'tensor' was due"),
+    ],
+)
+def test_a_tensor_that_is_not_due_ends_the_step_on_every_side_with_nothing_applied(
+    parties: Any, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any], why: str
+) -> None:
+    change = corrupted(name, changes)
+    send = Link.send
+    monkeypatch.setattr(Link, "send", lambda link, message: send(link, change(link, message)))
+    apart = parties()
+    job = job_of("bottoms", "checkpoint.every_steps=1")
+    apart.lead(job)
+    apart.follow(job, "bank")
+    apart.follow(job, "shop")
+    ends = apart.end()
+    culprit, victim = ("bank", "lead") if name == "left" else ("lead", "bank")
+    for party, end in ends.items():
+        assert isinstance(end, ExchangeError), (party, end)
+        assert "\n" not in str(end)
+        run = apart.machines[party]._last[1]  # type: ignore[index]
+        assert run.done == 1
+        now = {key: value.clone() for key, value in run.party.state().items()}
+        run.restore(1)
+        for key, value in run.party.state().items():
+            assert torch.equal(now[key], value), (party, key)
+    assert re.match(f"{culprit} sent .*{why}", str(ends[victim]))
+    assert re.match(f"{victim} ended the step: {culprit} sent .*{why}", str(ends[culprit]))
+
+
+def test_a_follower_with_another_job_is_refused_and_the_right_one_may_still_come(
+    parties: Any, tmp_path: Path
+) -> None:
+    apart = parties()
+    job = job_of()
+    apart.lead(job)
+    apart.follow(job, "shop")
+    apart.follow(job_of("bottoms", "batch_size=5"), "bank")
+    wait_for(lambda: "bank" in apart.ends)
+    reason = "the job of bank is another one: batch_size = 5 where lead has 10"
+    assert says(apart.ends["bank"], PeerRefused) == f"lead refuses: {reason}"
+    assert apart.said["lead"] == [f"refused: {reason}"]
+    assert not (apart.folder / "bank" / "job.yaml").exists(), "its folder can be used again"
+    apart.stack.close()
+    apart = parties("again")
+    apart.lead(job)
+    apart.follow(job_of("bottoms", "batch_size=5"), "bank")
+    wait_for(lambda: "bank" in apart.ends)
+    apart.folder = tmp_path / "other"
+    apart.follow(job, "bank")
+    apart.follow(job, "shop")
+    assert apart.sessions()["lead"].run.done == 10
+
+
+def test_a_follower_with_another_model_is_refused(
+    parties: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same job, and another shape of what its function builds."""
+    apart = parties()
+    job = job_of()
+    apart.lead(job, patience_s=2)
+    monkeypatch.setattr("vertical_apart.WIDTH", 9)
+    apart.follow(job, "bank")
+    ends = apart.end()
+    reason = "the model of bank is another one: left.output = [9] where lead has [8]"
+    assert says(ends["bank"], PeerRefused) == f"lead refuses: {reason}"
+    assert apart.said["lead"] == [f"refused: {reason}"]
+    assert says(ends["lead"], LinkLost).startswith("bank was away for 2 seconds")
+
+
+def test_a_follower_that_never_comes(parties: Any) -> None:
+    apart = parties()
+    job = job_of()
+    apart.lead(job, patience_s=1)
+    apart.follow(job, "bank", patience_s=30)
+    ends = apart.end()
+    assert says(ends["lead"], LinkLost) == "shop did not come for 1 seconds"
+    assert says(ends["bank"], LinkLost) == "lead has ended: it has lost another party"
+
+
+def test_what_fails_on_one_side_is_told_to_the_others_in_one_sentence(parties: Any) -> None:
+    apart = parties()
+    job = job_of()
+
+    def interrupt(record: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    apart.lead(job)
+    apart.follow(job, "bank", progress=interrupt)
+    apart.follow(job, "shop")
+    ends = apart.end()
+    assert isinstance(ends["bank"], KeyboardInterrupt)
+    assert says(ends["lead"], LinkLost) == "bank has ended: it was interrupted"
+    assert says(ends["shop"], LinkLost) == "lead has ended: it has lost another party"
+    notes = {party: end.__notes__ for party, end in ends.items()}  # type: ignore[union-attr]
+    assert "--resume" in notes["bank"][0]
+    assert str(apart.folder / "lead") in notes["lead"][0]
+    apart = parties()
+    for name in ("bank", "shop"):
+        with pytest.raises(RunFolderError, match="is in use"):
+            apart.follow(job, name, port=1)
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_held_out_examples_are_looked_at_over_the_link(
+    parties: Any, tmp_path: Path, protected: bool
+) -> None:
+    privacy = ("privacy.embedding_dp.eps=1000",) if protected else ()
+    job = job_of("bottoms", *privacy)
+    together = train(job, tmp_path / "together")
+    apart = parties()
+    apart.lead(job)
+    for name in ("bank", "shop"):
+        apart.follow(job, name)
+    apart.sessions()
+    apart.stack.close()
+    results = {}
+    for purpose in ("evaluate", "predict"):
+        apart = parties()
+        apart.lead(job, purpose)
+        for name in ("bank", "shop"):
+            apart.follow(job, name, looks=True)
+        sessions = apart.sessions()
+        results[purpose] = sessions["lead"].result
+        if protected:
+            spent = {figure.what for figure in sessions["bank"].figures}
+            sent = 2 + 1 + (purpose == "predict")  # two epochs' looks, and these
+            assert f"an example in the run, sent {sent} times" in spent
+        apart.stack.close()
+    looks = [record for record in together.metrics if "look" in record]
+    assert results["evaluate"]["accuracy"] == looks[-1]["test_accuracy"]
+    assert results["predict"].shape == (20, 3)
+    right = results["predict"].argmax(1) == together_labels()
+    assert right.mean() == pytest.approx(looks[-1]["test_accuracy"])
+
+
+def together_labels() -> Any:
+    from vertical_parts import Bottoms
+
+    return Bottoms().whole("test")[1].numpy()
+
+
+def test_a_follower_says_what_it_is_here_for(parties: Any) -> None:
+    apart = parties()
+    job = job_of()
+    apart.lead(job)
+    apart.follow(job, "shop")
+    apart.follow(job, "bank", looks=True)
+    ends = apart.end()
+    assert says(ends["bank"], ExchangeError) == "bank is here to serve, and lead to train"
+    assert says(ends["lead"], LinkLost) == (
+        "bank has ended: bank is here to serve, and lead to train"
+    )
+
+
+def test_which_follower_this_is(certificates: Path) -> None:
+    from vertical_parts import Bottoms, UShape
+
+    two, one = Bottoms(), UShape()
+    assert follower_of(one, None, None) == "bank"
+    assert follower_of(two, "shop", None) == "shop"
+    assert follower_of(two, None, certificates / "shop") == "shop"
+    for named, tls in ((None, None), (None, certificates), ("lead", None)):
+        with pytest.raises(InvalidValue, match="--party"):
+            follower_of(two, named, tls)
+
+
+def test_the_folder_of_a_run_in_one_process_is_not_a_partys(parties: Any, tmp_path: Path) -> None:
+    job = job_of()
+    train(job, tmp_path / "apart" / "bank")
+    with pytest.raises(RunFolderError, match=r"all parties were in one process: .*vertical run"):
+        parties().follow(job, "bank", port=1)
+
+
+def test_a_folder_without_the_party(parties: Any, tmp_path: Path) -> None:
+    job = job_of("u_shape")
+    train(job, tmp_path / "apart" / "shop")
+    with pytest.raises(RunFolderError, match="holds no party shop"):
+        parties().follow(job, "shop", port=1)

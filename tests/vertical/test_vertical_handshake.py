@@ -1,0 +1,252 @@
+"""What parties agree on, and what they refuse, without a link between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.errors import ExchangeError
+from fedveil.link.channel import Receive, Send, drive_together
+from fedveil.vertical.apart import alignment, handshake
+from fedveil.vertical.apart.handshake import Agreement, Standing, Unfit
+from vertical_parts import Bottoms
+
+RUN = bytes(range(16))
+JOB: dict[str, Any] = {"batch_size": 32, "privacy": {"embedding_dp": {"eps": 5.0}}, "parts": {}}
+PARTS = handshake.described(Bottoms().split_model())
+
+
+def standing(party: str, train: Any = range(4), **changes: Any) -> Standing:
+    ids = {"train": np.array(train), "test": np.arange(2)}
+    leads = {"run": RUN} if party == "lead" else {}
+    base = Standing(party=party, job=JOB, parts=PARTS, ids=ids, **leads)
+    return replace(base, **changes)
+
+
+def agree(*standings: Standing, purpose: str = "train") -> dict[str, Agreement]:
+    lead, *others = standings
+    followers = tuple(other.party for other in others)
+    exchanges = {
+        "lead": handshake.lead(lead, followers, attempt=1, purpose=purpose, order_seed=11),
+        **{other.party: handshake.follow(other, "lead") for other in others},
+    }
+    return drive_together(exchanges, encoded=True)
+
+
+def test_all_take_over_the_leaders_run_and_order() -> None:
+    agreed = agree(standing("lead"), standing("bank"), standing("shop"))
+    for agreement in agreed.values():
+        assert (agreement.run, agreement.purpose) == (RUN, "train")
+        assert (agreement.order_seed, agreement.step, agreement.notes) == (11, 0, ())
+        assert agreement.positions["train"].flags.writeable
+
+
+def test_they_go_on_from_the_last_step_that_all_hold() -> None:
+    agreed = agree(
+        standing("lead", steps=(100, 200)),
+        standing("bank", steps=(100, 200), run=RUN),
+        standing("shop", steps=(0, 100), run=RUN),
+    )
+    assert {agreement.step for agreement in agreed.values()} == {100}
+    with pytest.raises(ExchangeError, match="no step that all parties hold"):
+        agree(standing("lead", steps=(200,)), standing("bank", steps=(100,), run=RUN))
+
+
+@given(
+    st.lists(st.integers(-50, 50), unique=True, min_size=1),
+    st.lists(st.integers(-50, 50), unique=True, min_size=1),
+    st.lists(st.integers(-50, 50), unique=True, min_size=1),
+)
+def test_the_leaders_order_rules_and_what_somebody_lacks_is_left_out_of_all(
+    mine: list[int], banks: list[int], shops: list[int]
+) -> None:
+    common = [i for i in mine if i in banks and i in shops]
+    parties = standing("lead", mine), standing("bank", banks), standing("shop", shops)
+    if not common:
+        with pytest.raises(ExchangeError, match="no example is held by all"):
+            agree(*parties)
+        return
+    agreed = agree(*parties)
+    for name, own in (("lead", mine), ("bank", banks), ("shop", shops)):
+        assert [own[i] for i in agreed[name].positions["train"]] == common
+    expected = sum(set(own) != set(mine) for own in (banks, shops))
+    assert len(agreed["lead"].notes) == expected
+    assert bool(agreed["bank"].notes) == (len(common) < len(banks))
+
+
+def test_what_is_missing_is_reported_to_both() -> None:
+    agreed = agree(standing("lead", range(10)), standing("bank", [3, 1, 99, 7]))
+    assert agreed["lead"].notes == (
+        "train: bank lacks 7 of the 10 examples of lead and has 1 others; the 3 that all hold are "
+        "used, and no others",
+    )
+    assert agreed["bank"].notes == (
+        "train: 3 of 4 examples are held by all parties, and no others are used",
+    )
+
+
+def test_texts_are_ids_too_and_never_equal_a_number() -> None:
+    names = np.array(["ana", "bo", "ça"])
+    agreed = agree(standing("lead", names), standing("bank", names[::-1]))
+    assert agreed["bank"].positions["train"].tolist() == [2, 1, 0]
+    with pytest.raises(ExchangeError, match="no example is held by all"):
+        agree(standing("lead", ["1", "2", "3", "4"]), standing("bank", [1, 2, 3, 4]))
+
+
+def test_a_party_without_data_takes_the_leaders_order() -> None:
+    agreed = agree(standing("lead", [5, 3, 9]), standing("bank", np.empty(0, np.int64)))
+    assert agreed["bank"].positions["train"].tolist() == [0, 1, 2]
+    assert agreed["lead"].notes == agreed["bank"].notes == ()
+
+
+def test_ids_travel_as_digests_under_a_key_of_the_attempt() -> None:
+    ids = np.array([1, 2, 300])
+    one, other = (alignment.digests(ids, bytes([k]) * 32) for k in (1, 2))
+    assert not set(map(bytes, one)) & set(map(bytes, other))
+    exchange = handshake.lead(standing("lead"), ("bank",), attempt=1, purpose="train", order_seed=0)
+    again = handshake.lead(standing("lead"), ("bank",), attempt=2, purpose="train", order_seed=0)
+    begins = [next(exchange), next(again)]
+    keys = {bytes(b.message["key"]) for b in begins if isinstance(b, Send)}  # type: ignore[arg-type]
+    assert len(keys) == 2
+
+
+def changed_parts(**changes: Any) -> dict[str, Any]:
+    return {**PARTS, "left": {**PARTS["left"], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("bank", "sentence"),
+    [
+        (
+            standing("bank", job={**JOB, "batch_size": 64}),
+            "the job of bank is another one: batch_size = 64 where lead has 32",
+        ),
+        (
+            standing("bank", job={**JOB, "privacy": {"embedding_dp": None}}),
+            "the job of bank is another one: privacy.embedding_dp = null where lead has "
+            "{'eps': 5.0}",
+        ),
+        (
+            standing("bank", job={**JOB, "more": 1}),
+            "the job of bank is another one: more = 1 where lead has nothing",
+        ),
+        (
+            standing("bank", parts=changed_parts(output=[16])),
+            "the model of bank is another one: left.output = [16] where lead has [8]",
+        ),
+        (
+            standing("bank", parts={**PARTS, "order": ["right", "left", "top"]}),
+            "the model of bank is another one: order = ['right', 'left', 'top'] where lead has "
+            "['left', 'right', 'top']",
+        ),
+        (
+            standing("bank", run=b"another run of it"[:16]),
+            "bank goes on with another run than lead: start all parties with --resume and the "
+            "folders of one run, or all without",
+        ),
+    ],
+)  # fmt: skip
+def test_a_follower_that_does_not_fit_is_refused_in_one_sentence(
+    bank: Standing, sentence: str
+) -> None:
+    with pytest.raises(Unfit) as error:
+        agree(standing("lead"), bank)
+    assert str(error.value) == sentence
+    assert error.value.follower == "bank"
+
+
+def test_a_follower_with_nothing_of_a_run_that_is_under_way() -> None:
+    with pytest.raises(Unfit, match="bank has nothing of this run, which is at step 200"):
+        agree(standing("lead", steps=(100, 200)), standing("bank"))
+    with pytest.raises(Unfit, match="bank has nothing of this run"):
+        agree(standing("lead"), standing("bank"), purpose="evaluate")
+
+
+def applications(**changes: Any) -> dict[str, Any]:
+    """What bank applies with."""
+    exchange = handshake.follow(standing("bank"), "lead")
+    assert isinstance(next(exchange), Receive)
+    begin = {"kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
+             "key": bytes(32)}  # fmt: skip
+    said = exchange.send(begin)
+    assert isinstance(said, Send)
+    return {**said.message, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job": 3},
+        {"job": "{"},
+        {"steps": np.array([0.5])},
+        {"run": "text"},
+        {"ids_train": np.zeros((3, 5), np.uint8)},
+        {"ids_train": np.zeros((2, 16), np.uint8)},
+        {"ids_test": b"bytes"},
+    ],
+)
+def test_a_malformed_application_is_refused(changes: dict[str, Any]) -> None:
+    exchange = handshake.lead(standing("lead"), ("bank",), attempt=1, purpose="train", order_seed=0)
+    next(exchange)
+    next(exchange)
+    with pytest.raises(Unfit, match=r"bank (does not apply as a follower does|has a train id)"):
+        exchange.send(applications(**changes))
+
+
+def test_what_was_on_its_way_from_an_earlier_attempt_is_passed_over() -> None:
+    exchange = handshake.lead(standing("lead"), ("bank",), attempt=2, purpose="train", order_seed=0)
+    assert isinstance(next(exchange), Send)
+    next(exchange)
+    for stale in ({"kind": "tensor", "name": "left"}, applications(attempt=1), {}):
+        assert isinstance(exchange.send(stale), Receive)
+    with pytest.raises(ExchangeError, match="no example"):  # the digests are under another key
+        exchange.send(applications(attempt=2))
+
+
+GOOD = {"kind": "agreed", "step": 0, "rows_train": np.arange(4), "rows_test": np.arange(2)}
+
+
+@pytest.mark.parametrize(
+    ("agreed", "why"),
+    [
+        ({**GOOD, "step": 5}, "step 5, which bank does not hold"),
+        ({**GOOD, "rows_train": np.array([0, 0])}, "train rows are not some of the 4"),
+        ({**GOOD, "rows_train": np.array([4])}, "train rows are not some of the 4"),
+        ({**GOOD, "rows_test": np.array([-1])}, "test rows are not some of the 2"),
+        ({**GOOD, "rows_test": np.array([0.0])}, "not a row of positions"),
+        ({**GOOD, "rows_test": np.empty(0, np.int64)}, "not a row of positions"),
+        ({"kind": "tensor"}, "'tensor' where 'begin' was due"),
+        ({"kind": "agreed"}, "step is missing"),
+    ],
+)
+def test_a_follower_believes_nothing_that_it_can_check(agreed: dict[str, Any], why: str) -> None:
+    exchange = handshake.follow(standing("bank"), "lead")
+    next(exchange)
+    begin = {"kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
+             "key": bytes(32)}  # fmt: skip
+    exchange.send(begin)
+    next(exchange)
+    with pytest.raises(ExchangeError, match=why):
+        exchange.send(agreed)
+
+
+def test_a_follower_follows_the_leader_into_another_attempt() -> None:
+    exchange = handshake.follow(standing("bank"), "lead")
+    next(exchange)
+    begin = {"kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
+             "key": bytes(32)}  # fmt: skip
+    first = exchange.send(begin)
+    next(exchange)
+    second = exchange.send({**begin, "attempt": 2})
+    assert isinstance(first, Send)
+    assert isinstance(second, Send)
+    assert (first.message["attempt"], second.message["attempt"]) == (1, 2)
+    next(exchange)
+    with pytest.raises(StopIteration) as end:
+        exchange.send(GOOD)
+    assert end.value.value.positions["train"].tolist() == [0, 1, 2, 3]

@@ -1,0 +1,217 @@
+"""The commands as processes that are killed: the pair ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vertical_process
+from fedveil.link.tls import write_certificates
+from fedveil.vertical import VerticalJob, train
+
+JOB = """
+name: apart
+task: vertical_apart:bottoms
+epochs: 3
+batch_size: 10
+checkpoint: {every_steps: 4}
+record: {every_steps: 1}
+"""
+PARTIES = ("lead", "bank", "shop")
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the job, certificates, and the same run in one process."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "job.yaml").write_text(JOB)
+    write_certificates(folder / "certificates", PARTIES)
+    train(VerticalJob.load(folder / "job.yaml"), folder / "together")
+    return folder
+
+
+class Run:
+    """The processes of one test."""
+
+    def __init__(self, place: Path, folder: Path) -> None:
+        self.place, self.folder = place, folder
+        self.address = "127.0.0.1:0"
+        self.processes: dict[str, BaseProcess] = {}
+
+    def start(
+        self, party: str, *arguments: str, dies: tuple[str, int] | None = None, tls: bool = True
+    ) -> None:
+        """A party's first process, or its next, which goes on with its folder."""
+        command = "leader" if party == "lead" else "follower"
+        option = "--listen" if party == "lead" else "--connect"
+        own = self.folder / party
+        what = ["--resume", str(own)] if party in self.processes else self._anew(own)
+        if arguments:
+            command, what = arguments[0], list(arguments[1:])
+        certificates = str(self.place / "certificates" / party)
+        security = ["--tls", certificates] if tls else ["--insecure"]
+        link = [option, self.address, *security, "--patience", "30"]
+        self.processes[party] = vertical_process.start(
+            ["vertical", command, *what, *link], self.folder / f"{party}.log", dies=dies
+        )
+        if party == "lead":
+            self._find_address()
+
+    def _anew(self, own: Path) -> list[str]:
+        return [str(self.place / "job.yaml"), "--out", str(own)]
+
+    def _find_address(self) -> None:
+        """Where the leader listens; it is told to listen there again when it comes back."""
+        already = self.address != "127.0.0.1:0"
+        wait_for(lambda: already or "listens on" in self.log("lead"))
+        found = re.search(r"listens on (\S+)", self.log("lead"))
+        if found is not None:
+            self.address = found[1]
+
+    def log(self, party: str) -> str:
+        path = self.folder / f"{party}.log"
+        return path.read_text() if path.exists() else ""
+
+    def code(self, party: str) -> int | None:
+        process = self.processes[party]
+        process.join(DEADLINE_S)
+        return process.exitcode
+
+    def ends_well(self) -> None:
+        for party in self.processes:
+            assert self.code(party) == 0, self.log(party)
+            assert "Traceback" not in self.log(party)
+
+    def weights(self) -> dict[str, bytes]:
+        return {p: (self.folder / p / p / "model.safetensors").read_bytes() for p in PARTIES}
+
+
+@pytest.fixture
+def run(place: Path, tmp_path: Path) -> Iterator[Run]:
+    run = Run(place, tmp_path)
+    yield run
+    for process in run.processes.values():
+        process.kill()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def unbroken(place: Path) -> dict[str, bytes]:
+    return {p: (place / "together" / p / "model.safetensors").read_bytes() for p in PARTIES}
+
+
+@pytest.mark.parametrize(
+    ("who", "event", "time"),
+    [
+        ("bank", "send", 1),  # applying
+        ("bank", "send", 9),  # in the middle of a step
+        ("bank", "receive", 16),
+        ("bank", "write", 3),  # the leader may have the checkpoint, this party has not
+        ("lead", "receive", 2),  # one of two applications is there
+        ("lead", "send", 23),
+        ("lead", "receive", 31),
+        ("lead", "write", 2),
+        ("lead", "write", 5),  # the last: the followers are done
+    ],
+)
+def test_killed_at_any_moment_the_pair_ends_with_the_same_weights(
+    run: Run, place: Path, who: str, event: str, time: int
+) -> None:
+    for party in PARTIES:
+        run.start(party, dies=(event, time) if party == who else None)
+    assert run.code(who) == -signal.SIGKILL
+    if not (run.folder / who / "job.yaml").exists():
+        del run.processes[who]  # it had agreed on nothing: it starts as it did
+    run.start(who)
+    run.ends_well()
+    assert run.weights() == unbroken(place)
+    for party in PARTIES:
+        lines = (run.folder / party / party / "metrics.jsonl").read_text().splitlines()
+        assert len(lines) == len(
+            (place / "together" / party / "metrics.jsonl").read_text().splitlines()
+        )
+
+
+def test_leader_and_follower_are_killed_one_after_the_other(run: Run, place: Path) -> None:
+    run.start("lead", dies=("send", 40))
+    run.start("bank", dies=("send", 7))
+    run.start("shop")
+    assert run.code("bank") == -signal.SIGKILL
+    run.start("bank", dies=("receive", 24))
+    assert run.code("lead") == -signal.SIGKILL
+    run.start("lead")
+    assert run.code("bank") == -signal.SIGKILL
+    run.start("bank")
+    run.ends_well()
+    assert run.weights() == unbroken(place)
+
+
+def test_plaintext_on_loopback_then_evaluation_and_prediction_with_serving_followers(
+    run: Run, place: Path
+) -> None:
+    for party in PARTIES:
+        name = () if party == "lead" else ("--party", party)
+        run.start(party, *_command(party), *run._anew(run.folder / party), *name, tls=False)
+    run.ends_well()
+    assert run.weights() == unbroken(place)
+    assert re.search(r"epoch 2 step 5/5 loss: 0\.\d{6}, [\d,]+ examples/s, \S+ \w+ a step, \S+ s "
+                     r"waiting", run.log("lead"))  # fmt: skip
+    own = {party: str(run.folder / party) for party in PARTIES}
+    for party in ("bank", "shop"):
+        run.start(party, "follower", "--serve", own[party])
+    run.start("lead", "evaluate", own["lead"])
+    assert run.code("lead") == 0, run.log("lead")
+    assert re.search(r"^accuracy 0\.\d{6}$", run.log("lead"), re.M)
+    out = run.folder / "predictions.npz"
+    run.start("lead", "predict", own["lead"], "--out", str(out))
+    assert run.code("lead") == 0, run.log("lead")
+    with np.load(out) as found:
+        assert found["outputs"].shape == (20, 3)
+        assert found["ids"].tolist() == list(range(20))
+    for party in ("bank", "shop"):
+        os.kill(run.processes[party].pid or 0, signal.SIGINT)
+        assert run.code(party) == 130, run.log(party)
+    run.start("lead", "leader", "--resume", own["lead"])
+    assert run.code("lead") == 1
+    assert "has ended" in run.log("lead")
+
+
+def _command(party: str) -> tuple[str, ...]:
+    return ("leader",) if party == "lead" else ("follower",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--listen", "127.0.0.1:0"), "--tls DIR is missing: plaintext needs --insecure"),
+        (("--listen", "127.0.0.1:0", "--insecure", "--tls", "x"), "do not go together"),
+        (("--listen", "0.0.0.0:0", "--insecure"), "--listen = 0.0.0.0:0 is not a loopback"),
+        (("--listen", "nowhere", "--insecure"), "--listen = 'nowhere' is not HOST:PORT"),
+        (("--listen", "127.0.0.1:0", "--tls", "missing"), "missing/certificate.pem cannot be read"),
+    ],
+)
+def test_a_leader_without_a_safe_link_does_not_begin(
+    place: Path, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    log = tmp_path / "log"
+    start = ["vertical", "leader", str(place / "job.yaml"), "--out", str(tmp_path / "run")]
+    process = vertical_process.start([*start, *arguments], log)
+    process.join(DEADLINE_S)
+    assert process.exitcode == 1
+    assert sentence in log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert not (tmp_path / "run" / "job.yaml").exists()

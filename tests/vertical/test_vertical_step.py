@@ -1,0 +1,577 @@
+"""Steps between parties: the same training as unsplit, and nothing applied that was not checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vertical_parts
+from fedveil.entropy import Seeded
+from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
+from fedveil.link.channel import Exchange
+from fedveil.message import Message, encoded_bytes
+from fedveil.vertical import (
+    Batch,
+    EmbeddingPrivacy,
+    Optimizer,
+    Part,
+    Party,
+    Receive,
+    Send,
+    SplitModel,
+    drive_together,
+)
+
+torch.set_num_threads(1)
+ROWS = 11
+SGD, ADAM = Optimizer("sgd", 0.1, 0.9, 1e-3), Optimizer("adam", 0.01, weight_decay=1e-3)
+SHAPES = ("bottoms", "u_shape", "wide_and_deep", "tied")
+
+
+class Tied(nn.Module):
+    """A head that shares its weight with the embedding."""
+
+    def __init__(self, embedding: nn.Linear) -> None:
+        super().__init__()
+        self.table = embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.table
+
+
+def layer(inputs: int, outputs: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh())
+
+
+def split_of(shape: str, step: Optimizer, privacy: EmbeddingPrivacy | None = None) -> SplitModel:
+    torch.manual_seed(0)
+    first, joint = nn.Linear(6, 6), vertical_parts.Joint(16, 6)
+    parts = {
+        "bottoms": [
+            Part("left", "bank", ("data.x",), (8,), layer(6, 8, 1), privacy=privacy),
+            Part("right", "shop", ("data.x",), (8,), layer(6, 8, 2), privacy=privacy),
+            Part("top", "lead", ("left", "right"), (6,), joint),
+        ],
+        "u_shape": [
+            Part("first", "lead", ("data.x",), (6,), first, privacy=privacy),
+            Part("body", "bank", ("first",), (6,), layer(6, 6, 3)),
+            Part("head", "lead", ("body",), (6,), layer(6, 6, 4)),
+        ],
+        "wide_and_deep": [
+            Part("wide", "bank", ("data.x",), (4,), layer(6, 4, 5), privacy=privacy),
+            Part("deep", "bank", ("data.x",), (8,), layer(6, 8, 6), privacy=privacy),
+            Part("own", "lead", ("data.x",), (4,), layer(6, 4, 7)),
+            Part("mixed", "lead", ("deep", "wide"), (4,), vertical_parts.Joint(12, 4)),
+            Part(
+                "top", "lead", ("wide", "own", "mixed", "deep"), (6,), vertical_parts.Joint(20, 6)
+            ),
+        ],
+        "tied": [
+            Part("first", "lead", ("data.x",), (6,), first, privacy=privacy),
+            Part("body", "bank", ("first",), (6,), layer(6, 6, 8)),
+            Part("head", "lead", ("body",), (6,), Tied(first)),
+        ],
+    }[shape]
+    split = SplitModel(parts, leader="lead")
+    for part in parts:
+        split = split.replace(part.name, optimizer=step)
+    return split
+
+
+def parties_of(split: SplitModel, in_flight: int = 1) -> dict[str, Party]:
+    return {
+        name: Party(
+            name,
+            split,
+            loss=nn.functional.cross_entropy if name == split.leader else None,
+            in_flight=in_flight,
+            entropy=Seeded(1),
+            seed=2,
+        )
+        for name in split.parties
+    }
+
+
+def batches(split: SplitModel, number: int) -> tuple[dict[str, Batch], torch.Tensor, torch.Tensor]:
+    """A step's batch of every party, and all of it in one place."""
+    source = Seeded(3, number).generator()
+    x = torch.from_numpy(source.standard_normal((ROWS, 6)).astype(np.float32))
+    y = torch.from_numpy(source.integers(0, 6, ROWS))
+    positions = np.arange(ROWS)
+    return (
+        {
+            name: Batch(
+                positions,
+                dict.fromkeys(split.columns(name), x),
+                y if name == split.leader else None,
+            )
+            for name in split.parties
+        },
+        x,
+        y,
+    )
+
+
+def train(split: SplitModel, in_flight: int, steps: int, *, encoded: bool = False) -> list[float]:
+    parties = parties_of(split, in_flight)
+    losses = []
+    for number in range(1, steps + 1):
+        held, _, _ = batches(split, number)
+        done = drive_together(
+            {name: party.step(number, held[name]) for name, party in parties.items()},
+            encoded=encoded,
+        )
+        assert len(set(done.values())) == 1, "all parties know the same loss"
+        losses.append(done[split.leader])
+    return losses  # type: ignore[return-value]
+
+
+def train_unsplit(split: SplitModel, step: Optimizer, steps: int) -> list[float]:
+    model = split.joined()
+    optimizer = step.over(list(model.parameters()))
+    losses = []
+    for number in range(1, steps + 1):
+        _, x, y = batches(split, number)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model({"x": x}), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def weights(split: SplitModel) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in split.joined().parameters()])
+
+
+@pytest.mark.parametrize("step", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_trains_as_unsplit_to_the_bit(shape: str, step: Optimizer) -> None:
+    split, whole = split_of(shape, step), split_of(shape, step)
+    before = weights(split)
+    assert train(split, 1, 8) == train_unsplit(whole, step, 8)
+    assert torch.equal(weights(split), weights(whole))
+    assert not torch.allclose(weights(split), before, atol=1e-2)
+
+
+@pytest.mark.parametrize("step", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_micro_batches_train_as_unsplit(shape: str, step: Optimizer) -> None:
+    split, whole = split_of(shape, step), split_of(shape, step)
+    losses, expected = train(split, 4, 8), train_unsplit(whole, step, 8)
+    assert losses == pytest.approx(expected, abs=1e-6)
+    assert (weights(split) - weights(whole)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("privacy", [None, EmbeddingPrivacy(3.0)], ids=["raw", "bits"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_through_its_bytes_it_is_the_same(shape: str, privacy: EmbeddingPrivacy | None) -> None:
+    direct, encoded = split_of(shape, SGD, privacy), split_of(shape, SGD, privacy)
+    assert train(direct, 3, 4) == train(encoded, 3, 4, encoded=True)
+    assert torch.equal(weights(direct), weights(encoded))
+
+
+def test_a_bfloat16_cut_crosses_in_two_bytes_a_value() -> None:
+    class Narrow(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).bfloat16()
+
+    class Wide(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.float())
+
+    def make() -> SplitModel:
+        torch.manual_seed(0)
+        parts = [
+            Part("left", "bank", ("data.x",), (64,), Narrow(6, 64), "bfloat16"),
+            Part("top", "lead", ("left",), (6,), Wide(64, 6)),
+        ]
+        return SplitModel(parts, leader="lead")
+
+    split, whole = make(), make()
+    losses = []
+    parties = parties_of(split)
+    for number in range(1, 5):
+        held, _, _ = batches(split, number)
+        exchanges = {name: party.step(number, held[name]) for name, party in parties.items()}
+        losses.append(drive_together(exchanges, encoded=True)["lead"])
+    assert losses == train_unsplit(whole, Optimizer(), 4)
+    raw = 4 * ROWS * 64 * 2
+    assert raw < parties["bank"].sent_bytes < raw + 4 * 150
+
+
+# --- bytes
+
+
+@pytest.mark.parametrize("privacy", [None, EmbeddingPrivacy(3.0)], ids=["raw", "bits"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_bytes_that_are_counted_are_those_that_are_sent(
+    shape: str, privacy: EmbeddingPrivacy | None
+) -> None:
+    split = split_of(shape, SGD, privacy)
+    parties, sent = parties_of(split, 2), dict.fromkeys(split.parties, 0)
+
+    def weighed(name: str, exchange: Exchange[object]) -> Exchange[object]:
+        answer = None
+        while True:
+            try:
+                request = exchange.send(answer)
+            except StopIteration as end:
+                return end.value
+            if isinstance(request, Send):
+                sent[name] += encoded_bytes(request.message)
+            answer = yield request
+
+    for number in (1, 2, 130, 131, 132):
+        held, _, _ = batches(split, number)
+        steps = {n: weighed(n, party.step(number, held[n])) for n, party in parties.items()}
+        drive_together(steps)
+    assert {name: party.sent_bytes for name, party in parties.items()} == sent
+    followers = sum(parties[name].received_bytes for name in split.followers)
+    assert followers == sent["lead"]
+
+
+def test_under_embedding_dp_activations_cross_as_bits_and_gradients_raw() -> None:
+    split = split_of("bottoms", SGD, EmbeddingPrivacy(3.0))
+    seen = []
+    for name, held in _messages(split).items():
+        seen += [(name, m["name"], m["data"].dtype, m["data"].size) for m in held]  # type: ignore[union-attr]
+    assert seen == [
+        ("lead", "left.grad", np.float32, ROWS * 8),
+        ("lead", "right.grad", np.float32, ROWS * 8),
+        ("bank", "left", np.uint8, ROWS * 8 // 8),
+        ("shop", "right", np.uint8, ROWS * 8 // 8),
+    ]
+
+
+def _messages(split: SplitModel) -> dict[str, list[Message]]:
+    """The tensors that each party sends in a step."""
+    found: dict[str, list[Message]] = {name: [] for name in split.parties}
+
+    def noted(message: Message, name: str, place: int) -> Message:
+        if message["kind"] == "tensor":
+            found[name].append(message)
+        return message
+
+    _step_with(split, 1, noted)
+    return found
+
+
+# --- what is wrong voids the step on every side
+
+Change = Callable[[Message, str, int], Message]
+
+
+def _with_changes(name: str, exchange: Exchange[object], change: Change) -> Exchange[object]:
+    answer, place = None, 0
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(request, Send):
+            request = Send(request.peer, change(request.message, name, place))
+            place += 1
+        answer = yield request
+
+
+def _step_with(
+    split: SplitModel, in_flight: int, change: Change
+) -> tuple[dict[str, Party], dict[str, BaseException]]:
+    """One good step, then one whose messages are changed: the parties, and what each raised.
+
+    Where a party raised, no party has applied anything.
+    """
+    parties = parties_of(split, in_flight)
+    raised: dict[str, BaseException] = {}
+
+    def watched(name: str, exchange: Exchange[object]) -> Exchange[object]:
+        try:
+            return (yield from exchange)
+        except Exception as error:
+            raised[name] = error
+            raise
+
+    held, _, _ = batches(split, 1)
+    drive_together({name: party.step(1, held[name]) for name, party in parties.items()})
+    before = {name: _state(party) for name, party in parties.items()}
+    held, _, _ = batches(split, 2)
+    steps = {
+        name: _with_changes(name, watched(name, party.step(2, held[name])), change)
+        for name, party in parties.items()
+    }
+    try:
+        drive_together(steps)
+    except ExchangeError:
+        for name, party in parties.items():
+            assert _same(_state(party), before[name]), f"{name} applied a part of a void step"
+            assert all(p.grad is None for p in party.modules.parameters())
+    return parties, raised
+
+
+def _state(party: Party) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in party.state().items()}
+
+
+def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def _with_nan(message: Message) -> Message:
+    data = np.array(message["data"])
+    if data.dtype == np.float32:
+        data.reshape(-1)[-1] = np.nan
+    return {**message, "data": data}
+
+
+#: What can be wrong with a tensor, and what its receiver says.
+WRONG: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "name": (lambda m: {**m, "name": "other"}, "sent the tensor 'other' where"),
+    "no name": (lambda m: {k: v for k, v in m.items() if k != "name"}, "sent the tensor None"),
+    "step": (lambda m: {**m, "step": 3}, "of step 3 where step 2 was due"),
+    "step type": (lambda m: {**m, "step": 2.0}, "of step 2.0 where step 2 was due"),
+    "micro": (lambda m: {**m, "micro": 7}, "sent micro-batch 7 of"),
+    "kind": (lambda m: {**m, "kind": "ready"}, "sent a message of kind 'ready' where 'tensor'"),
+    "dtype": (lambda m: {**m, "data": np.asarray(m["data"], np.float64)}, "as float64 where"),
+    "shape": (lambda m: {**m, "data": np.asarray(m["data"])[:-1]}, "of shape"),
+    "scalar": (lambda m: {**m, "data": 1.0}, "with float as data"),
+    "no data": (lambda m: {k: v for k, v in m.items() if k != "data"}, "without 'data'"),
+    "NaN": (_with_nan, "with NaN or infinity in it"),
+    "more": (lambda m: {**m, "more": 1}, "with the unknown field 'more'"),
+}
+
+
+def _places(split: SplitModel, in_flight: int) -> Iterator[tuple[str, int, str]]:
+    """Every message of a step: who sends it, as which of its messages, and of what kind."""
+    found = []
+
+    def noted(message: Message, name: str, place: int) -> Message:
+        found.append((name, place, str(message["kind"])))
+        return message
+
+    _step_with(split, in_flight, noted)
+    yield from found
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_wrong_tensor_voids_the_step_for_all(shape: str, in_flight: int) -> None:
+    """Each tensor of a step in turn, each thing that can be wrong with it in turn."""
+    split = split_of(shape, ADAM)
+    tensors = [p for p in _places(split, in_flight) if p[2] == "tensor"]
+    assert len(tensors) == 2 * in_flight * len(split.crossings)
+    wrongs = list(WRONG.items())
+    for number, (sender, place, _) in enumerate(tensors):
+        # In one case each tensor meets all that can be wrong, elsewhere a part of it each.
+        whole = (shape, in_flight) == ("bottoms", 1)
+        for kind, (wrong, sentence) in wrongs if whole else wrongs[number % 5 :: 5]:
+
+            def change(message: Message, name: str, at: int) -> Message:
+                return wrong(message) if (name, at) == (sender, place) else message  # noqa: B023
+
+            _, raised = _step_with(split_of(shape, ADAM), in_flight, change)
+            assert set(raised) == set(split.parties), f"{kind}: somebody went on"
+            told = [str(error) for error in raised.values()]
+            assert all("\n" not in text for text in told)
+            assert sum(sentence in text for text in told) == len(told), (kind, told)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_wrong_word_voids_the_step_of_its_receiver(shape: str) -> None:
+    split = split_of(shape, SGD)
+    words = [place for place in _places(split, 2) if place[2] != "tensor"]
+    for sender, place, kind in words:
+
+        def change(message: Message, name: str, at: int) -> Message:
+            wrong = {**message, "step": 9}
+            return wrong if (name, at) == (sender, place) else message  # noqa: B023
+
+        parties = parties_of(split_of(shape, SGD), 2)
+        held, _, _ = batches(split, 1)
+        steps = {n: _with_changes(n, p.step(1, held[n]), change) for n, p in parties.items()}
+        with pytest.raises(ExchangeError, match=f"sent a {kind} of step 9 where step 1 was due"):
+            drive_together(steps)
+
+
+def test_a_loss_that_is_not_finite_ends_the_step() -> None:
+    split = split_of("bottoms", SGD)
+    parties = parties_of(split)
+    held, _, _ = batches(split, 1)
+    parties["lead"] = Party("lead", split, loss=lambda o, y: o.sum() * float("nan"))
+    before = {name: _state(party) for name, party in parties.items()}
+    with pytest.raises(ExchangeError, match="the loss of step 1 is nan"):
+        drive_together({name: party.step(1, held[name]) for name, party in parties.items()})
+    assert all(_same(_state(party), before[name]) for name, party in parties.items())
+
+
+@pytest.mark.parametrize("loss", [float("nan"), 1, "low"])
+def test_a_loss_that_is_told_is_checked_too(loss: object) -> None:
+    def change(message: Message, name: str, at: int) -> Message:
+        return {**message, "loss": loss} if "loss" in message else message  # type: ignore[dict-item]
+
+    split = split_of("bottoms", SGD)
+    held, _, _ = batches(split, 1)
+    steps = {
+        name: _with_changes(name, party.step(1, held[name]), change)
+        for name, party in parties_of(split).items()
+    }
+    with pytest.raises(ExchangeError, match="where a finite number was due"):
+        drive_together(steps)
+
+
+def test_followers_need_not_hear_the_loss() -> None:
+    split = split_of("bottoms", SGD)
+    parties = {
+        name: Party(
+            name, split, loss=nn.functional.cross_entropy if name == "lead" else None,
+            tell_loss=False,
+        )
+        for name in split.parties
+    }  # fmt: skip
+    held, _, _ = batches(split, 1)
+    done = drive_together({name: party.step(1, held[name]) for name, party in parties.items()})
+    assert done["lead"] is not None
+    assert done["bank"] is done["shop"] is None
+
+
+def test_statistics_of_a_void_step_are_put_back() -> None:
+    split = vertical_parts.UShape().split_model()
+    parties = parties_of(split)
+    x, y = vertical_parts.UShape().whole("train")
+    held = {"lead": Batch(np.arange(50), {"x": x}, y), "bank": Batch(np.arange(50))}
+
+    def spoiled(message: Message, name: str, at: int) -> Message:
+        return _with_nan(message) if message.get("name") == "backbone.grad" else message
+
+    for number in (1, 2, 3):
+        before = {name: _state(party) for name, party in parties.items()}
+        statistics = before["bank"]["backbone/1.running_mean"]
+        steps = {n: _with_changes(n, p.step(number, held[n]), spoiled) for n, p in parties.items()}
+        with pytest.raises(ExchangeError, match="NaN"):
+            drive_together(steps)
+        assert all(_same(_state(party), before[name]) for name, party in parties.items())
+        drive_together({n: p.step(number, held[n]) for n, p in parties.items()})
+        assert not torch.equal(_state(parties["bank"])["backbone/1.running_mean"], statistics)
+
+
+def test_a_part_that_fails_is_named_and_its_words_stay_with_its_owner() -> None:
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("patient 4711 has a NaN")
+
+    split = split_of("bottoms", SGD).replace("left", module=Failing())
+    _, raised = {}, {}
+
+    def watched(name: str, exchange: Exchange[object]) -> Exchange[object]:
+        try:
+            return (yield from exchange)
+        except Exception as error:
+            raised[name] = error
+            raise
+
+    held, _, _ = batches(split, 1)
+    parties = parties_of(split)
+    with pytest.raises(ExchangeError):
+        drive_together({n: watched(n, p.step(1, held[n])) for n, p in parties.items()})
+    assert str(raised["bank"]) == (
+        "the part left of bank failed: RuntimeError: patient 4711 has a NaN"
+    )
+    assert isinstance(raised["lead"], PeerAborted)
+    assert str(raised["lead"]) == "bank ended the step: the part left of bank failed"
+    assert str(raised["shop"]) == f"lead ended the step: {raised['lead']}"
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [((9,), "it gives (11, 8) where its shape is to be (11, 9)"), ((), "is to be (11,)")],
+)
+def test_a_part_that_gives_another_shape_than_it_states(
+    output: tuple[int, ...], sentence: str
+) -> None:
+    split = split_of("bottoms", SGD).replace("left", output=output)
+    held, _, _ = batches(split, 1)
+    with pytest.raises(ExchangeError) as caught:
+        drive_together({n: p.step(1, held[n]) for n, p in parties_of(split).items()})
+    assert sentence in str(caught.value)
+
+
+def test_an_interrupted_step_leaves_nothing_behind() -> None:
+    split = split_of("bottoms", SGD)
+    party = parties_of(split)["bank"]
+    held, _, _ = batches(split, 1)
+    before = _state(party)
+    step = party.step(1, held["bank"])
+    assert isinstance(step.send(None), Send)
+    assert isinstance(step.send(None), Receive)
+    step.close()
+    assert _same(_state(party), before)
+
+
+# --- looks
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_a_look_gives_what_the_joined_model_gives(shape: str, in_flight: int) -> None:
+    split = split_of(shape, SGD)
+    parties = parties_of(split, in_flight)
+    held, x, _ = batches(split, 1)
+    found = drive_together({n: p.look(1, held[n]) for n, p in parties.items()})
+    expected = split.joined()({"x": x})
+    assert (found.pop("lead") - expected).abs().max() < 1e-6
+    assert set(found.values()) == {None}
+
+
+def test_reports_differ_between_occasions_and_not_within() -> None:
+    split = split_of("bottoms", SGD, EmbeddingPrivacy(0.0))
+    parties = parties_of(split)
+    held, _, _ = batches(split, 1)
+
+    def look(number: int, occasion: int) -> torch.Tensor:
+        looks = {n: p.look(number, held[n], occasion=occasion) for n, p in parties.items()}
+        return drive_together(looks)["lead"]
+
+    first = look(1, 0)
+    assert torch.equal(first, look(1, 0))
+    assert not torch.equal(first, look(2, 0))
+    assert not torch.equal(first, look(1, 1))
+
+
+# --- state, and the edges
+
+
+@pytest.mark.parametrize("step", [SGD, ADAM, Optimizer("adamw", 0.01)], ids=["sgd", "adam", "w"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_restored_party_goes_on_as_the_other_would(shape: str, step: Optimizer) -> None:
+    split, other = split_of(shape, step), split_of(shape, step)
+    parties, successors = parties_of(split, 2), parties_of(other, 2)
+
+    def run(held: dict[str, Party], model: SplitModel, numbers: range) -> None:
+        for number in numbers:
+            rows, _, _ = batches(model, number)
+            drive_together({n: p.step(number, rows[n]) for n, p in held.items()})
+
+    run(parties, split, range(1, 4))
+    for name, party in successors.items():
+        party.restore(copy.deepcopy(parties[name].state()))
+    run(parties, split, range(4, 7))
+    run(successors, other, range(4, 7))
+    assert torch.equal(weights(split), weights(other))
+
+
+def test_who_may_be_a_party() -> None:
+    split = split_of("bottoms", SGD)
+    with pytest.raises(InvalidValue, match="name = 'eve' is not one of lead, bank, shop"):
+        Party("eve", split)
+    with pytest.raises(InvalidValue, match="loss is the leader's alone"):
+        Party("bank", split, loss=nn.functional.cross_entropy)
+    with pytest.raises(InvalidValue, match="in_flight = 0 is outside"):
+        Party("bank", split, in_flight=0)
+    with pytest.raises(InvalidValue, match="a step needs at least one example"):
+        next(Party("bank", split).step(1, Batch(np.arange(0))))

@@ -1,0 +1,441 @@
+"""Whole vertical runs in one process: their folder, their account, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vertical_parts
+from fedveil.errors import DataInvalid, ExchangeError, JobError, RunFolderError
+from fedveil.privacy.ledger import Figure
+from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
+from fedveil.vertical.rows import Order, align
+from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.step_lines import line
+from folders import SUPPORT
+
+TESTS = SUPPORT
+DEADLINE_S = 120
+
+
+def job(**changes: object) -> VerticalJob:
+    settings: dict[str, object] = {
+        "name": "small",
+        "epochs": 3,
+        "batch_size": 9,
+        "in_flight": 2,
+        "task": "vertical_parts:bottoms",
+        "record": {"every_steps": 4},
+        "checkpoint": {"every_steps": 5},
+    }
+    return VerticalJob(**(settings | changes))
+
+
+def outcome(folder: Path) -> dict[str, bytes | list[dict[str, object]]]:
+    """All that a run leaves behind, but for what a clock says."""
+    found: dict[str, bytes | list[dict[str, object]]] = {}
+    for path in sorted(folder.glob("*/*")):
+        if path.name == "metrics.jsonl":
+            records = [json.loads(text) for text in path.read_text().splitlines()]
+            found[f"{path.parent.name}/{path.name}"] = [
+                {key: value for key, value in record.items() if not key.startswith("seconds")}
+                for record in records
+            ]
+        elif path.name == "model.safetensors":
+            found[f"{path.parent.name}/{path.name}"] = path.read_bytes()
+    return found
+
+
+# --- a run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> VerticalRun:
+    return train(job(), tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_it_learns_and_every_party_has_its_folder(whole: VerticalRun) -> None:
+    losses = [record["loss"] for record in whole.metrics if "loss" in record]
+    assert losses[-1] < 0.7 * losses[0]
+    for party in ("lead", "bank", "shop"):
+        names = {path.name for path in (whole.folder / party).iterdir()}
+        assert names == {"checkpoint", "events.log", "metrics.jsonl", "model.safetensors"}
+        assert "finished after step 18" in (whole.folder / party / "events.log").read_text()
+    assert VerticalJob.load(whole.folder / "job.yaml") == job()
+
+
+def test_it_is_what_the_unsplit_model_would_have_learnt(whole: VerticalRun) -> None:
+    task = vertical_parts.Bottoms(0)
+    model = task.split_model().joined()
+    optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.5)
+    x, y = task.whole("train")
+    order = Order(0, len(x), 9)
+    for step in range(1, 19):
+        rows = torch.from_numpy(order.of_step(step))
+        optimizer.zero_grad()
+        outputs = model({"bank.x": x[rows, :3], "shop.x": x[rows, 3:]})
+        task.loss(outputs, y[rows]).backward()
+        optimizer.step()
+    for one, other in zip(whole.model.parameters(), model.parameters(), strict=True):
+        assert (one - other).abs().max() < 1e-6
+
+
+def test_lines_have_the_form_of_the_sources_log(whole: VerticalRun) -> None:
+    lines = [line(record) for record in whole.metrics]
+    assert lines[0].startswith("epoch 0 step 4/6 loss: 1.")
+    assert " examples/s, " in lines[0]
+    assert " a step, " in lines[0]
+    assert lines[0].endswith(" s waiting")
+    assert lines[1].startswith("epoch 0 held-out examples: ")
+    assert [r["step"] for r in whole.metrics if "step" in r] == [4, 2, 6, 4, 6]
+
+
+def test_followers_write_the_loss_they_heard(whole: VerticalRun) -> None:
+    def losses(party: str) -> list[float]:
+        return [record["loss"] for record in whole.records[party] if "loss" in record]
+
+    assert losses("bank") == losses("lead") == losses("shop")
+    kept = train(job(record={"every_steps": 4, "followers_see_loss": False}), _new())
+    assert not any("loss" in record for record in kept.records["bank"])
+    assert "loss" in kept.metrics[0]
+
+
+_folders: list[Path] = []
+
+
+@pytest.fixture(autouse=True)
+def _room(tmp_path: Path) -> None:
+    _folders[:] = [tmp_path]
+
+
+def _new(name: str = "run") -> Path:
+    path = _folders[0] / name
+    return path if not path.exists() else _new(name + "x")
+
+
+def test_encoded_it_is_the_same_run(whole: VerticalRun) -> None:
+    other = train(job(), _new(), encoded=True)
+    assert outcome(other.folder) == outcome(whole.folder)
+
+
+def test_evaluation_and_prediction_go_through_the_same_crossings(whole: VerticalRun) -> None:
+    quality, _ = evaluate(whole.folder)
+    last = [record for record in whole.metrics if "look" in record][-1]
+    assert quality == {name: last[f"test_{name}"] for name in quality}
+    ids, outputs = predict(whole.folder)
+    task = vertical_parts.Bottoms(0)
+    x, y = task.whole("test")
+    assert ids.tolist() == list(range(20))
+    with torch.no_grad():
+        expected = whole.model.eval()({"bank.x": x[:, :3], "shop.x": x[:, 3:]}).numpy()
+    assert np.abs(outputs - expected).max() < 1e-6
+    assert (outputs.argmax(1) == y.numpy()).mean() == quality["accuracy"]
+
+
+def test_examples_that_not_all_hold_are_left_out_and_noted(tmp_path: Path) -> None:
+    run = train(job(task="vertical_parts:ragged", epochs=1), tmp_path / "run")
+    notes = (run.folder / "bank" / "events.log").read_text()
+    assert "10 of 50 train examples of bank are left out: not all parties hold them" in notes
+    assert run.metrics[0]["steps"] == 5
+
+
+# --- going on
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole: VerticalRun) -> None:
+    class Stop(Exception):
+        pass
+
+    folder = _new()
+
+    def stop(record: dict[str, object]) -> None:
+        if record.get("epoch") == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(job(), folder, progress=stop)
+    assert not (folder / "lead" / "model.safetensors").exists()
+    told: list[object] = []
+    resume(folder, progress=told.append)
+    assert outcome(folder) == outcome(whole.folder)
+    assert len(told) == len(whole.metrics)
+
+
+@pytest.mark.parametrize(("task", "at"), [("bottoms", 0), ("u_shape", 1), ("bottoms", 7)])
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
+    task: str, at: int, tmp_path: Path
+) -> None:
+    """In a process of its own, killed with SIGKILL once so many lines were written."""
+    settings = job(task=f"vertical_parts:{task}", epochs=4)
+    (tmp_path / "job.yaml").write_text(settings.to_yaml())
+    folder = tmp_path / "run"
+    slow = "import time, fedveil.vertical.party_run as p; old = p.PartyRun._keep\n"
+    slow += "def keep(self, record):\n    old(self, record); time.sleep(0.1)\n"
+    slow += "p.PartyRun._keep = keep\n"
+    command = f"{slow}\nfrom fedveil.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "vertical", "run", tmp_path / "job.yaml", "--out", folder],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+        stdout=subprocess.DEVNULL,
+    )
+    metrics = folder / "lead" / "metrics.jsonl"
+    end = time.monotonic() + DEADLINE_S
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < at:
+        assert time.monotonic() < end
+        assert process.poll() is None, "it ended before it was killed"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait(DEADLINE_S)
+    assert not (folder / "lead" / "model.safetensors").exists()
+    resume(folder)
+    expected = train(settings, tmp_path / "unbroken")
+    assert outcome(folder) == outcome(expected.folder)
+
+
+def test_parties_go_back_to_the_last_step_that_all_hold(whole: VerticalRun) -> None:
+    """One party was killed before it saved what the others had saved."""
+    folder = _new()
+    run = train(job(), folder)
+    assert [held(_Folder(folder / p)) for p in ("lead", "bank")] == [[15, 18]] * 2
+    (folder / "bank" / "checkpoint" / "000000018").unlink()
+    (folder / "bank" / "model.safetensors").unlink()
+    resume(folder)
+    assert outcome(folder) == outcome(whole.folder)
+    for party in ("lead", "shop"):
+        (folder / party / "checkpoint" / "000000015").unlink()
+    (folder / "bank" / "checkpoint" / "000000018").unlink()
+    with pytest.raises(RunFolderError, match="has no step that all parties hold"):
+        resume(folder)
+    assert run.folder == folder
+
+
+def test_a_step_that_only_one_party_holds_is_forgotten_when_all_go_back(tmp_path: Path) -> None:
+    """With fresh randomness what follows is another history: its step 18 is not that one."""
+    train(job(), tmp_path / "run")
+    (tmp_path / "run" / "bank" / "checkpoint" / "000000018").unlink()
+    evaluate(tmp_path / "run")
+    assert held(_Folder(tmp_path / "run" / "lead")) == [15]
+
+
+class _Folder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+@pytest.mark.parametrize("place", [60, -1])
+def test_a_damaged_checkpoint_is_refused(place: int) -> None:
+    folder = _new()
+    train(job(epochs=1), folder)
+    path = folder / "shop" / "checkpoint" / "000000006"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(RunFolderError, match="000000006 is damaged"):
+        resume(folder)
+
+
+def test_another_model_or_other_data_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _new()
+    train(job(epochs=1), folder)
+    monkeypatch.setattr(vertical_parts.Bottoms, "train", 49)
+    with pytest.raises(RunFolderError, match="another job, model or other data"):
+        resume(folder)
+
+
+def test_a_folder_that_holds_anything_is_refused() -> None:
+    folder = _new()
+    folder.mkdir()
+    (folder / "mine").write_text("")
+    with pytest.raises(RunFolderError, match="`fedveil vertical run --resume"):
+        train(job(), folder)
+
+
+def test_an_error_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        vertical_parts.Bottoms, "loss", lambda self, outputs, labels: outputs.sum() * float("inf")
+    )
+    with pytest.raises(ExchangeError) as caught:
+        train(job(), _new())
+    assert "goes on from the last step that all hold" in caught.value.__notes__[0]
+
+
+# --- privacy
+
+
+def protected(**privacy: object) -> VerticalJob:
+    return job(privacy=privacy, evaluation={"every_epochs": 2})
+
+
+def test_every_epoch_and_every_look_is_paid_for() -> None:
+    run = train(protected(embedding_dp={"eps": 0.5}), _new())
+    bank = [str(figure) for figure in run.figures["bank"]]
+    assert bank[0] == "epsilon 0.25 at delta 0 for a bit of left"
+    assert bank[1] == "epsilon 0.5 at delta 0 for a one-hot row of left"
+    assert bank[2] == "epsilon 2 at delta 0 for an example's 8 bits of left, sent once"
+    assert bank[3].endswith("for an example in the run, sent 3 times")
+    assert run.ledgers["bank"].epsilon("run") == pytest.approx(3 * 8 * 0.25)
+    assert run.ledgers["bank"].epsilon("bit") == 0.25
+    assert 0 < run.figures["bank"][3].epsilon <= 6.0
+    assert run.figures["lead"] == []
+    assert run.ledgers["lead"].epsilon("run") == 0
+    assert "bank" in run.figures
+    assert any("sent 3 times" in text for text in (run.folder / "bank/events.log").open())
+
+
+def test_quantisation_without_noise_promises_nothing() -> None:
+    run = train(protected(embedding_dp={}), _new())
+    assert run.figures["bank"][3].epsilon == float("inf")
+    assert Figure(*run.ledgers["bank"].figures(1e-5)["run_most_drawn"]).epsilon == float("inf")
+
+
+@pytest.mark.parametrize("randomness", ["seeded", "secure"])
+def test_what_is_remembered_is_paid_once(randomness: str) -> None:
+    settings = protected(
+        embedding_dp={"eps": 0.5, "reuse": True, "gradient": "none"}, randomness=randomness
+    )
+    run = train(settings, _new())
+    assert run.ledgers["bank"].epsilon("run") == pytest.approx(8 * 0.25)
+    kept = (run.folder / "bank" / "reports-left-train").read_bytes()
+    assert len(kept) == 50 * (8 + 1)
+    held_out = run.folder / "bank" / "reports-left-test"
+    before = held_out.read_bytes()
+    assert len(before) == 20 * (8 + 1)
+    first, _ = evaluate(run.folder)
+    assert evaluate(run.folder)[0] == first
+    assert held_out.read_bytes() == before
+
+
+def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(record: dict[str, object]) -> None:
+        if record.get("step") == 2:  # the eighth step of all; the sixth was saved
+            raise Stop
+
+    for randomness, times in (("seeded", 3), ("secure", 4)):
+        privacy = {"embedding_dp": {"eps": 0.5}, "randomness": randomness}
+        settings = job(privacy=privacy, checkpoint={"every_steps": 6})
+        folder = _new(randomness)
+        with pytest.raises(Stop):
+            train(settings, folder, progress=stop)
+        run = resume(folder)
+        assert run.ledgers["bank"].epsilon("run") == pytest.approx(times * 8 * 0.25)
+        assert run.figures["bank"][3].what.endswith(f"sent {times} times")
+
+
+def test_labels_are_drawn_once_and_kept() -> None:
+    run = train(protected(label_dp={"eps": 1.0}, randomness="secure"), _new())
+    assert [str(f) for f in run.figures["lead"]] == [
+        "epsilon 1 at delta 0 for an example's label, in all epochs"
+    ]
+    assert run.ledgers["lead"].epsilon("run") == 1.0
+    labels = (run.folder / "lead" / "labels").read_bytes()
+    resume(run.folder)
+    assert (run.folder / "lead" / "labels").read_bytes() == labels
+    (run.folder / "lead" / "labels").write_bytes(labels[:-1])
+    with pytest.raises(RunFolderError, match="labels is damaged"):
+        resume(run.folder)
+
+
+# --- what cannot start
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"parts": {"left": {}, "top": {}}}, "the part top reads 'right', which is neither"),
+        ({"parts": {"new": {}}}, "parts.new.owner is missing: the task has no part of that name"),
+        ({"parts": {"left": {"owner": "eve"}, "right": {}, "top": {}}}, "parts.left.owner = eve"),
+        (
+            {"parts": {"left": {"module": "nowhere:f"}, "right": {}, "top": {}}},
+            "parts.left.module = 'nowhere:f' failed: ModuleNotFoundError",
+        ),
+        ({"parts": {"left": {"inputs": ["data.y"]}, "right": {}, "top": {}}}, "the column y is"),
+        (
+            {"task": "vertical_parts:u_shape", "optimizer": {"momentum": 0.9}},
+            "parts.embedding.optimizer.momentum = 0.9 belongs to sgd; under adam only 0 is",
+        ),
+        ({"device": "cuda:99"}, "device = cuda:99 cannot be used here"),
+        ({"task": "vertical_parts:nothing"}, "task.name = 'vertical_parts:nothing' cannot be"),
+        (
+            {"task": "vertical_parts:unsplit", "privacy": {"embedding_dp": {"eps": 1}}},
+            "privacy.embedding_dp protects nothing",
+        ),
+        (
+            {"task": "vertical_parts:unclassed", "privacy": {"label_dp": {"eps": 1}}},
+            "privacy.label_dp needs labels that are classes",
+        ),
+    ],
+)
+def test_what_cannot_start_leaves_nothing_behind(changes: dict[str, object], sentence: str) -> None:
+    folder = _new()
+    with pytest.raises((JobError, ValueError)) as caught:
+        train(job(**changes), folder)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+    assert not folder.exists()
+
+
+def test_a_part_of_the_users_own_takes_the_place_of_the_tasks() -> None:
+    parts = {
+        "left": {"module": "vertical_parts:wider", "output": [5]},
+        "right": {"frozen": True, "optimizer": {"lr": 3.0}},
+        "top": {"module": "vertical_parts:narrow_top"},
+    }
+    run = train(job(parts=parts, epochs=1), _new())
+    before = vertical_parts.Bottoms(0).split_model().by_name["right"].module
+    after = run.split.by_name["right"].module
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before.get_parameter("0.weight"), after.get_parameter("0.weight"))
+    assert run.split.by_name["left"].output == (5,)
+
+
+# --- rows
+
+
+def test_align_takes_the_leaders_order_and_what_all_hold() -> None:
+    ids = {
+        "bank": np.array(["d", "a", "c", "x"]),
+        "lead": np.array(["c", "b", "a", "d"]),
+        "mute": np.empty(0, np.int64),
+    }
+    found = align(ids, "lead")
+    assert ids["lead"][found["lead"]].tolist() == ["c", "a", "d"]
+    assert ids["bank"][found["bank"]].tolist() == ["c", "a", "d"]
+    assert found["mute"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        ({"lead": [], "bank": []}, "no party holds any example"),
+        ({"lead": [1], "bank": [2]}, "no example is held by all of lead, bank"),
+        ({"lead": [1], "bank": ["1"]}, "some parties' ids are texts"),
+    ],
+)
+def test_ids_that_do_not_meet(ids: dict[str, list[object]], sentence: str) -> None:
+    with pytest.raises(DataInvalid, match=sentence):
+        align({name: np.array(held) for name, held in ids.items()}, "lead")
+
+
+@pytest.mark.parametrize(("count", "batch"), [(10, 3), (9, 3), (2, 5)])
+def test_an_epoch_goes_through_all_examples_in_its_own_order(count: int, batch: int) -> None:
+    order = Order(3, count, batch)
+    epochs = [
+        np.concatenate([order.of_step(e * order.steps + s + 1) for s in range(order.steps)])
+        for e in range(3)
+    ]
+    assert all(sorted(epoch.tolist()) == list(range(count)) for epoch in epochs)
+    assert count == 2 or len({tuple(epoch.tolist()) for epoch in epochs}) == 3
+    assert np.concatenate(order.in_turn()).tolist() == list(range(count))
