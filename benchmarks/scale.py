@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.entropy import Seeded
-from fedveil.federated.job import BLOCKS, ProtectionSettings
+from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.message import Message, decode, encode
 from fedveil.protections import build
 from fedveil.protections.base import ClientContext, JobContext, Protection, RoundContext
@@ -63,7 +63,7 @@ class Cost:
 
 def measured(position: str, changes: dict[str, Any], dimension: int) -> Cost:
     """The costs of a protection whose clients send one report each."""
-    block = BLOCKS[position]
+    block = ProtectionSettings.BLOCKS[position]
     chosen = ProtectionSettings(name=position, **({block: changes} if block else {}))
     weighting = "by_size" if position == "not_encrypt" else "equal"
     context = JobContext(weighting, dimension, SAMPLE, rounds=1)
@@ -178,7 +178,7 @@ def simulated(position: str, clients: int, dimension: int) -> str:
 
     The reports are those of `SAMPLE` clients, sent again under other clients' numbers.
     """
-    block = BLOCKS[position]
+    block = ProtectionSettings.BLOCKS[position]
     chosen = ProtectionSettings(name=position, **({block: CASES[position]} if block else {}))
     context = JobContext("equal", dimension, clients, rounds=1)
     protection = build(position, chosen.settings, context)

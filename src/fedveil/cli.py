@@ -128,18 +128,11 @@ def run(
 
 def _load(path: Path | None, overrides: list[str] | None) -> Job:
     """The job; what a MindSpore file says in vain, and what a job may not mean, on stderr."""
-    from fedveil.federated import mindspore
     from fedveil.federated.job import Job
-    from fedveil.settings import yaml_file
 
     if path is not None:
         sys.path.append(str(path.parent.resolve()))
-    notes: list[str] = []
-    if path is not None and mindspore.is_dialect(yaml_file.read(path)):
-        conversion = mindspore.convert(path, overrides or [])
-        job, notes = conversion.job, conversion.notes
-    else:
-        job = Job.load(path, overrides or [])
+    job, notes = Job.load_with_notes(path, overrides or [])
     _remark("note", notes)
     _remark("warning", job.warnings)
     return job
@@ -258,12 +251,12 @@ def convert(
     theirs: Annotated[Path, typer.Argument(help="A YAML file of MindSpore Federated's server.")],
 ) -> None:
     """Print the native form of a MindSpore job file."""
-    from fedveil.federated import mindspore
+    from fedveil.federated.job import Job
 
-    conversion = mindspore.convert(theirs)
-    _remark("note", conversion.notes)
-    _remark("warning", conversion.job.warnings)
-    typer.echo(conversion.job.to_yaml(), nl=False)
+    settings, notes = Job.convert(theirs)
+    _remark("note", notes)
+    _remark("warning", settings.warnings)
+    typer.echo(settings.to_yaml(), nl=False)
 
 
 @data_app.command("list")

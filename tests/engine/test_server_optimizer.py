@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.errors import RunFolderError
-from fedveil.federated.job import ServerSettings
+from fedveil.federated.blocks import ServerSettings
 
 STEPS = [0.5, -0.25, 0.125, 0.0]
 

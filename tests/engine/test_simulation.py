@@ -28,7 +28,8 @@ from fedveil.errors import (
     RunFolderError,
     RunStopped,
 )
-from fedveil.federated.job import EQUAL_POSITIONS, Job
+from fedveil.federated.job import Job
+from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.learning.trainer import LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections import POSITIONS, is_built
@@ -125,7 +126,7 @@ def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) 
     results = []
     for workers in (0, 1, 3):
         settings = job(
-            model="parts:plain" if protection in EQUAL_POSITIONS else "parts:net",
+            model="parts:plain" if protection in ProtectionSettings.EQUAL else "parts:net",
             simulation={"workers": workers},
             protection={
                 "name": protection,

@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedveil.errors import InvalidValue, JobError
-from fedveil.federated.job import EQUAL_POSITIONS, Job
+from fedveil.federated.job import Job
+from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.protections.dp_encrypt import DPEncryptSettings
 from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.rr_oue import UnarySettings
@@ -105,7 +106,7 @@ def test_user_functions_and_built_in_names():
 @pytest.mark.parametrize("position", POSITIONS)
 def test_weighting_follows_the_protection(position: str):
     local = position in ("dp_encrypt", "signds", "rr", "oue")
-    assert (position in EQUAL_POSITIONS) == local
+    assert (position in ProtectionSettings.EQUAL) == local
     job = Job(protection=position)
     assert job.weighting == job.server.weighting == ("equal" if local else "by_size")
     assert load(f"protection: {position}\nserver: {{weighting: equal}}").weighting == "equal"

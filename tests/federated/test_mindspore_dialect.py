@@ -6,7 +6,7 @@ import copy
 import math
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -42,8 +42,28 @@ def changed(*changes: tuple[str, Any]) -> dict[str, Any]:
     return data
 
 
+class Conversion(NamedTuple):
+    """A job that was read from their file, what was ignored in it, and what there is to say."""
+
+    job: Job
+    ignored: list[str]
+    notes: list[str]
+
+
+def translate(data: dict[str, Any]) -> Conversion:
+    job, notes = Job.translated(data)
+    return Conversion(job, mindspore.Translation(data, Job.model_fields).ignored, notes)
+
+
+def convert(path: Path) -> Conversion:
+    job, notes = Job.convert(path)
+    assert (job, notes) == Job.load_with_notes(path)
+    ignored = mindspore.Translation(yaml_file.read(path), Job.model_fields).ignored
+    return Conversion(job, ignored, notes)
+
+
 def refusals(*changes: tuple[str, Any]) -> list[str]:
-    conversion, problems = attempt(lambda: mindspore.translate(changed(*changes)))
+    conversion, problems = attempt(lambda: translate(changed(*changes)))
     assert conversion is None
     return list(problems)
 
@@ -52,7 +72,7 @@ def refusals(*changes: tuple[str, Any]) -> list[str]:
 
 
 def test_a_complete_file_of_the_sources_experiment():
-    conversion = mindspore.convert(DATA / "mindspore_signds.yaml")
+    conversion = convert(DATA / "mindspore_signds.yaml")
     expected = Job(
         name="LeNet on handwriting",
         rounds=600,
@@ -102,7 +122,7 @@ def test_a_complete_file_of_the_sources_experiment():
 
 
 def test_secure_aggregation_with_latecomers():
-    conversion = mindspore.convert(DATA / "mindspore_pw.yaml")
+    conversion = convert(DATA / "mindspore_pw.yaml")
     job = conversion.job
     assert (job.protection.name, job.clients_per_round, job.sharing_clients) == (
         "pw_encrypt",
@@ -118,7 +138,7 @@ def test_secure_aggregation_with_latecomers():
 
 
 def test_the_older_form_without_blocks():
-    conversion = mindspore.convert(DATA / "mindspore_flat.yaml")
+    conversion = convert(DATA / "mindspore_flat.yaml")
     assert conversion.job == Job(
         name="flat",
         rounds=10,
@@ -141,7 +161,7 @@ def test_the_older_form_without_blocks():
 
 def test_everything_that_cannot_be_taken_over_is_named_at_once_in_their_words():
     with pytest.raises(JobError) as caught:
-        mindspore.convert(DATA / "mindspore_refused.yaml")
+        convert(DATA / "mindspore_refused.yaml")
     assert list(caught.value.problems) == [
         "start_job = 3 is not a key of MindSpore Federated's server",
         "encrypt.dp_encrypt.dp_norm_clp = 1.0 is not a key of MindSpore Federated's server "
@@ -167,7 +187,7 @@ def test_everything_that_cannot_be_taken_over_is_named_at_once_in_their_words():
 @pytest.mark.parametrize("name", ["signds", "pw", "flat"])
 def test_the_native_form_is_the_same_job(name: str):
     path = DATA / f"mindspore_{name}.yaml"
-    job = mindspore.convert(path).job
+    job = convert(path).job
     assert Job.load(path) == job == load(job.to_yaml())
 
 
@@ -182,12 +202,12 @@ def test_both_names_of_the_switch_in_any_case(key: str, position: str):
     for spelling in (position, position.upper(), position.title()):
         data = changed(("encrypt", {key: spelling}))
         data["encrypt"]["pw_encrypt"] = {"reconstruct_secrets_threshold": 7}
-        assert mindspore.translate(data).job.protection.name == position
+        assert translate(data).job.protection.name == position
 
 
 def test_the_two_names_must_agree():
     agreeing = changed(("encrypt.encrypt_type", "not_encrypt"))
-    assert mindspore.translate(agreeing).job.protection.name == "not_encrypt"
+    assert translate(agreeing).job.protection.name == "not_encrypt"
     assert refusals(("encrypt.encrypt_type", "SIGNDS")) == [
         "encrypt.encrypt_type = 'SIGNDS' and encrypt.encrypt_train_type = 'NOT_ENCRYPT' are two "
         "names of one setting and differ"
@@ -210,7 +230,7 @@ def test_a_switch_in_no_position(value: Any, why: str):
 
 
 def test_our_additions_stand_beside_their_keys():
-    job = mindspore.translate(
+    job = translate(
         changed(
             ("encrypt.encrypt_train_type", "RR"),
             ("encrypt.unary", {"eps": 2.0, "cells": 7, "total_eps": None}),
@@ -229,8 +249,8 @@ def test_the_share_ratio_goes_by_two_names():
     name, alias = (f"encrypt.pw_encrypt.share_{word}_ratio" for word in ("secrets", "client"))
     for ratios in ({name: 1.0}, {alias: 1.0}, {name: 1.0, alias: 1}):
         data = changed(PW, THRESHOLD, *ratios.items())
-        assert mindspore.translate(data).job.sharing_clients == 10
-    assert mindspore.translate(changed(PW, THRESHOLD, (alias, 0.8))).job.sharing_clients == 8
+        assert translate(data).job.sharing_clients == 10
+    assert translate(changed(PW, THRESHOLD, (alias, 0.8))).job.sharing_clients == 8
     assert len(refusals(PW, THRESHOLD, (alias, 0.8), (name, 1.0))) == 1
     assert refusals(PW, THRESHOLD, (alias, 2)) == [f"{alias} = 2 is outside (0, 1]"]
 
@@ -247,15 +267,15 @@ def test_one_server_under_pairwise_masks():
         "server_num = 2 is not supported under PW_ENCRYPT: one server holds the sum of masks, so "
         "that only 1 is allowed"
     ]
-    assert mindspore.translate(changed(PW, THRESHOLD, ("server_num", 1))).ignored == []
-    assert mindspore.translate(changed(("server_num", 2))).ignored == ["server_num"]
+    assert translate(changed(PW, THRESHOLD, ("server_num", 1))).ignored == []
+    assert translate(changed(("server_num", 2))).ignored == ["server_num"]
 
 
 @pytest.mark.parametrize("position", ["SIGNDS", "PW_ENCRYPT"])
 def test_compression_of_uploads_that_their_server_switches_off(position: str):
     upload = ("compression.upload_compress_type", "DIFF_SPARSE_QUANT")
     data = changed(("encrypt.encrypt_train_type", position), THRESHOLD, upload)
-    assert mindspore.translate(data).ignored == ["compression.upload_compress_type"]
+    assert translate(data).ignored == ["compression.upload_compress_type"]
     assert len(refusals(upload)) == 1
 
 
@@ -270,7 +290,7 @@ def test_the_ratio_drops_exactly_the_latecomers(threshold: int, thousandths: int
         ("round.start_fl_job_threshold", threshold),
         ("round.update_model_ratio", thousandths / 1000),
     )
-    job = mindspore.translate(data).job
+    job = translate(data).job
     late = threshold - math.ceil(Decimal(thousandths) / 1000 * threshold)
     assert job.clients_per_round == threshold
     assert round(job.simulation.dropouts.get("masked", 0) * threshold) == late
@@ -290,7 +310,7 @@ def test_a_known_number_of_clients(threshold: int, more: int):
         ("round.start_fl_job_threshold", threshold),
         ("aggregation", {"aggregation_type": "FEDAVG", "total_client_num": threshold + more}),
     )
-    job = mindspore.translate(data).job
+    job = translate(data).job
     assert (job.clients.number, job.clients_per_round) == (threshold + more, threshold)
 
 
@@ -307,7 +327,7 @@ def test_a_cohort_that_is_no_number(value: Any):
 
 @pytest.mark.parametrize("mode", ["FEDERATED_LEARNING", "cloud_training"])
 def test_modes_that_average(mode: str):
-    assert mindspore.translate(changed(("server_mode", mode))).job == mindspore.translate(PLAIN).job
+    assert translate(changed(("server_mode", mode))).job == translate(PLAIN).job
 
 
 @pytest.mark.parametrize("mode", ["PARAMETER_SERVER", "", 3])
@@ -320,7 +340,7 @@ def test_modes_that_do_not(mode: Any):
 
 
 def test_what_is_left_out_takes_their_defaults_and_is_said():
-    conversion = mindspore.translate({"encrypt": {"encrypt_type": "RR"}})
+    conversion = translate({"encrypt": {"encrypt_type": "RR"}})
     job = conversion.job
     assert (job.name, job.rounds, job.clients_per_round) == ("Lenet", 20, 1)
     assert (job.training.epochs, job.training.batch_size, job.training.lr) == (25, 32, 0.001)
@@ -380,7 +400,7 @@ def test_one_thing_wrong(place: str, value: Any, sentence: str):
     ],
 )
 def test_whose_file_it_is(data: dict[str, Any], theirs: bool):
-    assert mindspore.is_dialect(data) == theirs
+    assert mindspore.is_dialect(data, Job.model_fields) == theirs
 
 
 def test_converting_a_file_of_ours_is_refused(tmp_path: Path):
@@ -388,7 +408,7 @@ def test_converting_a_file_of_ours_is_refused(tmp_path: Path):
     with pytest.raises(
         JobError, match="does not hold the settings of a MindSpore Federated server"
     ):
-        mindspore.convert(tmp_path / "job.yaml")
+        convert(tmp_path / "job.yaml")
 
 
 JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just([1])
@@ -396,7 +416,7 @@ JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_siz
 
 @given(st.dictionaries(st.sampled_from([*mindspore_keys.KEYS, "x.y", "seed"]), JUNK, max_size=6))
 def test_junk_is_a_job_or_one_sentence_for_each_problem(values: dict[str, Any]):
-    conversion, problems = attempt(lambda: mindspore.translate(changed(*values.items())))
+    conversion, problems = attempt(lambda: translate(changed(*values.items())))
     assert (conversion is None) == bool(problems)
     assert len(set(problems)) == len(problems)
     if conversion is not None:
@@ -425,9 +445,9 @@ def test_the_tables_do_not_overlap_and_lead_to_keys_that_exist():
 
 @pytest.mark.parametrize("key", mindspore_keys.IGNORED)
 def test_each_ignored_key_is_ignored_and_listed(key: str):
-    conversion = mindspore.translate(changed((key, "anything")))
+    conversion = translate(changed((key, "anything")))
     assert conversion.ignored == [key]
-    assert conversion.job == mindspore.translate(PLAIN).job
+    assert conversion.job == translate(PLAIN).job
 
 
 def test_the_page_holds_the_table_and_its_examples_are_true():

@@ -10,7 +10,7 @@ import pytest
 
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
-from fedveil.federated.job import BLOCKS, ProtectionSettings
+from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.message import encode
 from fedveil.protections import POSITIONS, build
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
@@ -35,7 +35,7 @@ CASES = {
 def protection_of(case):
     position, changes = case.split()[0], dict(CASES.get(case, {}))
     weighting = changes.pop("weighting", "equal")
-    block = BLOCKS[position]
+    block = ProtectionSettings.BLOCKS[position]
     settings = ProtectionSettings(
         name=position, **({} if block is None else {block: changes})
     ).settings

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import JobError
-from fedveil.federated.job import MODELS, Job
+from fedveil.federated.blocks import MODELS
+from fedveil.federated.job import Job
 from fedveil.protections.signds import SignDSSettings
 from fedveil.settings import allowed
 from job_checks import POSITIONS, attempt, load, problems, vectors

@@ -10,7 +10,7 @@ import vertical_parts
 from fedveil.errors import JobError
 from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob
 from fedveil.vertical.job_split import make_split
-from fedveil.vertical.vertical_job import OptimizerSettings
+from fedveil.vertical.vertical_blocks import OptimizerSettings
 from fedveil.vertical.vertical_reference import reference
 from folders import DOCS
 

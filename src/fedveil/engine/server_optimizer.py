@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import RunFolderError
-from fedveil.federated.job import ServerSettings
+from fedveil.federated.blocks import ServerSettings
 
 Vector = npt.NDArray[np.float64]
 

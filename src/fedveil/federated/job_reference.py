@@ -5,18 +5,11 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
-
-from fedveil.federated import job_rules
 from fedveil.federated.job import Job
-from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of
+from fedveil.federated.job_rules import RULES
+from fedveil.settings.reference import page
 
 _INTRODUCTION = """\
 # The job
@@ -52,60 +45,10 @@ A file of MindSpore Federated's server can be given instead of a job: see
 ## Keys
 """
 
-_RULES = """\
-## Between keys
-
-"""
-
 
 def reference() -> str:
     """The page, in Markdown."""
-    parts = [_INTRODUCTION.format(default=Job().to_yaml())]
-    parts += tables(Job)
-    parts.append(rules(job_rules.RULES))
-    return "\n".join(parts)
-
-
-def rules(found: Iterable[Callable[..., Any]]) -> str:
-    """What holds between keys, a line for each rule."""
-    texts = (inspect.cleandoc(rule.__doc__ or "") for rule in found)
-    return _RULES + "\n".join(f"- {' '.join(text.split())}" for text in texts) + "\n"
-
-
-def tables(model: type[BaseModel], place: str = "") -> Iterator[str]:
-    """A table of the values in `model`, then those of the blocks in it."""
-    blocks = []
-    title = f"### `{place}`" if place else "### At the top"
-    lines = [title, "", inspect.cleandoc(model.__doc__ or "").partition("\n")[0], ""]
-    lines += ["| key | allowed | default | meaning |", "|---|---|---|---|"]
-    for name, field in model.model_fields.items():
-        key = f"{place}.{name}" if place else name
-        block, named = block_of(field), blocks_of(field)
-        if block is None and named is None:
-            lines.append(_row(key, str(allowed(field)), field))
-        elif named is not None:
-            lines.append(_row(key, "a mapping of names to blocks", field))
-            blocks.append((f"{key}.{NAME}", named))
-        elif block is not None:
-            if field.get_default(call_default_factory=True) is None:
-                lines.append(_row(key, "a block of keys or null", field))
-            blocks.append((key, block))
-    yield "\n".join(lines) + "\n"
-    for key, block in blocks:
-        yield from tables(block, key)
-
-
-def _row(key: str, values: str, field: FieldInfo) -> str:
-    return f"| `{key}` | {values} | `{_default(field)}` | {field.description or ''} |"
-
-
-def _default(field: FieldInfo) -> str:
-    value: Any = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        raise TypeError(f"{field!r} has no default")
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return page(_INTRODUCTION.format(default=Job().to_yaml()), Job, RULES.texts())
 
 
 if __name__ == "__main__":

@@ -1,58 +1,16 @@
-"""What must hold between the keys of a job, and what is only advised.
-
-A rule that fails is an error beside those of single keys; an advice is a warning. Each is a
-function from a job to a sentence, or to None where there is nothing to say.
-"""
+"""What must hold between the keys of a job, and what is only advised."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from fedveil.federated.blocks import JobFields
+from fedveil.settings.allowed import shown
+from fedveil.settings.rules import Rules
 
-from fedveil.settings.allowed import Path, shown
-
-if TYPE_CHECKING:
-    from fedveil.federated.job import Job
-
-Check = Callable[["Job"], str | None]
-
-#: Each rule, with the keys it reads: a rule is silent where one of them is wrong in itself.
-RULES: dict[Check, tuple[str, ...]] = {}
-
-_ADVICE: list[Check] = []
+RULES = Rules[JobFields]()
 
 
-def broken(job: Job, wrong: Collection[Path]) -> list[str]:
-    """The sentences of the rules that fail, among those that read nothing that is wrong itself."""
-    places = [".".join(path) + "." for path in wrong]
-
-    def readable(key: str) -> bool:
-        return not any(f"{key}.".startswith(p) or p.startswith(f"{key}.") for p in places)
-
-    found = [rule(job) for rule, reads in RULES.items() if all(map(readable, reads))]
-    return [sentence for sentence in found if sentence]
-
-
-def advice(job: Job) -> list[str]:
-    """The sentences of what is advised against."""
-    return [sentence for sentence in (check(job) for check in _ADVICE) if sentence]
-
-
-def _rule(*reads: str) -> Callable[[Check], Check]:
-    def register(check: Check) -> Check:
-        RULES[check] = reads
-        return check
-
-    return register
-
-
-def _advised(check: Check) -> Check:
-    _ADVICE.append(check)
-    return check
-
-
-@_rule("clients.number", "data.split")
-def _clients_known(job: Job) -> str | None:
+@RULES.rule("clients.number", "data.split")
+def _clients_known(job: JobFields) -> str | None:
     """`clients.number: null` needs `data.split: by_client`: other splits deal to a given number."""
     if job.clients.number is not None or job.data.split == "by_client":
         return None
@@ -62,8 +20,8 @@ def _clients_known(job: Job) -> str | None:
     )
 
 
-@_rule("data.name", "data.split")
-def _owners_known(job: Job) -> str | None:
+@RULES.rule("data.name", "data.split")
+def _owners_known(job: JobFields) -> str | None:
     """`data.split: by_client` needs data with owners: femnist, or a function of yours."""
     if job.data.split != "by_client" or job.data.may_have_owners:
         return None
@@ -73,8 +31,8 @@ def _owners_known(job: Job) -> str | None:
     )
 
 
-@_rule("training.optimizer", "training.momentum")
-def _momentum_is_sgds(job: Job) -> str | None:
+@RULES.rule("training.optimizer", "training.momentum")
+def _momentum_is_sgds(job: JobFields) -> str | None:
     """`training.momentum` belongs to `training.optimizer: sgd`; under adam it is 0."""
     if job.training.optimizer == "sgd" or job.training.momentum == 0:
         return None
@@ -84,8 +42,8 @@ def _momentum_is_sgds(job: Job) -> str | None:
     )
 
 
-@_rule("protection.name", "server.weighting")
-def _weighs_equally(job: Job) -> str | None:
+@RULES.rule("protection.name", "server.weighting")
+def _weighs_equally(job: JobFields) -> str | None:
     """`server.weighting: by_size` is refused under dp_encrypt, signds, rr and oue: it tells the
     server how much data each client has and breaks the sensitivity of local privacy."""
     explicit = "weighting" in job.server.model_fields_set
@@ -98,8 +56,8 @@ def _weighs_equally(job: Job) -> str | None:
     )
 
 
-@_rule("protection.name", "protection.pw_encrypt", "clients")
-def _threshold_reachable(job: Job) -> str | None:
+@RULES.rule("protection.name", "protection.pw_encrypt", "clients")
+def _threshold_reachable(job: JobFields) -> str | None:
     """Under pw_encrypt `reconstruct_secrets_threshold` is below the number of clients that share
     secrets, ceil(share_secrets_ratio * clients a round)."""
     if job.protection.name != "pw_encrypt" or job.clients.number is None:
@@ -115,8 +73,8 @@ def _threshold_reachable(job: Job) -> str | None:
     )
 
 
-@_rule("protection.name", "protection.pw_encrypt", "clients")
-def _graph_fits(job: Job) -> str | None:
+@RULES.rule("protection.name", "protection.pw_encrypt", "clients")
+def _graph_fits(job: JobFields) -> str | None:
     """Under pw_encrypt `neighbours: k` is below the number of clients a round and at least
     `reconstruct_secrets_threshold`, which counts within each neighbourhood, and `active_security`
     needs the complete graph."""
@@ -137,8 +95,8 @@ def _graph_fits(job: Job) -> str | None:
     return None
 
 
-@_rule("clients.number", "deployment.start_clients")
-def _enough_to_start(job: Job) -> str | None:
+@RULES.rule("clients.number", "deployment.start_clients")
+def _enough_to_start(job: JobFields) -> str | None:
     """`deployment.start_clients` is at most `clients.number`."""
     wanted, number = job.deployment.start_clients, job.clients.number
     if wanted is None or number is None or wanted <= number:
@@ -146,8 +104,8 @@ def _enough_to_start(job: Job) -> str | None:
     return f"deployment.start_clients = {wanted} is outside [1, {number}], the clients there are"
 
 
-@_advised
-def _threshold_safe(job: Job) -> str | None:
+@RULES.advised
+def _threshold_safe(job: JobFields) -> str | None:
     if job.protection.name != "pw_encrypt" or job.clients.number is None:
         return None
     settings = job.protection.pw_encrypt
@@ -170,8 +128,8 @@ def _threshold_safe(job: Job) -> str | None:
     return None
 
 
-@_advised
-def _delta_small(job: Job) -> str | None:
+@RULES.advised
+def _delta_small(job: JobFields) -> str | None:
     delta, number = job.protection.dp_encrypt.dp_delta, job.clients.number
     if job.protection.name != "dp_encrypt" or number is None or delta * number <= 1:
         return None
@@ -181,8 +139,8 @@ def _delta_small(job: Job) -> str | None:
     )
 
 
-@_advised
-def _step_small(job: Job) -> str | None:
+@RULES.advised
+def _step_small(job: JobFields) -> str | None:
     server = job.server
     if server.optimizer not in ("adam", "yogi") or server.lr < 1:
         return None
@@ -192,8 +150,8 @@ def _step_small(job: Job) -> str | None:
     )
 
 
-@_advised
-def _promise_made(job: Job) -> str | None:
+@RULES.advised
+def _promise_made(job: JobFields) -> str | None:
     if job.privacy.max_epsilon is None or job.protection.name != "not_encrypt":
         return None
     return (
@@ -213,8 +171,8 @@ _READ_UNDER = {
 }
 
 
-@_advised
-def _values_read(job: Job) -> str | None:
+@RULES.advised
+def _values_read(job: JobFields) -> str | None:
     unread = []
     for (block, key), (other, settings) in _READ_UNDER.items():
         held = getattr(job, block)

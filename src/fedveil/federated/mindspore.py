@@ -4,66 +4,32 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-from fedveil.errors import JobError
 from fedveil.federated import mindspore_keys as keys
-from fedveil.federated.job import BLOCKS, Job
-from fedveil.settings import yaml_file
+from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.settings.allowed import did_you_mean, shown
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """A job that was read from their file, what was ignored in it, and what there is to say."""
-
-    job: Job
-    ignored: list[str]
-    notes: list[str]
-
-
-def is_dialect(data: Mapping[str, Any]) -> bool:
+def is_dialect(data: Mapping[str, Any], ours: Collection[str]) -> bool:
     """Whether more of a file's top keys are MindSpore Federated's than ours."""
     theirs = {key.partition(".")[0] for key in keys.KEYS}
     theirs |= {keys.IGNORED_BLOCK, *keys.WITHOUT_BLOCK}
-    return len(theirs & set(data)) > len(set(Job.model_fields) & set(data))
+    return len(theirs & set(data)) > len(set(ours) & set(data))
 
 
-def convert(path: str | Path, overrides: Sequence[str] = ()) -> Conversion:
-    """The job in their file, `key=value` settings in our keys on top."""
-    data = yaml_file.read(path)
-    if not is_dialect(data):
-        raise JobError([f"{path} does not hold the settings of a MindSpore Federated server"])
-    return translate(data, overrides)
+class Translation:
+    """One pass over their settings: `native` fills up in our keys, and so do lists of remarks."""
 
-
-def translate(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conversion:
-    """The job that their settings describe; raises JobError with every problem, in their names."""
-    reading = _Reading(data)
-    native, problems = yaml_file.apply(reading.native, overrides, Job)
-    problems = reading.problems + problems
-    overridden = [override.partition("=")[0].strip() for override in overrides]
-    try:
-        job = Job(**native)
-    except JobError as error:
-        problems += reading.in_their_names(error.problems, overridden)
-    if problems:
-        raise JobError(problems)
-    return Conversion(job, reading.ignored, reading.notes)
-
-
-class _Reading:
-    """One pass over their settings: `native` fills up, and so do the lists of remarks."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
+        """`data`: the mapping in their file; `ours`: the keys at the top of a job of ours."""
         self.native: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.notes: list[str] = []
         self.problems: list[str] = []
+        self._ours = ours
         self._theirs: dict[str, Any] = {}
         self._written: dict[str, str] = {}  # a key with its block -> as the file spells it
         self._names: dict[str, str] = {}  # our key -> theirs, as the file spells it
@@ -106,11 +72,17 @@ class _Reading:
         elif key in keys.IGNORED or key.partition(".")[0] == keys.IGNORED_BLOCK:
             self.ignored.append(written)
         elif key not in keys.KEYS:
-            self.problems.append(_unknown(written, value))
+            self.problems.append(self._unknown(written, value))
         elif value is None and not key.startswith("encrypt."):
             self.problems.append(f"{written} has no value")
         else:
             self._theirs[key], self._written[key] = value, written
+
+    def _unknown(self, key: str, value: Any) -> str:
+        place = f"{key} = {shown(value)} is not a key of MindSpore Federated's server"
+        if key.partition(".")[0] in self._ours:
+            return f"{place}; a key of ours is given by --set, or in a file of ours"
+        return place + did_you_mean(difflib.get_close_matches(key, keys.KEYS, 1))
 
     def _fill_in_defaults(self) -> None:
         missing = {key: value for key, value in keys.DEFAULTS.items() if key not in self._theirs}
@@ -141,11 +113,11 @@ class _Reading:
     def _position(self) -> None:
         key, chosen = self._either(keys.TYPE, keys.TRAIN_TYPE)
         position = str(_folded(chosen)).lower() if key in self._theirs else "not_encrypt"
-        if position not in BLOCKS:
+        if position not in ProtectionSettings.BLOCKS:
             why = "is no protection"
             if position == "stable_pw_encrypt":
                 why = "keeps one set of pairwise keys for all rounds and is not supported"
-            allowed = ", ".join(name.upper() for name in BLOCKS)
+            allowed = ", ".join(name.upper() for name in ProtectionSettings.BLOCKS)
             self.problems.append(
                 f"{self._written[key]} = {shown(chosen)} {why}; it is one of {allowed}"
             )
@@ -162,10 +134,7 @@ class _Reading:
             self._theirs.setdefault(keys.RECONSTRUCT, None)
         if keys.SERVERS not in self._theirs:
             return
-        servers, written = (
-            self._theirs[keys.SERVERS],
-            self._written[keys.SERVERS],
-        )
+        servers, written = self._theirs[keys.SERVERS], self._written[keys.SERVERS]
         if not active:
             self.ignored.append(written)
         elif servers != 1:
@@ -201,10 +170,7 @@ class _Reading:
                 )
 
     def _cohort(self) -> None:
-        threshold, total = (
-            self._theirs[keys.THRESHOLD],
-            self._theirs.get(keys.TOTAL),
-        )
+        threshold, total = self._theirs[keys.THRESHOLD], self._theirs.get(keys.TOTAL)
         self._put("clients.number", threshold, keys.THRESHOLD)
         self._put("clients.fraction", 1.0, keys.THRESHOLD)
         if not _is_count(threshold):
@@ -232,10 +198,7 @@ class _Reading:
             self._put("clients.fraction", threshold / total, keys.THRESHOLD)
 
     def _late(self) -> None:
-        threshold, ratio = (
-            self._theirs[keys.THRESHOLD],
-            self._theirs.get(keys.RATIO, 1.0),
-        )
+        threshold, ratio = self._theirs[keys.THRESHOLD], self._theirs.get(keys.RATIO, 1.0)
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
             self.problems.append(
                 f"{self._written[keys.RATIO]} = {shown(ratio)} is not a number in (0, 1]"
@@ -260,13 +223,6 @@ def _leaves(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value
-
-
-def _unknown(key: str, value: Any) -> str:
-    place = f"{key} = {shown(value)} is not a key of MindSpore Federated's server"
-    if key.partition(".")[0] in Job.model_fields:
-        return f"{place}; a key of ours is given by --set, or in a file of ours"
-    return place + did_you_mean(difflib.get_close_matches(key, keys.KEYS, 1))
 
 
 def _is_count(value: Any) -> bool:

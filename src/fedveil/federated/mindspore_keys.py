@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from itertools import groupby
 
-from fedveil.federated.job import ProtectionSettings
+from fedveil.federated.protection_switch import ProtectionSettings
 
 MODE = "server_mode"
 THRESHOLD = "round.start_fl_job_threshold"
@@ -34,8 +34,8 @@ CONVERTED = {
     "client.client_learning_rate": "training.lr",
     **{
         f"encrypt.{block}.{key}": f"protection.{block}.{key}"
-        for block in ("dp_encrypt", "signds", "pw_encrypt", "unary")
-        for key in getattr(ProtectionSettings(), block).model_dump()
+        for block, settings in ProtectionSettings().model_dump(exclude={"name"}).items()
+        for key in settings
     },
 }
 

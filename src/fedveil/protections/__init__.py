@@ -6,7 +6,8 @@ import importlib
 from typing import Any
 
 from fedveil.errors import NotBuiltYet
-from fedveil.protections.base import JobContext, Protection, Settings
+from fedveil.protections.base import JobContext, Protection
+from fedveil.settings.base import Settings
 
 #: Name of the switch position -> the file that builds it, and what the file is told besides.
 POSITIONS: dict[str, tuple[str, dict[str, str]]] = {

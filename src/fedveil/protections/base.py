@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
 
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, MessageInvalid, ReportRejected, RoundVoid
@@ -37,17 +36,6 @@ Update: TypeAlias = npt.NDArray[np.float32]
 #: What a protection carries from one round to the next; a checkpoint stores it as a message.
 State: TypeAlias = Message
 Weighting: TypeAlias = Literal["by_size", "equal"]
-
-
-class Settings(BaseModel):
-    """The base of every block of a job: unknown keys are errors, nothing changes afterwards.
-
-    Nothing is converted either: text is not a number, true is not 1, NaN and infinity are refused.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False
-    )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from fedveil.protections.base import (
     OneReportClient,
     OneReportRound,
     RoundContext,
-    Settings,
     Spending,
     State,
     Update,
@@ -33,6 +32,7 @@ from fedveil.protections.base import (
     take_array,
 )
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
+from fedveil.settings.base import Settings
 
 #: A report's values lie within clip + so many sigma of zero.
 _REACH_SIGMAS = 10

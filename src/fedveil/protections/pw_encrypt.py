@@ -28,7 +28,6 @@ from fedveil.protections.base import (
     ClientId,
     JobContext,
     RoundContext,
-    Settings,
     Spending,
     State,
     Update,
@@ -40,6 +39,7 @@ from fedveil.secagg.keys import Identity
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.server import Server
 from fedveil.secagg.terms import Terms
+from fedveil.settings.base import Settings
 
 
 class PWEncryptSettings(Settings):

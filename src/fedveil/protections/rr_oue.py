@@ -28,7 +28,6 @@ from fedveil.protections.base import (
     OneReportRound,
     RoundContext,
     ServerRound,
-    Settings,
     Spending,
     State,
     Update,
@@ -36,6 +35,7 @@ from fedveil.protections.base import (
     take,
     take_array,
 )
+from fedveil.settings.base import Settings
 
 _TOKEN_BYTES = 32
 

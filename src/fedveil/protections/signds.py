@@ -23,13 +23,13 @@ from fedveil.protections.base import (
     OneReportClient,
     OneReportRound,
     RoundContext,
-    Settings,
     Spending,
     State,
     Update,
     only_fields,
     take,
 )
+from fedveil.settings.base import Settings
 
 #: The source asks that the top-k set has more dimensions than this.
 _FEW_DIMENSIONS = 50

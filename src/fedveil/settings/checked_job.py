@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError
 
 from fedveil.errors import JobError
-from fedveil.protections.base import Settings
 from fedveil.settings import allowed, yaml_file
+from fedveil.settings.base import Settings
 
 
 class CheckedJob(Settings):
@@ -38,9 +40,14 @@ class CheckedJob(Settings):
     def _fill_in(self) -> None:
         """Settle keys whose default depends on another key; the job is frozen then."""
 
+    @abstractmethod
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
         """What is wrong between the keys, those in `wrong` left aside."""
-        raise NotImplementedError
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
+        """The job in a YAML file (the default job without one), `key=value` settings on top."""
+        return cls.read({} if path is None else yaml_file.read(path), overrides)
 
     @classmethod
     def read(cls, data: Mapping[str, Any], overrides: Sequence[str]) -> Self:

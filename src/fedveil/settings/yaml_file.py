@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from fedveil.errors import JobError
 from fedveil.settings import allowed
 from fedveil.settings.allowed import Path, block_of, blocks_of
+from fedveil.settings.base import Choice
 
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _FLOAT = "tag:yaml.org,2002:float"
@@ -221,5 +222,4 @@ def _set_named(
 
 def named(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
     """What `word` stands for in place of `block`, which held `held`; the word where for nothing."""
-    shorthand = getattr(block, "shorthand", None)
-    return word if shorthand is None else shorthand(held, word)
+    return block.shorthand(held, word) if issubclass(block, Choice) else word

@@ -20,7 +20,7 @@ from torch import nn
 
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, FedveilError, InvalidValue
-from fedveil.protections.base import Settings
+from fedveil.settings.base import Settings
 from fedveil.vertical.split import SplitModel
 
 Subset: TypeAlias = Literal["train", "test"]

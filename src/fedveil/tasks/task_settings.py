@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from fedveil.protections.base import Settings
 from fedveil.settings.allowed import TextRule
+from fedveil.settings.base import Settings
 
 TextPath = Annotated[
     str, AfterValidator(TextRule((), "the path of a file or folder", lambda path: path != ""))

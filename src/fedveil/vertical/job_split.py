@@ -16,12 +16,8 @@ from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import FedveilError, InvalidValue, JobError
 from fedveil.tasks import Task, build, initial, split_of
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
-from fedveil.vertical.vertical_job import (
-    EmbeddingDPSettings,
-    OptimizerSettings,
-    PartSettings,
-    VerticalJob,
-)
+from fedveil.vertical.vertical_blocks import EmbeddingDPSettings, OptimizerSettings, PartSettings
+from fedveil.vertical.vertical_job import VerticalJob
 
 
 def make_task(job: VerticalJob, folder: Path | None = None) -> Task:

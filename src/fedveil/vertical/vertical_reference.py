@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from fedveil.federated.job_reference import rules, tables
-from fedveil.vertical import vertical_rules
+from fedveil.settings.reference import page
 from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical.vertical_rules import RULES
 
 _INTRODUCTION = """\
 # The vertical job
@@ -39,7 +39,7 @@ def reference() -> str:
     introduction = _INTRODUCTION.format(
         default=VerticalJob().to_yaml(), own=f"{', '.join(own[:-1])} and {own[-1]}"
     )
-    return "\n".join([introduction, *tables(VerticalJob), rules(vertical_rules.RULES)])
+    return page(introduction, VerticalJob, RULES.texts())
 
 
 if __name__ == "__main__":

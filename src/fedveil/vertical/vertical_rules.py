@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from fedveil.settings.allowed import Path
+from fedveil.settings.rules import Rules
+from fedveil.vertical.vertical_blocks import (
+    EmbeddingDPSettings,
+    OptimizerSettings,
+    VerticalFields,
+)
 
-if TYPE_CHECKING:
-    from fedveil.vertical.vertical_job import EmbeddingDPSettings, OptimizerSettings, VerticalJob
-
-Check = Callable[["VerticalJob"], str | None]
-
-
-def broken(job: VerticalJob, wrong: Collection[Path]) -> list[str]:
-    """The sentences of the rules that fail, among those that read nothing that is wrong itself."""
-    blocks = {path[0] for path in wrong}
-    found = [rule(job) for rule, reads in RULES.items() if not blocks.intersection(reads)]
-    return [sentence for sentence in found if sentence]
+RULES = Rules[VerticalFields]()
 
 
-def _momentum_is_sgds(job: VerticalJob) -> str | None:
+@RULES.rule("optimizer", "parts")
+def _momentum_is_sgds(job: VerticalFields) -> str | None:
     """`momentum` belongs to `name: sgd`; under adam and adamw it is 0."""
     for place, optimizer in _optimizers(job):
         if optimizer.name not in (None, "sgd") and optimizer.momentum:
@@ -31,7 +26,8 @@ def _momentum_is_sgds(job: VerticalJob) -> str | None:
     return None
 
 
-def _micro_batches_fit(job: VerticalJob) -> str | None:
+@RULES.rule("in_flight", "batch_size")
+def _micro_batches_fit(job: VerticalFields) -> str | None:
     """`in_flight` is at most `batch_size`: a micro-batch has at least one example."""
     if job.in_flight <= job.batch_size:
         return None
@@ -41,7 +37,8 @@ def _micro_batches_fit(job: VerticalJob) -> str | None:
     )
 
 
-def _reports_are_drawn_once(job: VerticalJob) -> str | None:
+@RULES.rule("privacy", "parts")
+def _reports_are_drawn_once(job: VerticalFields) -> str | None:
     """`embedding_dp.reuse: true` needs `eps`: without noise nothing is drawn."""
     for place, settings in _embeddings(job):
         if settings.reuse and settings.eps is None:
@@ -49,23 +46,15 @@ def _reports_are_drawn_once(job: VerticalJob) -> str | None:
     return None
 
 
-def _optimizers(job: VerticalJob) -> Iterator[tuple[str, OptimizerSettings]]:
+def _optimizers(job: VerticalFields) -> Iterator[tuple[str, OptimizerSettings]]:
     yield "optimizer", job.optimizer
     for name, part in job.parts.items():
         yield f"parts.{name}.optimizer", part.optimizer
 
 
-def _embeddings(job: VerticalJob) -> Iterator[tuple[str, EmbeddingDPSettings]]:
+def _embeddings(job: VerticalFields) -> Iterator[tuple[str, EmbeddingDPSettings]]:
     if job.privacy.embedding_dp is not None:
         yield "privacy.embedding_dp", job.privacy.embedding_dp
     for name, part in job.parts.items():
         if part.privacy is not None and part.privacy.embedding_dp is not None:
             yield f"parts.{name}.privacy.embedding_dp", part.privacy.embedding_dp
-
-
-#: Each rule, with the keys at the top that it reads.
-RULES: dict[Check, tuple[str, ...]] = {
-    _momentum_is_sgds: ("optimizer", "parts"),
-    _micro_batches_fit: ("in_flight", "batch_size"),
-    _reports_are_drawn_once: ("privacy", "parts"),
-}

@@ -17,12 +17,13 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, create_model
 
 from fedveil.errors import JobError
-from fedveil.protections.base import Settings, Weighting
+from fedveil.protections.base import Weighting
 from fedveil.protections.dp_encrypt import DPEncryptSettings
 from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.rr_oue import UnarySettings
 from fedveil.protections.signds import SignDSSettings
 from fedveil.settings.allowed import sentences, shown
+from fedveil.settings.base import Settings
 
 #: Switch position -> its parameters. not_encrypt is none: an app without fedveil does the same.
 PARAMETERS: dict[str, type[Settings]] = {

@@ -15,9 +15,9 @@ from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import PREFIX, Options, of_config, parse
 from fedveil.privacy.compose import plain_sum
-from fedveil.protections.base import Settings
 from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.rr_oue import UnarySettings
+from fedveil.settings.base import Settings
 
 
 @dataclass(frozen=True)

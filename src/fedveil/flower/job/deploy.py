@@ -12,8 +12,9 @@ from fedveil._version import __version__
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import make_partition
 from fedveil.errors import DeploymentError
-from fedveil.federated.job import Job, is_function
+from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB, ROSTER
+from fedveil.settings.base import is_function
 
 #: Flower's limit of an app's name.
 _MAX_NAME = 32

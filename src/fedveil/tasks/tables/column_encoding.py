@@ -16,8 +16,8 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from fedveil.errors import DataInvalid
-from fedveil.protections.base import Settings
 from fedveil.settings.allowed import plain, shown
+from fedveil.settings.base import Settings
 from fedveil.tasks.tables.csv_file import Floats, Table
 
 Hot: TypeAlias = npt.NDArray[np.float32]

@@ -1,0 +1,99 @@
+"""What the settings of every kind of job are made of: blocks of keys, and the words in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+
+from fedveil.settings.allowed import TextRule
+
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_function(name: str) -> bool:
+    """Whether `name` has the form package.module:function."""
+    return _FUNCTION.fullmatch(name) is not None
+
+
+def or_function(*words: str) -> AfterValidator:
+    """What makes a text one of the words, or the name of a function of the user's."""
+    return AfterValidator(TextRule(words, "package.module:function", is_function))
+
+
+RunName = Annotated[
+    str,
+    AfterValidator(
+        TextRule(
+            (),
+            "text of at most 100 characters on one line, without slashes",
+            lambda name: re.fullmatch(r"[^\x00-\x1f\x7f/\\]{1,100}", name) is not None,
+        )
+    ),
+]
+Device = Annotated[
+    str,
+    AfterValidator(
+        TextRule(
+            ("cpu", "cuda"),
+            "cuda:N",
+            lambda name: re.fullmatch(r"cuda:\d+", name, re.ASCII) is not None,
+        )
+    ),
+]
+
+
+class Settings(BaseModel):
+    """The base of every block of a job: unknown keys are errors, nothing changes afterwards.
+
+    Nothing is converted either: text is not a number, true is not 1, NaN and infinity are refused.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False
+    )
+
+
+class Block(Settings):
+    """A block of a job; one that is written with nothing in it holds its defaults."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty(cls, data: Any) -> Any:
+        return {} if data is None else data
+
+
+class Choice(Block):
+    """A block whose `name` picks one of the blocks in it; the others wait.
+
+    The name alone (`protection: signds`) stands for a choice with its defaults.
+    """
+
+    #: What `name` may be -> the block with its settings; None where it has none.
+    BLOCKS: ClassVar[Mapping[str, str | None]]
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _opened(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return cls.shorthand({}, data)
+        if isinstance(data, Mapping):
+            blocks = set(cls.BLOCKS.values())
+            return {k: {} if k in blocks and value is None else value for k, value in data.items()}
+        return data
+
+    @classmethod
+    def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
+        """What `word` stands for: that choice with its defaults, the other blocks as held."""
+        kept = {key: value for key, value in held.items() if key != cls.BLOCKS.get(word)}
+        return {**kept, "name": word}
+
+    @property
+    def settings(self) -> Settings | None:
+        """The block that is picked; None where the choice has no settings."""
+        block = self.BLOCKS.get(self.name)
+        return None if block is None else getattr(self, block)

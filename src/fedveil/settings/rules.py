@@ -1,0 +1,56 @@
+"""What must hold between the keys of a job, and what is only advised: one machinery for all jobs.
+
+A rule that fails is an error beside those of single keys; an advice is a warning. Each is a
+function from a job to a sentence, or to None where there is nothing to say.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from typing import Generic, TypeAlias, TypeVar
+
+from fedveil.settings.allowed import Path
+
+J = TypeVar("J")
+Check: TypeAlias = Callable[[J], str | None]
+
+
+class Rules(Generic[J]):
+    """The rules and the advice of one kind of job."""
+
+    def __init__(self) -> None:
+        self._reads: dict[Check[J], tuple[str, ...]] = {}
+        self._advised: list[Check[J]] = []
+
+    def rule(self, *reads: str) -> Callable[[Check[J]], Check[J]]:
+        """Register a rule with the keys it reads: it is silent where one is wrong in itself."""
+
+        def register(check: Check[J]) -> Check[J]:
+            self._reads[check] = reads
+            return check
+
+        return register
+
+    def advised(self, check: Check[J]) -> Check[J]:
+        """Register an advice."""
+        self._advised.append(check)
+        return check
+
+    def broken(self, job: J, wrong: Collection[Path]) -> list[str]:
+        """The sentences of the rules that fail, those that read what is `wrong` left aside."""
+        places = [".".join(path) + "." for path in wrong]
+
+        def readable(key: str) -> bool:
+            return not any(f"{key}.".startswith(p) or p.startswith(f"{key}.") for p in places)
+
+        found = [rule(job) for rule, reads in self._reads.items() if all(map(readable, reads))]
+        return [sentence for sentence in found if sentence]
+
+    def advice(self, job: J) -> list[str]:
+        """The sentences of what is advised against."""
+        return [sentence for sentence in (check(job) for check in self._advised) if sentence]
+
+    def texts(self) -> list[str]:
+        """What each rule demands, on a line of its own."""
+        return [" ".join(inspect.cleandoc(rule.__doc__ or "").split()) for rule in self._reads]

@@ -1,0 +1,190 @@
+"""The blocks of a vertical job and all of its keys, below what holds between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from fedveil.settings.base import Block, Choice, Device, RunName, or_function
+from fedveil.settings.checked_job import CheckedJob
+from fedveil.tasks.task_settings import (
+    HalvesSettings,
+    PanguSettings,
+    TablesSettings,
+    TabularSettings,
+)
+
+#: The built-in tasks; the settings of each are in the block of its name.
+TASKS = ("mnist_halves", "tabular", "tables", "pangu")
+
+TaskName = Annotated[str, or_function(*TASKS)]
+ModuleName = Annotated[str, or_function()]
+
+
+class TaskSettings(Choice):
+    """What is trained, and who holds what; the unused blocks wait."""
+
+    BLOCKS: ClassVar[Mapping[str, str | None]] = {task: task for task in TASKS}
+
+    name: TaskName = Field(
+        "mnist_halves", description="a built-in task, or a function of yours that returns one"
+    )
+    mnist_halves: HalvesSettings = Field(
+        default_factory=HalvesSettings, description="settings of mnist_halves"
+    )
+    tabular: TabularSettings = Field(
+        default_factory=TabularSettings, description="settings of tabular"
+    )
+    tables: TablesSettings = Field(default_factory=TablesSettings, description="settings of tables")
+    pangu: PanguSettings = Field(default_factory=PanguSettings, description="settings of pangu")
+
+
+class OptimizerSettings(Block):
+    """How a part's parameters follow their gradients; null: as the task has it."""
+
+    name: Literal["sgd", "adam", "adamw"] | None = Field(
+        None, description="torch's rule of that name"
+    )
+    lr: float | None = Field(None, gt=0, description="the learning rate")
+    momentum: float | None = Field(None, ge=0, lt=1, description="momentum of `name: sgd`")
+    weight_decay: float | None = Field(
+        None, ge=0, description="L2 penalty; under adamw decoupled from the gradient"
+    )
+    warmup_steps: int | None = Field(
+        None, ge=0, description="steps over which the learning rate rises linearly to `lr`"
+    )
+
+
+class EmbeddingDPSettings(Block):
+    """One bit of every value that crosses, told truthfully or not: 1/32 of the bytes."""
+
+    eps: float | None = Field(
+        None, ge=0, description="eps/2 a bit, as in the source; 0: pure noise; null: no noise"
+    )
+    gradient: Literal["straight_through", "none"] = Field(
+        "straight_through",
+        description="what comes back to the part: the gradient as if nothing was done, or none",
+    )
+    reuse: bool = Field(
+        False, description="send what was drawn for an example again, where its values stay"
+    )
+
+
+class LabelDPSettings(Block):
+    """Labels told truthfully or not, drawn once for every example and remembered."""
+
+    eps: float = Field(1.0, ge=0, description="a label is kept with e^eps / (e^eps + classes - 1)")
+
+
+class PrivacySettings(Block):
+    """What becomes of what leaves a party."""
+
+    embedding_dp: EmbeddingDPSettings | None = Field(
+        None, description="applied to what leaves a part that reads data"
+    )
+    label_dp: LabelDPSettings | None = Field(
+        None, description="applied to the leader's labels before the loss"
+    )
+    randomness: Literal["seeded", "secure"] = Field(
+        "seeded",
+        description="what is drawn from in one process: a keystream from the job's seed, "
+        "repeatable and for simulation only; or the operating system's, always taken between "
+        "machines",
+    )
+    delta: float = Field(1e-5, ge=0, lt=1, description="the delta at which epsilon is stated")
+
+
+class PartPrivacySettings(Block):
+    """What becomes of one part's output where it leaves its owner."""
+
+    embedding_dp: EmbeddingDPSettings | None = Field(
+        None, description="in place of the job's `privacy.embedding_dp`; null: as it is"
+    )
+
+
+class PartSettings(Block):
+    """A part; what is left out is as the task has it, under the same name."""
+
+    owner: str | None = Field(None, description="the party that computes it")
+    inputs: list[str] | None = Field(
+        None, description="what it reads: `data.COLUMN` of its owner, or earlier parts"
+    )
+    output: list[Annotated[int, Field(ge=1)]] | None = Field(
+        None, description="the shape of what it gives for one example"
+    )
+    module: ModuleName | None = Field(
+        None,
+        description="a function of yours that is called with the seed and returns an nn.Module; "
+        "only the owner needs to have it",
+    )
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="the type of what it gives"
+    )
+    frozen: bool | None = Field(None, description="whether its parameters stay as they are")
+    optimizer: OptimizerSettings = Field(
+        default_factory=OptimizerSettings, description="on top of the job's `optimizer`"
+    )
+    privacy: PartPrivacySettings | None = Field(
+        None, description="in place of the job's `privacy`, where its output leaves its owner"
+    )
+
+
+class CheckpointSettings(Block):
+    """How much an interruption may cost."""
+
+    every_steps: int = Field(
+        100, ge=1, description="all parties save after every so many steps, and after the last"
+    )
+
+
+class RecordSettings(Block):
+    """What is written down, and who sees it."""
+
+    every_steps: int = Field(10, ge=1, description="a line after every so many steps")
+    followers_see_loss: bool = Field(
+        True, description="whether the leader tells followers the loss of every step"
+    )
+
+
+class EvaluationSettings(Block):
+    """When the held-out examples are looked at, through the same crossings and protection."""
+
+    every_epochs: int | None = Field(
+        1, ge=1, description="after every so many epochs, and after the last; null: never"
+    )
+
+
+class VerticalFields(CheckedJob):
+    """A vertical job's keys; `VerticalJob` adds what must hold between them."""
+
+    name: RunName = Field("vertical-digits", description="what the run is called")
+    seed: int = Field(0, ge=0, description="decides everything random in a seeded run")
+    epochs: int = Field(10, ge=1, description="how often every example is trained on")
+    batch_size: int = Field(
+        32, ge=1, description="examples in a step; an epoch's last may be short"
+    )
+    in_flight: int = Field(
+        1,
+        ge=1,
+        description="micro-batches that a step is cut into, so that one party computes while "
+        "another's tensors travel; 1 is bit-exact with the unsplit model",
+    )
+    device: Device = Field("cpu", description="where the parts of this machine are computed")
+    threads: int | None = Field(
+        1,
+        ge=1,
+        description="torch's threads on this machine; another number changes last bits; null: as "
+        "torch has it",
+    )
+    task: TaskSettings = Field(default_factory=TaskSettings)
+    parts: dict[str, PartSettings] = Field(
+        default_factory=dict,
+        description="the parts in order, by name; empty: as the task has them",
+    )
+    optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
+    privacy: PrivacySettings = Field(default_factory=PrivacySettings)
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    record: RecordSettings = Field(default_factory=RecordSettings)
+    checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
