@@ -55,12 +55,16 @@ class Translation:
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
         """The sentences, with the keys that they begin with as their file spells them."""
         names = {ours: name for ours, name in self._names.items() if ours not in overridden}
-        renamed = []
-        for problem in problems:
-            key, space, rest = problem.partition(" ")
-            if key not in self._judged:
-                renamed.append(names.get(key, key) + space + rest)
-        return renamed
+        parted = [problem.partition(" ") for problem in problems]
+        return [
+            names.get(key, key) + s + rest for key, s, rest in parted if key not in self._judged
+        ]
+
+    def _given(self, key: str) -> str:
+        return f"{self._written[key]} = {shown(self._theirs[key])}"
+
+    def _refuse(self, key: str, why: str) -> None:
+        self.problems.append(f"{self._given(key)} {why}")
 
     def _take(self, written: str, value: Any) -> None:
         key = keys.WITHOUT_BLOCK.get(written, written)
@@ -105,7 +109,7 @@ class Translation:
         given = [name for name in (key, alias) if name in self._theirs]
         values = [_folded(self._theirs[name]) for name in given]
         if values[1:] != values[:-1]:
-            one, other = (f"{self._written[n]} = {shown(self._theirs[n])}" for n in given)
+            one, other = map(self._given, given)
             self.problems.append(f"{one} and {other} are two names of one setting and differ")
         name = given[0] if given else key
         return name, self._theirs.get(name)
@@ -118,9 +122,7 @@ class Translation:
             if position == "stable_pw_encrypt":
                 why = "keeps one set of pairwise keys for all rounds and is not supported"
             allowed = ", ".join(name.upper() for name in ProtectionSettings.BLOCKS)
-            self.problems.append(
-                f"{self._written[key]} = {shown(chosen)} {why}; it is one of {allowed}"
-            )
+            self._refuse(key, f"{why}; it is one of {allowed}")
             return
         self._put("protection.name", position, key)
         self._pairwise(position == "pw_encrypt")
@@ -132,42 +134,30 @@ class Translation:
         if active:
             # Their server demands it, and our default says nothing about their cohort.
             self._theirs.setdefault(keys.RECONSTRUCT, None)
-        if keys.SERVERS not in self._theirs:
-            return
-        servers, written = self._theirs[keys.SERVERS], self._written[keys.SERVERS]
-        if not active:
-            self.ignored.append(written)
-        elif servers != 1:
-            self.problems.append(
-                f"{written} = {shown(servers)} is not supported under PW_ENCRYPT: one server "
-                f"holds the sum of masks, so that only 1 is allowed"
-            )
+        if not active and keys.SERVERS in self._theirs:
+            self.ignored.append(self._written[keys.SERVERS])
+        elif self._theirs.get(keys.SERVERS, 1) != 1:
+            why = "one server holds the sum of masks, so that only 1 is allowed"
+            self._refuse(keys.SERVERS, f"is not supported under PW_ENCRYPT: {why}")
 
     def _mode(self) -> None:
-        mode = self._theirs.get(keys.MODE, "FEDERATED_LEARNING")
-        if _folded(mode) in ("FEDERATED_LEARNING", "CLOUD_TRAINING"):
+        mode = _folded(self._theirs.get(keys.MODE, "FEDERATED_LEARNING"))
+        if mode in ("FEDERATED_LEARNING", "CLOUD_TRAINING"):
             return
         why = "does not average clients' models"
-        if _folded(mode) == "HYBRID_TRAINING":
+        if mode == "HYBRID_TRAINING":
             why = "is not supported: there the server trains too, on data of its own"
-        self.problems.append(
-            f"{self._written[keys.MODE]} = {shown(mode)} {why}; FEDERATED_LEARNING and "
-            f"CLOUD_TRAINING are allowed"
-        )
+        self._refuse(keys.MODE, f"{why}; FEDERATED_LEARNING and CLOUD_TRAINING are allowed")
 
     def _refusals(self) -> None:
         position = self.native.get("protection", {}).get("name")
         for key, (neutral, why) in keys.REFUSED.items():
             if _folded(self._theirs.get(key, neutral)) == _folded(neutral):
                 continue
-            written = self._written[key]
             if key == keys.UPLOAD and position in keys.UPLOADS_AS_THEY_ARE:
-                self.ignored.append(written)
+                self.ignored.append(self._written[key])
             else:
-                self.problems.append(
-                    f"{written} = {shown(self._theirs[key])} is not supported: {why}; only "
-                    f"{neutral} is allowed"
-                )
+                self._refuse(key, f"is not supported: {why}; only {neutral} is allowed")
 
     def _cohort(self) -> None:
         threshold, total = self._theirs[keys.THRESHOLD], self._theirs.get(keys.TOTAL)
@@ -175,24 +165,17 @@ class Translation:
         self._put("clients.fraction", 1.0, keys.THRESHOLD)
         if not _is_count(threshold):
             self._judged.add("clients.number")
-            self.problems.append(
-                f"{self._written[keys.THRESHOLD]} = {shown(threshold)} is not a whole number in "
-                f"[1, inf)"
-            )
+            self._refuse(keys.THRESHOLD, "is not a whole number in [1, inf)")
         if total is None:
             self.notes.append(
                 f"the file does not say how many clients there are: {shown(threshold)}, all in "
                 f"every round, unless clients.number and clients.fraction are set"
             )
         elif not _is_count(total):
-            self.problems.append(
-                f"{self._written[keys.TOTAL]} = {shown(total)} is not a whole number in [1, inf)"
-            )
+            self._refuse(keys.TOTAL, "is not a whole number in [1, inf)")
         elif _is_count(threshold) and threshold > total:
-            self.problems.append(
-                f"{self._written[keys.TOTAL]} = {total} is below {self._written[keys.THRESHOLD]} = "
-                f"{threshold}: the cohort of a round is at most all clients"
-            )
+            why = "the cohort of a round is at most all clients"
+            self._refuse(keys.TOTAL, f"is below {self._given(keys.THRESHOLD)}: {why}")
         elif _is_count(threshold):
             self._put("clients.number", total, keys.TOTAL)
             self._put("clients.fraction", threshold / total, keys.THRESHOLD)
@@ -200,9 +183,7 @@ class Translation:
     def _late(self) -> None:
         threshold, ratio = self._theirs[keys.THRESHOLD], self._theirs.get(keys.RATIO, 1.0)
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-            self.problems.append(
-                f"{self._written[keys.RATIO]} = {shown(ratio)} is not a number in (0, 1]"
-            )
+            self._refuse(keys.RATIO, "is not a number in (0, 1]")
         elif _is_count(threshold):
             # The ratio as it is written: 0.07 of 100 are 7, though the float product is above 7.
             needed = math.ceil(Fraction(repr(ratio)) * threshold)

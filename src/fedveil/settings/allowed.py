@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
@@ -29,11 +30,11 @@ class TextRule:
 
     words: tuple[str, ...]
     form: str
-    accepts: Callable[[str], bool]
+    pattern: str
 
     def __call__(self, value: str) -> str:
         """The value itself; raises ValueError where it is neither a word nor of the form."""
-        if value not in self.words and not self.accepts(value):
+        if value not in self.words and re.fullmatch(self.pattern, value) is None:
             raise ValueError(f"is not {self.form}")
         return value
 

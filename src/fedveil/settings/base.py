@@ -10,39 +10,27 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from fedveil.settings.allowed import TextRule
 
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_FUNCTION = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 
 
 def is_function(name: str) -> bool:
     """Whether `name` has the form package.module:function."""
-    return _FUNCTION.fullmatch(name) is not None
+    return re.fullmatch(_FUNCTION, name) is not None
+
+
+def text(form: str, pattern: str, *words: str) -> AfterValidator:
+    """What makes a text one of the words, or of the form that `pattern` matches."""
+    return AfterValidator(TextRule(words, form, pattern))
 
 
 def or_function(*words: str) -> AfterValidator:
     """What makes a text one of the words, or the name of a function of the user's."""
-    return AfterValidator(TextRule(words, "package.module:function", is_function))
+    return text("package.module:function", _FUNCTION, *words)
 
 
-RunName = Annotated[
-    str,
-    AfterValidator(
-        TextRule(
-            (),
-            "text of at most 100 characters on one line, without slashes",
-            lambda name: re.fullmatch(r"[^\x00-\x1f\x7f/\\]{1,100}", name) is not None,
-        )
-    ),
-]
-Device = Annotated[
-    str,
-    AfterValidator(
-        TextRule(
-            ("cpu", "cuda"),
-            "cuda:N",
-            lambda name: re.fullmatch(r"cuda:\d+", name, re.ASCII) is not None,
-        )
-    ),
-]
+_ONE_LINE = "text of at most 100 characters on one line, without slashes"
+RunName = Annotated[str, text(_ONE_LINE, r"[^\x00-\x1f\x7f/\\]{1,100}")]
+Device = Annotated[str, text("cuda:N", r"cuda:[0-9]+", "cpu", "cuda")]
 
 
 class Settings(BaseModel):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of
+from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
 
 def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
@@ -43,13 +41,6 @@ def _tables(model: type[BaseModel], place: str = "") -> Iterator[str]:
 
 
 def _row(key: str, values: str, field: FieldInfo) -> str:
-    return f"| `{key}` | {values} | `{_default(field)}` | {field.description or ''} |"
-
-
-def _default(field: FieldInfo) -> str:
-    value: Any = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        raise TypeError(f"{field!r} has no default")
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    default: object = field.get_default(call_default_factory=True)
+    text = default if isinstance(default, str) else shown(default)
+    return f"| `{key}` | {values} | `{text}` | {field.description or ''} |"

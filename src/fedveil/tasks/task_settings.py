@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from fedveil.settings.allowed import TextRule
-from fedveil.settings.base import Settings
+from fedveil.settings.base import Settings, text
 
-TextPath = Annotated[
-    str, AfterValidator(TextRule((), "the path of a file or folder", lambda path: path != ""))
-]
-
-FilePath = Annotated[
-    str, AfterValidator(TextRule((), "the path of a file", lambda path: path != ""))
-]
+TextPath = Annotated[str, text("the path of a file or folder", r"(?s).+")]
+FilePath = Annotated[str, text("the path of a file", r"(?s).+")]
 
 
 class HalvesSettings(Settings):
