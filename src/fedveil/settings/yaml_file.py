@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from fedveil.errors import JobError
 from fedveil.settings import allowed
@@ -113,7 +114,7 @@ def apply(
         else:
             settings.append((path, value))
     for path, value in sorted(settings, key=lambda setting: len(setting[0])):
-        _set(result, path, value, model)
+        result = _merged(result, path, value, model)
     return result, problems
 
 
@@ -173,53 +174,43 @@ def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
     return ""
 
 
-def _set(data: dict[str, Any], path: Path, value: Any, model: type[BaseModel]) -> None:
-    """Put `value` at `path`; a mapping for a block sets the keys it names and keeps the others.
+def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
+    """What a block holds with `value` at `path`; a mapping sets the keys it names, others stay.
 
-    Blocks on the way are replaced by copies: YAML's aliases may have put one in several places.
+    Nothing is changed in place: YAML's aliases may have put one block in several places. Where
+    something else stands than a block, validation says so.
     """
-    name, *rest = path
-    field = model.model_fields.get(name)
-    block = block_of(field) if field is not None else None
-    held = data.get(name)
-    blocks = blocks_of(field) if field is not None else None
-    if blocks is not None and rest and isinstance(held, Mapping | None):
-        data[name] = {**(held or {})}
-        _set_named(data[name], rest, value, blocks)
-        return
-    if block is not None and isinstance(held, str):
-        held = named(block, {}, held)
-    if held is None and (rest or (block is not None and value is not None)):
+    if isinstance(held, str):
+        held = _opened(block, {}, held)
+    if held is None and (path or value is not None):
         held = {}
-    if not isinstance(held, dict) or not (rest or block is not None):
-        data[name] = held if rest else value  # where it is no block, validation says so
-        return
-    data[name] = held = dict(held)
-    if rest:
-        _set(held, tuple(rest), value, block or model)
-    elif block is not None and isinstance(value, dict):
-        for key, inner in value.items():
-            _set(held, (key,), inner, block)
-    elif block is not None and isinstance(value, str):
-        data[name] = named(block, held, value)
-    else:
-        data[name] = value
+    if not isinstance(held, dict):
+        return held if path else value
+    if not path and not isinstance(value, dict):
+        return _opened(block, held, value) if isinstance(value, str) else value
+    result = dict(held)
+    for (name, *rest), part in [(path, value)] if path else [([k], v) for k, v in value.items()]:
+        result[name] = _placed(held.get(name), rest, part, block.model_fields.get(name))
+    return result
 
 
-def _set_named(
-    blocks: dict[str, Any], path: Sequence[str], value: Any, block: type[BaseModel]
-) -> None:
-    """Put `value` under a name of the user's, for a block or for what is in it."""
-    name, *rest = path
-    held = blocks.get(name)
-    if not rest and not isinstance(value, Mapping):
-        blocks[name] = value
-        return
-    blocks[name] = inner = dict(held) if isinstance(held, Mapping) else {}
-    for key, part in [(rest, value)] if rest else [([key], part) for key, part in value.items()]:
-        _set(inner, tuple(key), part, block)
+def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None) -> Any:
+    """What a field holds with `value` at `path`."""
+    block, blocks = (block_of(field), blocks_of(field)) if field else (None, None)
+    if block is not None:
+        return _merged(held, tuple(path), value, block)
+    if not path:
+        return value
+    if not isinstance(held, Mapping | None):
+        return held
+    name, *rest = path  # a name of the user's
+    held = held or {}
+    if blocks is not None:
+        inner = held.get(name)
+        value = _merged(inner if isinstance(inner, dict) else None, tuple(rest), value, blocks)
+    return {**held, name: value}
 
 
-def named(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
+def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
     """What `word` stands for in place of `block`, which held `held`; the word where for nothing."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word
