@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedveil.engine.round_loop import play, silent_clients
 from safetensors.torch import load_file
 from torch import nn
 
@@ -19,7 +20,6 @@ import parts
 from fedveil.engine import assembly, federation, simulation
 from fedveil.engine.executors.client_side import ClientsData, ClientSide
 from fedveil.engine.executors.pool import InProcess
-from fedveil.engine.round_loop import play, silent_clients
 from fedveil.entropy import Seeded
 from fedveil.errors import (
     FedveilError,

@@ -264,7 +264,7 @@ def test_no_phase_is_answered_twice():
 
 def test_two_clients_cannot_hide_each_other():
     with pytest.raises(
-        InvalidValue, match=r"reconstruct_secrets_threshold = 3 is outside \[2, 3\)"
+        InvalidValue, match=r"reconstruct_secrets_threshold = 3 is outside \[1, 3\)"
     ):
         start(federation(3), ProtectedStrategy(FedAvg(), **PW))
 
@@ -277,7 +277,7 @@ def test_a_later_round_with_too_few_clients_is_void_and_does_not_end_the_run():
         del grid.nodes[node]
     start(grid, strategy)
     assert strategy.rounds[0].reports == 6
-    assert "outside [2, 2)" in strategy.rounds[1].void
+    assert "outside [1, 2)" in strategy.rounds[1].void
 
 
 def test_the_runs_number_is_part_of_the_terms():

@@ -83,7 +83,7 @@ def test_what_does_not_hold_between_the_keys_is_refused(keys, sentence):
 )
 def test_an_offer_survives_its_encoding(keys):
     sent = offer(**keys)
-    received = Offer.read(decode(encode(sent.words())))
+    received = Offer.read(decode(encode(sent.words())), ())
     assert received.words() == sent.words()
     assert received.job(RUN) == sent.job(RUN) != sent.job(RUN + 1)
     assert received.options.parameters == sent.options.parameters
@@ -107,7 +107,7 @@ def test_an_offer_survives_its_encoding(keys):
 )
 def test_a_hostile_offer_is_refused(change):
     with pytest.raises(MessageInvalid):
-        Offer.read({**offer(protection="signds").words(), **change})
+        Offer.read({**offer(protection="signds").words(), **change}, ())
 
 
 PINNED = {"fedveil.protection": "signds", "fedveil.sign_eps": 5.0}

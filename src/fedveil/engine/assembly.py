@@ -13,7 +13,7 @@ from torch import nn
 
 from fedveil.data.datasets import Dataset
 from fedveil.data.partition import Partition, partition
-from fedveil.engine.executors.client_side import ClientsData, ClientSide
+from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.job_protection import make_protection as make_protection
 from fedveil.engine.job_protection import report_entropy as report_entropy
 from fedveil.entropy import Seeded
@@ -28,7 +28,7 @@ from fedveil.learning.weight_layout import Layout
 
 
 @dataclass(frozen=True)
-class Task:
+class ModelShape:
     """What the data says about the model: and the fingerprint of the model it gave the caller."""
 
     example_shape: tuple[int, ...]
@@ -36,14 +36,14 @@ class Task:
     fingerprint: str = ""
 
 
-def make_model(job: Job, task: Task) -> nn.Module:
+def make_model(job: Job, shape: ModelShape) -> nn.Module:
     """The model with its initial weights, which the seed decides."""
     model = models.build(
-        job.model, task.example_shape, task.classes, Seeded(job.seed, "initial weights")
+        job.model, shape.example_shape, shape.classes, Seeded(job.seed, "initial weights")
     )
     Layout(model)  # refuses what cannot be trained, by name
     found = model_fingerprint(model)
-    if task.fingerprint and found != task.fingerprint:
+    if shape.fingerprint and found != shape.fingerprint:
         raise ModelInvalid(
             f"model = {job.model!r} gave another model when it was called again: its function "
             f"must depend on its arguments and the seed alone"
@@ -106,17 +106,12 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
 
 
 def make_client_side(
-    job: Job, task: Task, data: ClientsData, model: npt.NDArray[np.float32]
+    job: Job, shape: ModelShape, data: ClientsData, model: npt.NDArray[np.float32]
 ) -> ClientSide:
     """The clients' side of the run."""
-    return ClientSide(
-        protection=make_protection(job, len(model)),
-        trainer=make_trainer(job, make_model(job, task)),
-        data=data,
-        model=model,
-        training_entropy=Seeded(job.seed, "training"),
-        report_entropy=report_entropy(job),
-    )
+    trainer = make_trainer(job, make_model(job, shape))
+    training = LocalTraining(trainer, data, Seeded(job.seed, "training"))
+    return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
 
 
 def worker_count(job: Job) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedveil.data.datasets import load
-from fedveil.engine.assembly import Task, make_model, make_partition, make_protection
+from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_protection
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.ledger import project
@@ -26,7 +26,7 @@ def project_job(job: Job) -> Iterator[Line]:
     dataset = load(job.data.name)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, dataset).clients)
-    layout = Layout(make_model(job, Task(dataset.example_shape, dataset.classes)))
+    layout = Layout(make_model(job, ModelShape(dataset.example_shape, dataset.classes)))
     protection = make_protection(job, layout.dimension)
     spending = protection.spending(protection.initial_state())
     figures = project(spending, job.rounds, job.privacy.delta, adaptive=protection.adaptive)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +19,13 @@ from torch import nn
 from fedveil._version import __version__
 from fedveil.data.datasets import Dataset, load
 from fedveil.engine.assembly import (
-    Task,
+    ModelShape,
     check_buffers,
     make_model,
     model_fingerprint,
     report_entropy,
 )
-from fedveil.engine.executors.pool import Executor
 from fedveil.engine.round_checkpoint import Checkpoint
-from fedveil.engine.round_loop import Outcome, play
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.entropy import Seeded
 from fedveil.errors import LimitReached, RunFolderError, RunStopped
@@ -36,12 +34,14 @@ from fedveil.learning.evaluate import evaluate
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import format_epsilon
-from fedveil.protections.base import ClientId, Protection, RoundContext, Spending, State
+from fedveil.protections.base import Protection, RoundContext, Spending, State
 from fedveil.record.begun_rounds import Attempts
 from fedveil.record.model_file import model_bytes
 from fedveil.record.own_modules import import_roots
 from fedveil.record.recorder import Record, Recorder, find_board
 from fedveil.record.run_folder import IMPORTS, JOB, MODEL, RunFolder, uninterrupted
+from fedveil.rounds.answers import ClientId
+from fedveil.rounds.loop import Carrier, Outcome, drive
 
 Progress = Callable[[Record], None]
 
@@ -59,6 +59,18 @@ class Run:
     stopped: str | None = None
 
 
+class Executor(Carrier, Protocol):
+    """Carries the messages of one round after another."""
+
+    def open(self, context: RoundContext) -> None:
+        """Begin a round, with its global weights."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and memory."""
+        ...
+
+
 class Engine(Protocol):
     """Who carries the messages of a job, and what only it knows."""
 
@@ -71,7 +83,7 @@ class Engine(Protocol):
         """Look at the data; the job with its number of clients. What cannot run says so here."""
         ...
 
-    def check(self, job: Job, task: Task) -> None:
+    def check(self, job: Job, shape: ModelShape) -> None:
         """Look at what the model is; what cannot train says so here."""
         ...
 
@@ -88,13 +100,9 @@ class Engine(Protocol):
         ...
 
     def start(
-        self, job: Job, task: Task, weights: npt.NDArray[np.float32], event: Callable[[str], None]
+        self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:
         """Get ready to carry messages."""
-        ...
-
-    def silent(self, job: Job, round: int, cohort: Sequence[ClientId]) -> Mapping[ClientId, str]:
-        """The clients that fall silent in the round, and the phase from which on."""
         ...
 
 
@@ -112,10 +120,10 @@ class Federation:
         self._engine = engine
         self._dataset = load(job.data.name)
         self.job = job = engine.settle(job, self._dataset)
-        task = Task(self._dataset.example_shape, self._dataset.classes)
-        self._model = make_model(job, task)
-        task = Task(task.example_shape, task.classes, model_fingerprint(self._model))
-        engine.check(job, task)
+        shape = ModelShape(self._dataset.example_shape, self._dataset.classes)
+        self._model = make_model(job, shape)
+        shape = ModelShape(shape.example_shape, shape.classes, model_fingerprint(self._model))
+        engine.check(job, shape)
         self._layout = Layout(self._model)
         check_buffers(job, self._layout)
         if job.record.tensorboard:
@@ -125,18 +133,18 @@ class Federation:
         self._state: State = self._protection.initial_state()
         self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
-        self._fingerprint = _fingerprint(self._dataset, engine.identify(), task.fingerprint)
+        self._fingerprint = _fingerprint(self._dataset, engine.identify(), shape.fingerprint)
         self._folder = open_folder()
         stack.callback(self._folder.close)
         stack.push(self._tell_how_to_resume)
         self._done, kept = self._restore(Checkpoint.read(self._folder))
         self._attempts = Attempts(self._folder, self._done)
         self._folder.write_atomically(JOB, job.to_yaml().encode())
-        roots = import_roots([job.model, job.data.name])
+        roots = import_roots([job.model, job.data.name, job.protection.name])
         self._folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
         self._recorder = Recorder(self._folder, keep_bytes=kept, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
-        self._executor = engine.start(job, task, self._weights, self._recorder.event)
+        self._executor = engine.start(job, shape, self._protection, self._recorder.event)
         stack.callback(self._executor.close)
         self._introduce(time.perf_counter() - began)
 
@@ -218,12 +226,18 @@ class Federation:
         if self._engine.reports_leave:
             self._attempts.begin(number)
         context = RoundContext(cohort, number, self._weights, self._state)
-        silent = self._engine.silent(self.job, number, cohort)
-        outcome = play(self._protection.server_round(context), self._executor, context, silent)
-        if outcome.aggregate is not None:
-            self._weights = self._optimizer.step(self._weights, outcome.aggregate.update)
-            self._state = outcome.aggregate.state
-        self._ledger.record_many(spending, round=number, clients=sorted(outcome.senders))
+        server = self._protection.server_round(context)
+        self._executor.open(context)
+        opening = dict.fromkeys(cohort, server.opening())
+        outcome = drive(server, self._executor, opening, self._protection.trains)
+        aggregate = outcome.result(server.aggregate)
+        if outcome.hopeless is not None:
+            raise RunStopped(f"every client of round {number} failed: {outcome.hopeless}")
+        outcome.bytes_down += len(cohort) * self._weights.nbytes
+        if aggregate is not None:
+            self._weights = self._optimizer.step(self._weights, aggregate.update)
+            self._state = aggregate.state
+        self._ledger.record_many(spending, round=number, clients=sorted(outcome.charged))
         evaluation = time.perf_counter()
         quality = self._evaluate(number)
         outcome.seconds["evaluation"] = time.perf_counter() - evaluation
@@ -231,6 +245,7 @@ class Federation:
         record = {
             "round": number,
             "clients": len(cohort),
+            "reports": aggregate.reports if aggregate is not None else 0,
             **_counted(outcome),
             **quality,
             **self._privacy(),
@@ -325,16 +340,15 @@ class Federation:
 
 
 def _counted(outcome: Outcome) -> dict[str, Any]:
-    senders = len(outcome.senders)
+    arrived = len(outcome.arrived)
     return {
-        "reports": outcome.aggregate.reports if outcome.aggregate is not None else 0,
         "rejected": dict(outcome.rejected),
         "withheld": dict(outcome.withheld),
         "failed": dict(outcome.failed),
-        "dropped": outcome.dropped,
-        "void": outcome.void,
+        "dropped": len(outcome.dropped),
+        "void": str(outcome.void) if outcome.void else None,
         "bytes_up": outcome.bytes_up,
-        "bytes_up_per_client": outcome.bytes_up / senders if senders else 0,
+        "bytes_up_per_client": outcome.bytes_up / arrived if arrived else 0,
         "bytes_down": outcome.bytes_down,
     }
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.federated.job import Job
-from fedveil.protections import build
-from fedveil.protections.base import ClientId, JobContext, Protection
+from fedveil.protections.base import JobContext, Protection
+from fedveil.protections.positions import build
+from fedveil.rounds.answers import ClientId
 from fedveil.secagg.secret import Secret
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedveil.data.datasets import Dataset
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
-    Task,
+    ModelShape,
     make_client_side,
     make_model,
     make_partition,
@@ -23,13 +23,13 @@ from fedveil.engine.assembly import (
     worker_count,
 )
 from fedveil.engine.executors.client_side import ClientsData
-from fedveil.engine.executors.pool import Executor, InProcess, WorkerPool
-from fedveil.engine.federation import Federation, Progress
+from fedveil.engine.executors.in_process import InProcess
+from fedveil.engine.executors.pool import WorkerPool
+from fedveil.engine.faults import Faulty
+from fedveil.engine.federation import Executor, Federation, Progress
 from fedveil.engine.federation import Run as Run
-from fedveil.engine.virtual_time import silent_in
-from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
-from fedveil.protections.base import ClientId, Protection
+from fedveil.protections.base import Protection
 from fedveil.record.own_modules import make_importable
 from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
 
@@ -80,9 +80,9 @@ class Simulator:
         self._partition = make_partition(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
-    def check(self, job: Job, task: Task) -> None:
+    def check(self, job: Job, shape: ModelShape) -> None:
         """Make a trainer once."""
-        make_trainer(job, make_model(job, task))
+        make_trainer(job, make_model(job, shape))
 
     def protection(self, job: Job, dimension: int) -> Protection:
         """The keys come from the job's seed."""
@@ -98,24 +98,22 @@ class Simulator:
         yield f"{self._dataset.name}: {self._partition.summary(self._dataset.train.y)}"
 
     def start(
-        self, job: Job, task: Task, weights: npt.NDArray[np.float32], event: Callable[[str], None]
+        self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:
         """Start the worker processes."""
+        return Faulty(self._executor(job, shape, protection.dimension), job, protection)
+
+    def _executor(self, job: Job, shape: ModelShape, dimension: int) -> Executor:
         train, split = self._dataset.train, self._partition
         data = ClientsData(train.x, train.y, split.indices, split.offsets)
         workers = worker_count(job)
         if workers == 0:
-            model = weights.copy()
-            return InProcess(make_client_side(job, task, data, model), model)
-        pool = WorkerPool(workers, len(weights), data)
+            model = np.empty(dimension, np.float32)
+            return InProcess(make_client_side(job, shape, data, model))
+        pool = WorkerPool(workers, dimension, data)
         try:
-            pool.start(job, task)
+            pool.start(job, shape)
         except BaseException:
             pool.close()
             raise
         return pool
-
-    def silent(self, job: Job, round: int, cohort: Sequence[ClientId]) -> Mapping[ClientId, str]:
-        """What the job's fault plan says, and who is late in virtual time."""
-        faults, times = (Seeded(job.seed, name, round) for name in ("dropouts", "answer times"))
-        return silent_in(job, cohort, faults, times)

@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.errors import InvalidValue
+from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.protection_switch import ProtectionSettings
-from fedveil.protections.base import Weighting
+from fedveil.protections.base import Cohort, Weighting
+from fedveil.protections.positions import POSITIONS, fault_phases
 from fedveil.settings.base import Block, Device, RunName, is_function, or_function
 from fedveil.settings.checked_job import CheckedJob
 
@@ -21,10 +22,12 @@ DATASETS = (
     "location30",
     "purchase100-synthetic",
 )
+#: The names that a fault plan may use, whatever the built-in position.
+PHASES = tuple(fault_phases(POSITIONS["not_encrypt"]))
+_PERTURBING = [name for name, position in POSITIONS.items() if position.perturbs]
 MODELS = ("lenet", "lenet_femnist", "mlp", "purchase_dnn", "logistic")
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
-Phase = Literal["advertise", "share", "masked", "consistency", "unmask"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -95,7 +98,7 @@ class ServerSettings(Block):
     weighting: Weighting = Field(
         "by_size",
         description="how clients count in the aggregate; left out: by_size, or equal under "
-        "dp_encrypt, signds, rr and oue, where by_size is an error",
+        f"{', '.join(_PERTURBING[:-1])} and {_PERTURBING[-1]}, where by_size is an error",
     )
     optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
         "none", description="the server's optimiser; none is federated averaging"
@@ -135,16 +138,18 @@ class SimulationSettings(Block):
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
         "auto", description="worker processes; auto: one a core; 0: train in the calling process"
     )
-    dropouts: dict[Phase, Share] = Field(
+    dropouts: dict[str, Share] = Field(
         default_factory=dict,
-        description="fault plan: the share of the cohort that falls silent at each phase; where "
-        "clients send a single report, those silent up to `masked` send none",
+        description="fault plan: the share of the cohort that falls silent at each phase, of "
+        f"{', '.join(PHASES)}; where clients send a single report, those silent up to `masked` "
+        "send none",
     )
     answer_ms: float = Field(
         0.0,
         ge=0,
         description="virtual time in which half of the clients answer a message; who takes longer "
-        "than `pw_encrypt.cipher_time_window` for a phase has dropped out. 0: nobody is late",
+        "for a phase than the protection's deadline has dropped out, and its report, if it was "
+        "asked for one, counts as given. 0: nobody is late",
     )
     answer_spread: float = Field(
         1.0,
@@ -171,6 +176,12 @@ class DeploymentSettings(Block):
         None,
         ge=1,
         description="how many clients must be connected before the first round; null: all",
+    )
+    answer_s: float = Field(
+        300.0,
+        gt=0,
+        description="seconds that the server waits for the answers of a phase, where the "
+        "protection has no deadline of its own",
     )
     wait_s: float = Field(
         600.0,
@@ -215,6 +226,10 @@ class JobFields(CheckedJob):
 
     def _fill_in(self) -> None:
         """Settle the two keys whose default depends on another key; the job is frozen then."""
+        try:
+            _ = self.protection.settings
+        except InvalidValue as error:
+            raise JobError([str(error)]) from None
         if "weighting" not in self.server.model_fields_set and self.must_weigh_equally:
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
         if "number" not in self.clients.model_fields_set and self.data.split == "by_client":
@@ -231,14 +246,15 @@ class JobFields(CheckedJob):
         return max(1, round(self.clients.fraction * self.clients.number))
 
     @property
-    def sharing_clients(self) -> int:
-        """How many of a cohort share secrets under pw_encrypt: ceil(ratio * cohort)."""
-        return self.protection.pw_encrypt.sharing_clients(self.clients_per_round)
-
-    @property
     def must_weigh_equally(self) -> bool:
         """Whether the protection rests on clients that count equally."""
-        return self.protection.name in self.protection.EQUAL
+        return self.protection.position.perturbs
+
+    @property
+    def cohort(self) -> Cohort:
+        """How many clients there are, as far as it is known."""
+        number = self.clients.number
+        return Cohort(number, None if number is None else self.clients_per_round)
 
     @property
     def weighting(self) -> Weighting:

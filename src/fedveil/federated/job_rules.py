@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from fedveil.federated.blocks import JobFields
-from fedveil.settings.allowed import shown
-from fedveil.settings.rules import Rules
+from fedveil.protections.base import Protection, Rule
+from fedveil.protections.positions import POSITIONS, fault_phases
+from fedveil.settings.allowed import did_you_mean, plain, shown
+from fedveil.settings.rules import Check, Rules
 
 RULES = Rules[JobFields]()
 
@@ -44,7 +49,7 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
 
 @RULES.rule("protection.name", "server.weighting")
 def _weighs_equally(job: JobFields) -> str | None:
-    """`server.weighting: by_size` is refused under dp_encrypt, signds, rr and oue: it tells the
+    """`server.weighting: by_size` is refused under a protection that perturbs reports: it tells the
     server how much data each client has and breaks the sensitivity of local privacy."""
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.must_weigh_equally):
@@ -56,43 +61,44 @@ def _weighs_equally(job: JobFields) -> str | None:
     )
 
 
-@RULES.rule("protection.name", "protection.pw_encrypt", "clients")
-def _threshold_reachable(job: JobFields) -> str | None:
-    """Under pw_encrypt `reconstruct_secrets_threshold` is below the number of clients that share
-    secrets, ceil(share_secrets_ratio * clients a round)."""
-    if job.protection.name != "pw_encrypt" or job.clients.number is None:
-        return None
-    threshold = job.protection.pw_encrypt.reconstruct_secrets_threshold
-    if threshold < job.sharing_clients:
-        return None
-    return (
-        f"protection.pw_encrypt.reconstruct_secrets_threshold = {threshold} is outside "
-        f"[1, {job.sharing_clients}): it is below the number of clients that share secrets, "
-        f"ceil({job.protection.pw_encrypt.share_secrets_ratio:g} * {job.clients_per_round} "
-        f"clients a round)"
-    )
+@RULES.rule("protection", "simulation.dropouts")
+def _phases_known(job: JobFields) -> str | None:
+    """`simulation.dropouts` names phases of the protection, or of a built-in one."""
+    known = fault_phases(job.protection.position)
+    strangers = []
+    for name in job.simulation.dropouts:
+        if name not in known:
+            hint = did_you_mean(difflib.get_close_matches(name, known, 1))
+            strangers.append(
+                f"simulation.dropouts.{plain(name)} is not a known key{hint}; the keys are "
+                f"{', '.join(known)}"
+            )
+    return "; ".join(strangers) or None
 
 
-@RULES.rule("protection.name", "protection.pw_encrypt", "clients")
-def _graph_fits(job: JobFields) -> str | None:
-    """Under pw_encrypt `neighbours: k` is below the number of clients a round and at least
-    `reconstruct_secrets_threshold`, which counts within each neighbourhood, and `active_security`
-    needs the complete graph."""
-    settings = job.protection.pw_encrypt
-    if job.protection.name != "pw_encrypt" or not isinstance(settings.neighbours, int):
-        return None
-    place = f"protection.pw_encrypt.neighbours = {settings.neighbours}"
-    if settings.active_security:
-        return f"{place} leaves a sparse graph; active_security requires complete, or auto"
-    if job.clients.number is not None and not 1 <= settings.neighbours < job.clients_per_round:
-        return f"{place} is outside [1, {job.clients_per_round}): below the clients a round"
-    threshold = settings.reconstruct_secrets_threshold
-    if threshold > settings.neighbours:
-        return (
-            f"{place} is below reconstruct_secrets_threshold = {threshold}, which counts within "
-            f"a client's neighbours"
-        )
-    return None
+def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
+    """A position's own rule, where the switch is in that position."""
+
+    def check(job: JobFields) -> str | None:
+        if job.protection.position is not position:
+            return None
+        sentence = rule(job.protection.settings, job.cohort)
+        return None if sentence is None else f"protection.{position.block}.{sentence}"
+
+    check.__doc__ = rule.__doc__
+    return check
+
+
+for _position in POSITIONS.values():
+    for _rule in _position.rules:
+        _reads = ("protection.name", f"protection.{_position.block}", "clients")
+        RULES.rule(*_reads)(_of_position(_position, _rule))
+
+
+@RULES.rule("protection", "clients")
+def _own_position_fits(job: JobFields) -> str | None:
+    """What the class of a protection of yours demands."""
+    return _said_by_own(job, job.protection.position.rules)
 
 
 @RULES.rule("clients.number", "deployment.start_clients")
@@ -104,39 +110,21 @@ def _enough_to_start(job: JobFields) -> str | None:
     return f"deployment.start_clients = {wanted} is outside [1, {number}], the clients there are"
 
 
-@RULES.advised
-def _threshold_safe(job: JobFields) -> str | None:
-    if job.protection.name != "pw_encrypt" or job.clients.number is None:
-        return None
-    settings = job.protection.pw_encrypt
-    threshold, n, who = settings.reconstruct_secrets_threshold, job.sharing_clients, "clients"
-    neighbours = settings.graph_degree(n)
-    if neighbours is not None and neighbours < n - 1:
-        n, who = neighbours + 1, "clients of a neighbourhood"
-    place = f"protection.pw_encrypt.reconstruct_secrets_threshold = {threshold}"
-    if 2 * threshold <= n:
-        return (
-            f"{place} is at most half of the {n} {who} that share secrets: a lying server "
-            f"acting alone can unmask a client; above {n // 2} it cannot"
-        )
-    if 3 * threshold <= 2 * n:
-        return (
-            f"{place} is at most two thirds of the {n} {who} that share secrets: a lying server "
-            f"that colludes with clients can unmask others; above {2 * n // 3} it cannot with "
-            f"up to a third of them"
-        )
-    return None
+for _position in POSITIONS.values():
+    for _rule in _position.advice:
+        RULES.advised(_of_position(_position, _rule))
 
 
 @RULES.advised
-def _delta_small(job: JobFields) -> str | None:
-    delta, number = job.protection.dp_encrypt.dp_delta, job.clients.number
-    if job.protection.name != "dp_encrypt" or number is None or delta * number <= 1:
+def _own_position_advises(job: JobFields) -> str | None:
+    return _said_by_own(job, job.protection.position.advice)
+
+
+def _said_by_own(job: JobFields, rules: Iterable[Rule]) -> str | None:
+    if job.protection.name in POSITIONS:
         return None
-    return (
-        f"protection.dp_encrypt.dp_delta = {delta!r} is above 1/clients = {1 / number:g}: "
-        f"a mechanism that shows one client's data outright is then within the promise"
-    )
+    found = [_of_position(job.protection.position, rule)(job) for rule in rules]
+    return "; ".join(filter(None, found)) or None
 
 
 @RULES.advised

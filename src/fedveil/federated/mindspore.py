@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from fedveil.federated import mindspore_keys as keys
-from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.protections.positions import POSITIONS
 from fedveil.settings.allowed import did_you_mean, shown
 
 
@@ -117,28 +117,25 @@ class Translation:
     def _position(self) -> None:
         key, chosen = self._either(keys.TYPE, keys.TRAIN_TYPE)
         position = str(_folded(chosen)).lower() if key in self._theirs else "not_encrypt"
-        if position not in ProtectionSettings.BLOCKS:
-            why = "is no protection"
-            if position == "stable_pw_encrypt":
-                why = "keeps one set of pairwise keys for all rounds and is not supported"
-            allowed = ", ".join(name.upper() for name in ProtectionSettings.BLOCKS)
+        if position not in POSITIONS:
+            why = keys.REFUSED_POSITIONS.get(position.upper(), "is no protection")
+            allowed = ", ".join(name.upper() for name in POSITIONS)
             self._refuse(key, f"{why}; it is one of {allowed}")
             return
         self._put("protection.name", position, key)
-        self._pairwise(position == "pw_encrypt")
-
-    def _pairwise(self, active: bool) -> None:
-        name, ratio = self._either(keys.SHARE_RATIO, keys.SHARE_RATIO_ALIAS)
-        if name in self._theirs:
-            self._put(keys.CONVERTED[keys.SHARE_RATIO], ratio, name)
-        if active:
-            # Their server demands it, and our default says nothing about their cohort.
-            self._theirs.setdefault(keys.RECONSTRUCT, None)
-        if not active and keys.SERVERS in self._theirs:
+        for alias, meant in keys.ALIASES.items():
+            name, value = self._either(meant, alias)
+            if name in self._theirs:
+                self._put(keys.CONVERTED[meant], value, name)
+        active = POSITIONS[position]
+        for parameter in active.dialect.demanded:
+            # Our default says nothing about their cohort.
+            self._theirs.setdefault(f"encrypt.{active.block}.{parameter}", None)
+        if not active.dialect.one_server and keys.SERVERS in self._theirs:
             self.ignored.append(self._written[keys.SERVERS])
         elif self._theirs.get(keys.SERVERS, 1) != 1:
-            why = "one server holds the sum of masks, so that only 1 is allowed"
-            self._refuse(keys.SERVERS, f"is not supported under PW_ENCRYPT: {why}")
+            why = f"{active.dialect.one_server}, so that only 1 is allowed"
+            self._refuse(keys.SERVERS, f"is not supported under {active.name.upper()}: {why}")
 
     def _mode(self) -> None:
         mode = _folded(self._theirs.get(keys.MODE, "FEDERATED_LEARNING"))
@@ -150,11 +147,11 @@ class Translation:
         self._refuse(keys.MODE, f"{why}; FEDERATED_LEARNING and CLOUD_TRAINING are allowed")
 
     def _refusals(self) -> None:
-        position = self.native.get("protection", {}).get("name")
+        position = POSITIONS.get(self.native.get("protection", {}).get("name"))
         for key, (neutral, why) in keys.REFUSED.items():
             if _folded(self._theirs.get(key, neutral)) == _folded(neutral):
                 continue
-            if key == keys.UPLOAD and position in keys.UPLOADS_AS_THEY_ARE:
+            if key == keys.UPLOAD and position and position.dialect.uploads_as_they_are:
                 self.ignored.append(self._written[key])
             else:
                 self._refuse(key, f"is not supported: {why}; only {neutral} is allowed")

@@ -9,9 +9,10 @@ servers, transport and files.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from itertools import groupby
 
-from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.protections.positions import POSITIONS
 
 MODE = "server_mode"
 THRESHOLD = "round.start_fl_job_threshold"
@@ -19,9 +20,6 @@ RATIO = "round.update_model_ratio"
 TOTAL = "aggregation.total_client_num"
 TYPE = "encrypt.encrypt_type"
 TRAIN_TYPE = "encrypt.encrypt_train_type"
-SHARE_RATIO = "encrypt.pw_encrypt.share_secrets_ratio"
-SHARE_RATIO_ALIAS = "encrypt.pw_encrypt.share_client_ratio"
-RECONSTRUCT = "encrypt.pw_encrypt.reconstruct_secrets_threshold"
 SERVERS = "server_num"
 UPLOAD = "compression.upload_compress_type"
 
@@ -33,11 +31,31 @@ CONVERTED = {
     "client.client_batch_size": "training.batch_size",
     "client.client_learning_rate": "training.lr",
     **{
-        f"encrypt.{block}.{key}": f"protection.{block}.{key}"
-        for block, settings in ProtectionSettings().model_dump(exclude={"name"}).items()
-        for key in settings
+        f"encrypt.{position.block}.{key}": f"protection.{position.block}.{key}"
+        for position in POSITIONS.values()
+        for key in position.settings_type.model_fields
     },
 }
+
+#: Their other names of a key -> the key.
+ALIASES = {
+    f"encrypt.{position.block}.{alias}": f"encrypt.{position.block}.{key}"
+    for position in POSITIONS.values()
+    for alias, key in position.dialect.aliases.items()
+}
+
+_THEIRS = [name.upper() for name, position in POSITIONS.items() if position.dialect.theirs]
+_OURS = [name.upper() for name, position in POSITIONS.items() if not position.dialect.theirs]
+_ONE_SERVER = [name.upper() for name, p in POSITIONS.items() if p.dialect.one_server]
+#: Their positions that are not supported -> why.
+REFUSED_POSITIONS = {
+    name: why for position in POSITIONS.values() for name, why in position.dialect.refused.items()
+}
+
+
+def _listed(names: Iterable[str], glue: str = ", ") -> str:
+    return glue.join(f"`{name}`" for name in names)
+
 
 #: Their key -> the rule.
 INTERPRETED = {
@@ -48,11 +66,12 @@ INTERPRETED = {
     RATIO: "1.0: nothing. Below: their round closes when ceil(ratio * threshold) updates are in "
     "and turns the later ones away, so that the rest of each cohort falls silent: "
     "`simulation.dropouts.masked`",
-    TYPE: "`protection.name`: `NOT_ENCRYPT`, `DP_ENCRYPT`, `PW_ENCRYPT`, `SIGNDS`, in any case, "
-    "and `RR` and `OUE`, which fedveil adds; `STABLE_PW_ENCRYPT` is refused",
+    TYPE: f"`protection.name`: {_listed(_THEIRS)}, in any case, and {_listed(_OURS, ' and ')}, "
+    f"which fedveil adds; {_listed(REFUSED_POSITIONS)} is refused",
     TRAIN_TYPE: f"the newer name of `{TYPE}`",
-    SHARE_RATIO_ALIAS: f"another name of `{SHARE_RATIO}`",
-    SERVERS: "1, as there, under `PW_ENCRYPT`; elsewhere it changes nothing and is ignored",
+    **{alias: f"another name of `{key}`" for alias, key in ALIASES.items()},
+    SERVERS: f"1, as there, under {_listed(_ONE_SERVER)}; elsewhere it changes nothing and is "
+    "ignored",
 }
 
 #: Their key -> the value that changes nothing, and why others are refused.
@@ -67,8 +86,6 @@ REFUSED = {
         "QUANT changes the model that clients start from",
     ),
 }
-#: Under these positions their server switches the compression of uploads off by itself.
-UPLOADS_AS_THEY_ARE = ("pw_encrypt", "signds")
 
 _IGNORED_BECAUSE = {
     "their transport and who may use it": """

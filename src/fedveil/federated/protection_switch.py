@@ -1,45 +1,82 @@
-"""The switch in a job, and the parameters of its positions."""
+"""The switch in a job, and the parameters of its positions, as the positions declare them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, ValidationError, create_model
 
-from fedveil.protections.dp_encrypt import DPEncryptSettings
-from fedveil.protections.pw_encrypt import PWEncryptSettings
-from fedveil.protections.rr_oue import UnarySettings
-from fedveil.protections.signds import SignDSSettings
-from fedveil.settings.base import Choice
+from fedveil.errors import InvalidValue
+from fedveil.protections.base import Protection
+from fedveil.protections.positions import POSITIONS, find
+from fedveil.settings.allowed import sentences
+from fedveil.settings.base import Choice, Settings, function_text
+
+#: A parameter of a protection of one's own, which its class checks.
+OwnValue: TypeAlias = bool | int | float | str | None
 
 
-class ProtectionSettings(Choice):
+class Switch(Choice):
     """The switch, and the parameters of its positions; the unused blocks wait."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
-        "not_encrypt": None,
-        "dp_encrypt": "dp_encrypt",
-        "pw_encrypt": "pw_encrypt",
-        "signds": "signds",
-        "rr": "unary",
-        "oue": "unary",
+        name: position.block for name, position in POSITIONS.items()
     }
-    #: Positions whose guarantee needs clients that count equally.
-    EQUAL: ClassVar[tuple[str, ...]] = ("dp_encrypt", "signds", "rr", "oue")
 
-    name: Literal["not_encrypt", "dp_encrypt", "pw_encrypt", "signds", "rr", "oue"] = Field(
-        "not_encrypt", description="the position of the switch"
+    name: Annotated[str, function_text("package.module:Name", *POSITIONS)] = Field(
+        "not_encrypt",
+        description="the position of the switch; one of yours is a class",
     )
-    dp_encrypt: DPEncryptSettings = Field(
-        default_factory=DPEncryptSettings, description="parameters of dp_encrypt"
-    )
-    signds: SignDSSettings = Field(
-        default_factory=SignDSSettings, description="parameters of signds"
-    )
-    pw_encrypt: PWEncryptSettings = Field(
-        default_factory=PWEncryptSettings, description="parameters of pw_encrypt"
-    )
-    unary: UnarySettings = Field(
-        default_factory=UnarySettings, description="parameters of rr and oue"
+
+    @classmethod
+    def block_of(cls, word: str) -> str | None:
+        """Those of a position of one's own are in `own`."""
+        return cls.BLOCKS.get(word, Protection.block)
+
+    @property
+    def position(self) -> type[Protection]:
+        """The position that is picked; raises `InvalidValue` for one that cannot be loaded."""
+        return find(self.name)
+
+    @property
+    def settings(self) -> Settings:
+        """The active parameters; raises `InvalidValue` where they do not fit."""
+        kind, block = self.position.settings_type, self.position.block
+        held = {} if block is None else getattr(self, block)
+        if isinstance(held, Settings):
+            return held
+        try:
+            return kind(**held)
+        except ValidationError as error:
+            found = sentences(error, kind).values()
+            place = f"protection.{block}."
+            raise InvalidValue("; ".join(place + sentence for sentence in found)) from None
+
+
+def _blocks() -> dict[str, Any]:
+    """A field for each block that positions name, and one for the parameters of others."""
+    users: dict[str, list[type[Protection]]] = {}
+    for position in POSITIONS.values():
+        if position.block is not None:
+            users.setdefault(position.block, []).append(position)
+    fields: dict[str, Any] = {}
+    for block, positions in users.items():
+        kind = positions[0].settings_type
+        names = " and ".join(position.name for position in positions)
+        fields[block] = (kind, Field(default_factory=kind, description=f"parameters of {names}"))
+    about = "parameters of a position of yours, which its class names"
+    fields["own"] = (dict[str, OwnValue], Field(default_factory=dict, description=about))
+    return fields
+
+
+if TYPE_CHECKING:
+    ProtectionSettings = Switch
+else:
+    ProtectionSettings = create_model(
+        "ProtectionSettings",
+        __base__=Switch,
+        __module__=__name__,
+        __doc__=Switch.__doc__,
+        **_blocks(),
     )

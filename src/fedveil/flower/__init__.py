@@ -24,7 +24,7 @@ from fedveil._lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.flower.app.mod import ProtectMod
-    from fedveil.flower.app.play import RoundRecord
+    from fedveil.flower.app.round_record import RoundRecord
     from fedveil.flower.app.strategy import ProtectedStrategy
 
 __all__ = ["ProtectMod", "ProtectedStrategy", "RoundRecord"]
@@ -34,7 +34,7 @@ __getattr__, __dir__ = lazy(
     {
         "ProtectMod": "fedveil.flower.app.mod",
         "ProtectedStrategy": "fedveil.flower.app.strategy",
-        "RoundRecord": "fedveil.flower.app.play",
+        "RoundRecord": "fedveil.flower.app.round_record",
     },
     needs=("flwr", "flower"),
 )

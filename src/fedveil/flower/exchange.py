@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 #: So many replies may wait in memory while one is folded.
@@ -17,12 +18,12 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
 
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout_s: float
-) -> Iterator[tuple[int, Message]]:
+) -> Iterator[tuple[int, Message | None]]:
     """Send the messages; yield each client's number and reply until all are there or time is up.
 
-    A client that the grid could not take a message for, and one that does not reply in time, has
-    no reply. At most `BATCH` replies are held at once: Flower's own `send_and_receive` returns a
-    list of all of them.
+    A client that the grid could not take a message for has None for a reply, and is heard of
+    first; one that does not reply in time has none. At most `BATCH` replies are held at once:
+    Flower's own `send_and_receive` returns a list of all of them.
     """
     pushed = set(grid.push_messages(messages))
     waiting = {
@@ -30,6 +31,9 @@ def exchange(
         for message in messages
         if message.metadata.message_id in pushed
     }
+    for message in messages:
+        if message.metadata.message_id not in pushed:
+            yield message.metadata.dst_node_id, None
     end = time.monotonic() + timeout_s
     pause = FIRST_PAUSE_S
     while waiting:
@@ -45,6 +49,11 @@ def exchange(
             return
         pause = FIRST_PAUSE_S if heard else min(2 * pause, LAST_PAUSE_S)
         time.sleep(min(pause, left))
+
+
+def reply_was_lost(reply: Message) -> bool:
+    """Whether an error reply says that there was a reply, which is not to be had any more."""
+    return reply.error.code == ErrorCode.REPLY_MESSAGE_UNAVAILABLE
 
 
 def _batches(ids: list[str]) -> Iterator[list[str]]:

@@ -61,6 +61,21 @@ class Audit:
         )
 
 
+@dataclass(frozen=True)
+class Case:
+    """A mechanism, and two inputs that differ as much as its claim allows."""
+
+    name: str
+    release: Callable[[Any, Entropy], Any]
+    a: Any
+    b: Any
+    claim: PrivacyLoss
+
+    def audit(self, trials: int) -> Audit:
+        """Play the game."""
+        return run(self.release, self.a, self.b, claim=self.claim, trials=trials)
+
+
 def run(
     mechanism: Mechanism,
     a: Any,

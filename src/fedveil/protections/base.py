@@ -14,7 +14,7 @@ between them: the simulator, Flower and the tests drive the same two objects.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -22,15 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.errors import ClientWithheld, MessageInvalid, ReportRejected, RoundVoid
 from fedveil.message import Message
-from fedveil.message import only_fields as only_fields
-from fedveil.message import take as take
-from fedveil.message import take_array as take_array
+from fedveil.privacy.audit import Case
+from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.rounds.answers import ClientId
+from fedveil.rounds.loop import ServerHalf
 from fedveil.secagg.secret import Secret
+from fedveil.settings.base import Settings
 
-ClientId: TypeAlias = int
 #: A client's new weights minus the old, flat, in the order of the model's layout.
 Update: TypeAlias = npt.NDArray[np.float32]
 #: What a protection carries from one round to the next; a checkpoint stores it as a message.
@@ -96,19 +96,11 @@ class Aggregate:
     state: State = field(default_factory=dict)
 
 
-class ServerRound(Protocol):
+class ServerRound(ServerHalf, Protocol):
     """The server's half of one round."""
 
     def opening(self) -> Message:
         """The first message, the same for every invited client."""
-        ...
-
-    def receive(self, client: ClientId, message: Message) -> None:
-        """Check a report and fold it; raise `ReportRejected` and change nothing if it is wrong."""
-        ...
-
-    def advance(self) -> Mapping[ClientId, Message] | None:
-        """Close the phase: the next phase's messages, or None when no more talk is needed."""
         ...
 
     def merge(self, other: Any) -> None:
@@ -144,136 +136,146 @@ class ClientRound(Protocol):
         ...
 
 
-class Protection(Protocol):
-    """A switch position, made once from the job."""
-
-    #: Whether what a round costs depends on the outcome of earlier ones: the ledger then adds
-    #: pure losses, which stays valid, instead of composing distributions fixed in advance.
-    adaptive: bool
-
-    def initial_state(self) -> State:
-        """The state before the first round."""
-        ...
-
-    def spending(self, state: State) -> Sequence[Spending]:
-        """What each report of a round that opens with `state` costs its client."""
-        ...
-
-    def server_round(self, context: RoundContext) -> ServerRound:
-        """The server's half of a round."""
-        ...
-
-    def client_round(self, context: ClientContext) -> ClientRound:
-        """The client's half of a round."""
-        ...
+#: The phase of a protection in which clients send a single report.
+REPORT = "report"
 
 
-class OneReportRound(ABC):
-    """A server half in which every client sends one report; checks what all of them share.
+@dataclass(frozen=True)
+class Cohort:
+    """How many clients there are, and how many of them take part in a round; None: not known."""
 
-    Halves of the same round may be opened in several places, each with the reports of other
-    clients, and merged: into the same bytes, however the clients were dealt. A half that is
-    pickled takes along what `merge` reads and nothing else.
+    clients: int | None
+    per_round: int | None
+
+
+#: What must hold between a protection's parameters and the cohort, or is advised: a sentence that
+#: begins with the parameter where it does not. Its docstring is the rule in the job's reference.
+Rule: TypeAlias = Callable[[Any, Cohort], str | None]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a MindSpore Federated server's file speaks of a position, where that needs a word.
+
+    `theirs`: whether it is one of their positions; the others are taken in their form too.
+    `aliases`: their other names of parameters. `one_server`: why it has one server, where it must.
+    `demanded`: parameters that their server demands.
+    `uploads_as_they_are`: their server switches the compression of uploads off by itself.
+    `refused`: their further positions of the kind, and why they are not supported.
     """
 
-    #: The attributes that hold a subclass's running sums.
-    sums: ClassVar[tuple[str, ...]]
+    theirs: bool = True
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    one_server: str = ""
+    demanded: tuple[str, ...] = ()
+    uploads_as_they_are: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
 
-    def __init__(self, context: RoundContext) -> None:
-        self._context = context
-        self._invited = frozenset(context.cohort)
-        self._reported: set[ClientId] = set()
-        self._open = True
 
-    def opening(self) -> Message:
-        """The round's number; a protection with words of its own adds them."""
-        return {"round": self._context.round}
+class Protection(ABC):
+    """A switch position, made once from the job: what it does, and all that it says of itself.
 
-    def receive(self, client: ClientId, message: Message) -> None:
-        """Check sender, phase and round, then let the protection check and fold the rest."""
-        if client not in self._invited:
-            raise ReportRejected(client, "unknown sender")
-        if not self._open:
-            raise ReportRejected(client, "wrong phase")
-        if client in self._reported:
-            raise ReportRejected(client, "repeated sender")
-        try:
-            if take(message, "round", int) != self._context.round:
-                raise ReportRejected(client, "wrong round")
-            self._fold(client, message)
-        except MessageInvalid as error:
-            raise ReportRejected(client, str(error)) from None
-        self._reported.add(client)
+    `protection: package.module:Name` in a job puts a class of one's own in the switch, derived
+    from this one (docs/own-protection.md).
+    """
 
-    def advance(self) -> None:
-        """One report is all there is."""
-        self._open = False
+    #: The word for it in a job; a position of one's own is named by its place.
+    name: ClassVar[str] = ""
+    #: The block of a job that holds its parameters, None where it has none; and their type.
+    block: ClassVar[str | None] = "own"
+    settings_type: ClassVar[type[Settings]] = Settings
+    #: Whether a report is perturbed: clients then count equally, since neither the guarantee nor
+    #: BatchNorm's statistics survive weights and noise.
+    perturbs: ClassVar[bool] = True
+    #: The phases of a round in their order, and the one whose answer depends on the update.
+    phases: ClassVar[tuple[str, ...]] = (REPORT,)
+    trains: ClassVar[str] = REPORT
+    #: What must hold between its parameters and other keys, and what is only advised.
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    advice: ClassVar[tuple[Rule, ...]] = ()
+    dialect: ClassVar[Dialect] = Dialect(theirs=False)
+    #: Whether somebody's own Flower app may have it.
+    for_apps: ClassVar[bool] = True
 
-    def merge(self, other: OneReportRound) -> None:
-        """Add another server's running sums; refuses clients that both have counted."""
-        twice = self._reported & other._reported
-        if twice or other._context.round != self._context.round or type(other) is not type(self):
-            raise ValueError(f"these two halves are not of one round, or share clients {twice}")
-        self._merge_sums(other)
-        self._reported |= other._reported
-        self._invited |= other._invited
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The running sums, and whose reports are in them."""
-        context = RoundContext((), self._context.round, np.empty(0, np.float32))
-        kept = {name: vars(self)[name] for name in ("_invited", "_reported", "_open", *self.sums)}
-        return {"_context": context, **kept}
-
-    def aggregate(self) -> Aggregate:
-        """The mean of what was folded."""
-        if not self._reported:
-            raise RoundVoid("report", 0, 1)
-        return self._aggregate()
+    def __init__(self, settings: Any, context: JobContext) -> None:
+        self.settings = settings
+        self.context = context
 
     @property
-    def reports(self) -> int:
-        """How many reports are folded."""
-        return len(self._reported)
+    def dimension(self) -> int:
+        """How many entries an update has."""
+        return self.context.dimension
 
-    @abstractmethod
-    def _fold(self, client: ClientId, message: Message) -> None:
-        """Check the protection's own fields completely, then add them to the running sums."""
+    @property
+    def adaptive(self) -> bool:
+        """Whether what a round costs depends on the outcome of earlier ones.
 
-    @abstractmethod
-    def _merge_sums(self, other: Any) -> None:
-        """Add the running sums of `other`, of this same type."""
+        The ledger then adds pure losses, which stays valid, instead of composing distributions
+        fixed in advance.
+        """
+        return self.adapts(self.settings)
 
-    @abstractmethod
-    def _aggregate(self) -> Aggregate:
-        """The result; at least one report is folded."""
+    @property
+    def flow(self) -> tuple[str, ...]:
+        """Those of the phases that occur."""
+        return self.phases
 
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds that a server waits in each phase; None: as long as its engine does."""
+        return None
 
-class OneReportClient(ABC):
-    """A client half that answers the opening with its one report."""
+    @property
+    def least_clients(self) -> int:
+        """How many clients a round needs that is not to be void."""
+        return 1
 
-    def __init__(self, context: ClientContext) -> None:
-        self._context = context
+    @classmethod
+    def adapts(cls, settings: Any) -> bool:
+        """Whether a protection with these parameters is adaptive."""
+        return False
 
-    def wants_update(self, message: Message) -> bool:
-        """The only message is the opening."""
-        return True
+    @classmethod
+    def needs_roster(cls, settings: Any) -> bool:
+        """Whether clients sign what they say, so that all must know each other's keys."""
+        return False
 
-    def respond(self, message: Message, update: Update | None) -> Message:
-        """The report, to the opening of this round alone."""
-        if update is None or message.get("round") != self._context.round:
-            raise ClientWithheld("the message is not the opening of this round")
-        if update.shape != self._context.model.shape:
-            raise ClientWithheld("the update is not of the length of the model")
-        return self._report(message, update)
+    @classmethod
+    def unfit_for_apps(cls, settings: Any) -> str | None:
+        """Why somebody's own Flower app cannot have it with these parameters, where it cannot."""
+        return None
 
-    def keep(self) -> State:
-        """The one report is all there is."""
+    @classmethod
+    def weaker(cls, asked: Any, demanded: Any, clients: int) -> str | None:
+        """Why `asked` protects less than `demanded`, beyond what the losses of a report say.
+
+        A client compares what a server offers with what it insists on.
+        """
+        return None
+
+    @staticmethod
+    def audit_cases(eps: float) -> Iterable[Case]:
+        """The mechanisms that it rests on, with losses of about `eps`, to be refuted."""
+        return ()
+
+    def most_of_a_report(self) -> tuple[float, float]:
+        """Bounds on epsilon and delta of any one report of a run, plainly added."""
+        spent = self.spending(self.initial_state())
+        epsilon = plain_sum((spending.loss.epsilon, spending.count) for spending in spent)
+        return epsilon, plain_sum((spending.loss.delta, spending.count) for spending in spent)
+
+    def initial_state(self) -> State:
+        """The state before the first round; nothing, where none is carried from round to round."""
         return {}
 
-    def take_up(self, kept: State) -> None:
-        """There is nothing to take up: an answer was given before."""
-        raise ClientWithheld("this client has answered the round before")
+    @abstractmethod
+    def spending(self, state: State) -> Sequence[Spending]:
+        """What each report of a round that opens with `state` costs its client."""
 
     @abstractmethod
-    def _report(self, opening: Message, update: Update) -> Message:
-        """The report; raises `ClientWithheld` where there is none."""
+    def server_round(self, context: RoundContext) -> ServerRound:
+        """The server's half of a round."""
+
+    @abstractmethod
+    def client_round(self, context: ClientContext) -> ClientRound:
+        """The client's half of a round."""

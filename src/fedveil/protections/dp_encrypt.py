@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,24 +14,24 @@ from pydantic import Field
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.gaussian import GaussianMechanism
-from fedveil.message import Message, Value
+from fedveil.message import Message, Value, only_fields, take, take_array
 from fedveil.packing import pack, packed_size, unpack
+from fedveil.privacy.audit import Case
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    ClientId,
+    Cohort,
+    Dialect,
     JobContext,
-    OneReportClient,
-    OneReportRound,
+    Protection,
     RoundContext,
     Spending,
     State,
     Update,
-    only_fields,
-    take,
-    take_array,
 )
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
+from fedveil.protections.one_report import OneReportClient, OneReportRound
+from fedveil.rounds.answers import ClientId
 from fedveil.settings.base import Settings
 
 #: A report's values lie within clip + so many sigma of zero.
@@ -50,7 +50,17 @@ class DPEncryptSettings(Settings):
     )
 
 
-class DPEncrypt:
+def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
+    delta, number = settings.dp_delta, cohort.clients
+    if number is None or delta * number <= 1:
+        return None
+    return (
+        f"dp_delta = {delta!r} is above 1/clients = {1 / number:g}: a mechanism that shows one "
+        f"client's data outright is then within the promise"
+    )
+
+
+class DPEncrypt(Protection):
     """Every client sends its clipped update plus Gaussian noise; the aggregate is their mean.
 
     The source sends old weights + noised update; the server knows the old weights, so that this
@@ -61,22 +71,28 @@ class DPEncrypt:
     whoever reads the report, as `GaussianMechanism` states; infinite for continuous noise.
     """
 
-    adaptive = False
+    name = block = "dp_encrypt"
+    settings_type = DPEncryptSettings
+    advice = (_delta_small,)
+    dialect = Dialect()
 
-    def __init__(self, settings: DPEncryptSettings, dimension: int) -> None:
+    def __init__(self, settings: DPEncryptSettings, context: JobContext) -> None:
+        super().__init__(settings, context)
         mechanism = GaussianMechanism(
             settings.dp_eps, settings.dp_delta, settings.dp_norm_clip, settings.noise
         )
         self._loss = mechanism.loss
         self._form: _Form
         if settings.noise == "discrete":
-            self._form = _GridForm(mechanism, dimension)
+            self._form = _GridForm(mechanism, self.dimension)
         else:
-            self._form = _FloatForm(mechanism, dimension)
+            self._form = _FloatForm(mechanism, self.dimension)
 
-    def initial_state(self) -> State:
-        """Nothing is carried from round to round."""
-        return {}
+    @staticmethod
+    def audit_cases(eps: float) -> Iterator[Case]:
+        """The Gaussian mechanism on opposite updates of the clipping norm."""
+        gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
+        yield Case("gaussian, an update", gaussian.privatize, update, -update, gaussian.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
         """One release of the whole update."""
@@ -241,8 +257,3 @@ class _WholeSum:
 
     def value(self) -> npt.NDArray[np.float64]:
         return self._total.astype(np.float64)
-
-
-def build(settings: DPEncryptSettings, context: JobContext) -> DPEncrypt:
-    """The protection that a job asks for."""
-    return DPEncrypt(settings, context.dimension)

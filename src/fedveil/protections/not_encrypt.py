@@ -6,44 +6,39 @@ import math
 from collections.abc import Sequence
 
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message
+from fedveil.message import Message, only_fields, take, take_array
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    ClientId,
-    JobContext,
-    OneReportClient,
-    OneReportRound,
+    Dialect,
+    Protection,
     RoundContext,
     Spending,
     State,
     Update,
     Weighting,
-    only_fields,
-    take,
-    take_array,
 )
 from fedveil.protections.exact_sum import ExactSum
+from fedveil.protections.one_report import OneReportClient, OneReportRound
+from fedveil.rounds.answers import ClientId
 
 #: A client that claims more examples is refused.
 MAX_EXAMPLES = 1 << 31
 
 
-class NotEncrypt:
+class NotEncrypt(Protection):
     """Every client sends its update as it is; the aggregate is their weighted mean.
 
     Privacy: none. Whoever reads a report reads the update exactly (epsilon is infinite).
     """
 
-    adaptive = False
-
-    def __init__(self, context: JobContext) -> None:
-        self._weighting = context.weighting
-
-    def initial_state(self) -> State:
-        """Nothing is carried from round to round."""
-        return {}
+    name = "not_encrypt"
+    block = None
+    perturbs = False
+    dialect = Dialect()
+    #: An app without fedveil does the same.
+    for_apps = False
 
     def spending(self, state: State) -> Sequence[Spending]:
         """A plain update promises nothing."""
@@ -51,11 +46,11 @@ class NotEncrypt:
 
     def server_round(self, context: RoundContext) -> NotEncryptServerRound:
         """The server's half of a round."""
-        return NotEncryptServerRound(context, self._weighting)
+        return NotEncryptServerRound(context, self.context.weighting)
 
     def client_round(self, context: ClientContext) -> NotEncryptClientRound:
         """The client's half of a round."""
-        return NotEncryptClientRound(context, self._weighting)
+        return NotEncryptClientRound(context, self.context.weighting)
 
 
 class NotEncryptServerRound(OneReportRound):
@@ -103,8 +98,3 @@ class NotEncryptClientRound(OneReportClient):
         if self._by_size:
             report["examples"] = self._context.examples
         return report
-
-
-def build(settings: None, context: JobContext) -> NotEncrypt:
-    """The protection that a job asks for."""
-    return NotEncrypt(context)

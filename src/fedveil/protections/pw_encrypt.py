@@ -25,18 +25,22 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    ClientId,
+    Cohort,
+    Dialect,
     JobContext,
+    Protection,
     RoundContext,
     Spending,
     State,
     Update,
 )
+from fedveil.rounds.answers import ClientId
 from fedveil.secagg import masking_graph
 from fedveil.secagg.client import Client
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.keys import Identity
 from fedveil.secagg.masking import Ring
+from fedveil.secagg.phases import PHASES, TRAINS, flow
 from fedveil.secagg.server import Server
 from fedveil.secagg.terms import Terms
 from fedveil.settings.base import Settings
@@ -57,8 +61,7 @@ class PWEncryptSettings(Settings):
     cipher_time_window: int = Field(
         300_000,
         gt=0,
-        description="deadline of each phase in milliseconds; on other machines, that of every "
-        "answer, whatever the protection",
+        description="deadline of each phase in milliseconds",
     )
     neighbours: Literal["auto", "complete"] | int = Field(
         "auto", description="masking graph: complete, k neighbours each, or sparse for many clients"
@@ -96,7 +99,66 @@ class PWEncryptSettings(Settings):
         return masking_graph.automatic(clients, self.reconstruct_secrets_threshold)
 
 
-class PWEncrypt:
+def _threshold_reachable(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    """Under pw_encrypt `reconstruct_secrets_threshold` is below the number of clients that share
+    secrets, ceil(share_secrets_ratio * clients a round)."""
+    if cohort.per_round is None:
+        return None
+    threshold = settings.reconstruct_secrets_threshold
+    sharing = settings.sharing_clients(cohort.per_round)
+    if threshold < sharing:
+        return None
+    return (
+        f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "
+        f"number of clients that share secrets, ceil({settings.share_secrets_ratio:g} * "
+        f"{cohort.per_round} clients a round)"
+    )
+
+
+def _graph_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    """Under pw_encrypt `neighbours: k` is below the number of clients a round and at least
+    `reconstruct_secrets_threshold`, which counts within each neighbourhood, and `active_security`
+    needs the complete graph."""
+    if not isinstance(settings.neighbours, int):
+        return None
+    place = f"neighbours = {settings.neighbours}"
+    if settings.active_security:
+        return f"{place} leaves a sparse graph; active_security requires complete, or auto"
+    if cohort.per_round is not None and not 1 <= settings.neighbours < cohort.per_round:
+        return f"{place} is outside [1, {cohort.per_round}): below the clients a round"
+    threshold = settings.reconstruct_secrets_threshold
+    if threshold > settings.neighbours:
+        return (
+            f"{place} is below reconstruct_secrets_threshold = {threshold}, which counts within "
+            f"a client's neighbours"
+        )
+    return None
+
+
+def _threshold_safe(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    if cohort.per_round is None:
+        return None
+    threshold, who = settings.reconstruct_secrets_threshold, "clients"
+    n = settings.sharing_clients(cohort.per_round)
+    neighbours = settings.graph_degree(n)
+    if neighbours is not None and neighbours < n - 1:
+        n, who = neighbours + 1, "clients of a neighbourhood"
+    place = f"reconstruct_secrets_threshold = {threshold}"
+    if 2 * threshold <= n:
+        return (
+            f"{place} is at most half of the {n} {who} that share secrets: a lying server "
+            f"acting alone can unmask a client; above {n // 2} it cannot"
+        )
+    if 3 * threshold <= 2 * n:
+        return (
+            f"{place} is at most two thirds of the {n} {who} that share secrets: a lying server "
+            f"that colludes with clients can unmask others; above {2 * n // 3} it cannot with "
+            f"up to a third of them"
+        )
+    return None
+
+
+class PWEncrypt(Protection):
     """The aggregate is the exact weighted mean of the survivors' quantised updates.
 
     A client's vector: its weight (its number of examples, or 1) times the quantised update, and
@@ -106,20 +168,84 @@ class PWEncrypt:
     Privacy: that of the sum alone, which is not differential privacy (epsilon is infinite).
     """
 
-    adaptive = False
+    name = block = "pw_encrypt"
+    settings_type = PWEncryptSettings
+    settings: PWEncryptSettings
+    perturbs = False
+    phases = PHASES
+    trains = TRAINS
+    rules = (_threshold_reachable, _graph_fits)
+    advice = (_threshold_safe,)
+    dialect = Dialect(
+        aliases={"share_client_ratio": "share_secrets_ratio"},
+        one_server="one server holds the sum of masks",
+        demanded=("reconstruct_secrets_threshold",),
+        uploads_as_they_are=True,
+        refused={
+            "STABLE_PW_ENCRYPT": "keeps one set of pairwise keys for all rounds and is not "
+            "supported"
+        },
+    )
 
     def __init__(self, settings: PWEncryptSettings, context: JobContext) -> None:
-        self.settings = settings
-        self.context = context
+        super().__init__(settings, context)
         self.fixed = FixedPoint(settings.clip, settings.entry_bits)
         self.largest_weight = settings.max_examples if context.weighting == "by_size" else 1
         largest = self.fixed.largest * self.largest_weight
         self.ring = Ring.for_sum(context.clients_per_round, largest)
         self._identities: dict[ClientId, Identity] = {}
 
-    def initial_state(self) -> State:
-        """Nothing is carried from round to round."""
-        return {}
+    @property
+    def flow(self) -> tuple[str, ...]:
+        """The consistency phase is there under active security alone."""
+        return flow(self.settings.active_security)
+
+    @property
+    def deadline_s(self) -> float:
+        """The parameter of that name, in milliseconds there."""
+        return self.settings.cipher_time_window / 1000
+
+    @property
+    def least_clients(self) -> int:
+        """With fewer no secret is reconstructed."""
+        return self.settings.reconstruct_secrets_threshold
+
+    @classmethod
+    def needs_roster(cls, settings: PWEncryptSettings) -> bool:
+        """Active security rests on signatures."""
+        return settings.active_security
+
+    @classmethod
+    def unfit_for_apps(cls, settings: PWEncryptSettings) -> str | None:
+        """What a deployed job has and an app has not, and a sum that is nobody's secret."""
+        if settings.active_security:
+            return (
+                "active_security = True needs a roster of the clients' keys, which an app that is "
+                "protected in two lines has not; a deployed job can have one, here it is False"
+            )
+        if settings.reconstruct_secrets_threshold < 2:
+            return (
+                "reconstruct_secrets_threshold = 1 is outside [2, inf): the sum of one client is "
+                "no secret"
+            )
+        return None
+
+    @classmethod
+    def weaker(
+        cls, asked: PWEncryptSettings, demanded: PWEncryptSettings, clients: int
+    ) -> str | None:
+        """At least as many clients reconstruct a secret, among at least as many neighbours."""
+        least = demanded.reconstruct_secrets_threshold
+        if asked.reconstruct_secrets_threshold < least:
+            return (
+                f"{asked.reconstruct_secrets_threshold} clients reconstruct a secret, at least "
+                f"{least} are demanded"
+            )
+        degrees = [s.graph_degree(s.sharing_clients(clients)) for s in (asked, demanded)]
+        among, wanted = (clients - 1 if degree is None else degree for degree in degrees)
+        if among < min(wanted, clients - 1):
+            return f"a client has {among} neighbours, at least {wanted} are demanded"
+        return None
 
     def spending(self, state: State) -> Sequence[Spending]:
         """The server sees the sum as it is; nobody is promised anything about the sum."""
@@ -174,6 +300,8 @@ class PWEncrypt:
 class PWEncryptServerRound:
     """Carries the messages of `fedveil.secagg.Server` and turns its sum into a mean."""
 
+    mergeable = False
+
     def __init__(self, protection: PWEncrypt, context: RoundContext) -> None:
         expected = protection.context.clients_per_round
         if len(context.cohort) > expected:
@@ -188,9 +316,9 @@ class PWEncryptServerRound:
         self._void: RoundVoid | None = None
 
     @property
-    def deadline_s(self) -> float:
-        """Seconds that an engine waits in each phase before it calls `advance`."""
-        return self._protection.settings.cipher_time_window / 1000
+    def phase(self) -> str | None:
+        """The phase whose answers are awaited."""
+        return self._server.phase
 
     def opening(self) -> Message:
         """The first message, the same for every client."""
@@ -247,7 +375,7 @@ class PWEncryptClientRound:
 
     def wants_update(self, message: Message) -> bool:
         """The update goes into the masked phase's answer."""
-        return message.get("phase") == "masked"
+        return message.get("phase") == TRAINS
 
     def respond(self, message: Message, update: Update | None) -> Message:
         """The answer; raises `ClientWithheld` for a message that could get more than it should."""
@@ -281,8 +409,3 @@ class PWEncryptClientRound:
         entropy = self._context.entropy.stream("rounding")
         numbers = protection.fixed.quantise(update, entropy)
         return np.append(numbers * weight, weight)
-
-
-def build(settings: PWEncryptSettings, context: JobContext) -> PWEncrypt:
-    """The protection that a job asks for."""
-    return PWEncrypt(settings, context)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import ROUND_UP, Decimal, localcontext
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +16,29 @@ from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
-from fedveil.mechanisms.unary.encoding import Kind, Report, Running, UnaryEncoding
-from fedveil.message import Message
+from fedveil.mechanisms.unary.encoding import (
+    Kind,
+    Report,
+    ReportKind,
+    Running,
+    UnaryEncoding,
+)
+from fedveil.message import Message, only_fields, take, take_array
+from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import exact
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    ClientId,
     JobContext,
-    OneReportClient,
-    OneReportRound,
+    Protection,
     RoundContext,
     ServerRound,
     Spending,
     State,
     Update,
-    only_fields,
-    take,
-    take_array,
 )
+from fedveil.protections.one_report import OneReportClient, OneReportRound
+from fedveil.rounds.answers import ClientId
 from fedveil.settings.base import Settings
 
 _TOKEN_BYTES = 32
@@ -73,7 +77,7 @@ class UnarySettings(Settings):
 _encoding = lru_cache(maxsize=8)(UnaryEncoding)
 
 
-class Unary:
+class Unary(Protection):
     """Every client sends perturbed codes of its weights or update; the server estimates the mean.
 
     The report and its privacy are `UnaryEncoding`'s, with `clip` for its value range: a report
@@ -93,11 +97,13 @@ class Unary:
     sent, exactly in law. A report is then not private on its own; only a simulation may do so.
     """
 
-    def __init__(self, settings: UnarySettings, context: JobContext, kind: Kind) -> None:
-        self._context = context
-        self._kind = kind
-        self.settings = settings
-        self.adaptive = settings.adaptive
+    block = "unary"
+    settings_type = UnarySettings
+    settings: UnarySettings
+    kind: ClassVar[Kind]
+
+    def __init__(self, settings: UnarySettings, context: JobContext) -> None:
+        super().__init__(settings, context)
         self.encoding(settings.eps)
         if settings.adaptive and settings.total_eps is None and not context.simulated:
             raise InvalidValue(
@@ -115,16 +121,43 @@ class Unary:
                 "the same law, and the upload bytes of bits would be wrong"
             )
 
+    @classmethod
+    def adapts(cls, settings: UnarySettings) -> bool:
+        """Where every round has an epsilon of its own."""
+        return settings.adaptive
+
+    @classmethod
+    def weaker(cls, asked: UnarySettings, demanded: UnarySettings, clients: int) -> str | None:
+        """A report's bits say more than their sum."""
+        if (asked.report, demanded.report) == ("bits", "sum"):
+            return "reports of bits in place of sums, which say less"
+        return None
+
+    @classmethod
+    def audit_cases(cls, eps: float) -> Iterator[Case]:
+        """Both forms of a parameter's report."""
+        for report in get_args(ReportKind):
+            unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
+            values = np.array([-1.0]), np.array([1.0])
+            name = f"{cls.kind}, {report} of a parameter"
+            yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
+
+    def most_of_a_report(self) -> tuple[float, float]:
+        """A later round's epsilon may be anything up to the total, where there is one."""
+        if self.adaptive and self.settings.total_eps:
+            return self.settings.total_eps, 0.0
+        return super().most_of_a_report()
+
     def encoding(self, eps: float) -> UnaryEncoding:
         """The mechanism of a round with this epsilon."""
         job = self.settings
-        return _encoding(self._kind, eps, job.cells, job.rounding, job.report, job.clip)
+        return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
         """The loss of a whole report, in decimals as they are written; never rounded down."""
         with localcontext(prec=60, rounding=ROUND_UP):
             one = self.encoding(eps).loss_per_parameter.epsilon
-            return exact(one) * self._context.dimension
+            return exact(one) * self.context.dimension
 
     def initial_state(self) -> State:
         """The epsilon of the first round, and what a client that is always drawn has spent."""
@@ -133,7 +166,7 @@ class Unary:
     def spending(self, state: State) -> Sequence[Spending]:
         """The loss of one parameter, as many times as there are."""
         loss = self.encoding(take(state, "eps", float)).loss_per_parameter
-        return [Spending(loss, self._context.dimension)]
+        return [Spending(loss, self.context.dimension)]
 
     def server_round(self, context: RoundContext) -> ServerRound:
         """The server's half of a round; raises `LimitReached` where the run may not go on."""
@@ -146,7 +179,7 @@ class Unary:
                 f"loss of a client that takes part in every round to {spent}"
             )
         if self.settings.fidelity == "aggregate":
-            return UnaryCohortRound(context, self, self._context.clients_per_round)
+            return UnaryCohortRound(context, self, self.context.clients_per_round)
         return UnaryServerRound(context, self)
 
     def spent_after(self, state: State) -> Decimal:
@@ -313,6 +346,13 @@ class UnaryClientRound(OneReportClient):
         return float(eps)
 
 
-def build(settings: UnarySettings, context: JobContext, kind: Kind) -> Unary:
-    """The protection that a job asks for, `rr` or `oue`."""
-    return Unary(settings, context, kind)
+class RR(Unary):
+    """Randomised response on every bit of the code."""
+
+    name = kind = "rr"
+
+
+class OUE(Unary):
+    """Optimised unary encoding: the one is kept with probability 1/2."""
+
+    name = kind = "oue"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,21 +14,21 @@ from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.index_code import decode_indices, encode_indices
 from fedveil.mechanisms.signds.step_estimate import MagnitudeEstimator
-from fedveil.message import Message, Value
+from fedveil.message import Message, Value, only_fields, take
+from fedveil.privacy.audit import Case
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    ClientId,
+    Dialect,
     JobContext,
-    OneReportClient,
-    OneReportRound,
+    Protection,
     RoundContext,
     Spending,
     State,
     Update,
-    only_fields,
-    take,
 )
+from fedveil.protections.one_report import OneReportClient, OneReportRound
+from fedveil.rounds.answers import ClientId
 from fedveil.settings.base import Settings
 
 #: The source asks that the top-k set has more dimensions than this.
@@ -67,7 +67,7 @@ class SignDSSettings(Settings):
     )
 
 
-class SignDSProtection:
+class SignDSProtection(Protection):
     """Every client reports the selected dimensions, their sign and one bit about its magnitude.
 
     The aggregate of n reports is lr_global / n times, in each dimension, the number of +1 less the
@@ -81,11 +81,13 @@ class SignDSProtection:
     Source: 000.
     """
 
-    adaptive = False
+    name = block = "signds"
+    settings_type = SignDSSettings
+    settings: SignDSSettings
+    dialect = Dialect(uploads_as_they_are=True)
 
     def __init__(self, settings: SignDSSettings, context: JobContext) -> None:
-        self.settings = settings
-        self.dimension = context.dimension
+        super().__init__(settings, context)
         self.mechanism = SignDS(
             settings.sign_k, settings.sign_eps, settings.sign_thr_ratio, settings.sign_dim_out
         )
@@ -95,6 +97,16 @@ class SignDSProtection:
     def initial_state(self) -> State:
         """The source's first estimate, growing; nothing where the step is fixed."""
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
+
+    @staticmethod
+    def audit_cases(eps: float) -> Iterator[Case]:
+        """The selection from opposite updates, and the response to a bit."""
+        response = BinaryRandomizedResponse(eps)
+        bits = np.array([False]), np.array([True])
+        yield Case("randomised response, a bit", response.perturb, *bits, response.loss)
+        selection = SignDS(k=0.25, eps=eps, thr_ratio=0.5, dim_out=2)
+        ramp = np.linspace(-1, 1, 8, dtype=np.float32)
+        yield Case("signds, an update", selection.select, ramp, -ramp, selection.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
         """The selection's loss, and the bit's where one is sent."""
@@ -218,8 +230,3 @@ def _state_of(estimator: MagnitudeEstimator) -> State:
         "phase": estimator.phase,
         "zeros": estimator.zeros,
     }
-
-
-def build(settings: SignDSSettings, context: JobContext) -> SignDSProtection:
-    """The protection that a job asks for."""
-    return SignDSProtection(settings, context)

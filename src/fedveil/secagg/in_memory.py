@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,15 @@ import numpy.typing as npt
 
 from fedveil._validate import choice, finite_vector, integer, positive
 from fedveil.entropy import Entropy, Secure
-from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected
+from fedveil.errors import ClientWithheld, InvalidValue
 from fedveil.message import Message, decode, encode
+from fedveil.rounds.answers import Answer, Report, Withheld
+from fedveil.rounds.loop import MergeableHalf, drive
 from fedveil.secagg.client import Client
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.keys import Identity
 from fedveil.secagg.masking import Ring
-from fedveil.secagg.phases import PHASES, Phase
+from fedveil.secagg.phases import PHASES, TRAINS, Phase
 from fedveil.secagg.server import Server
 from fedveil.secagg.terms import Terms
 
@@ -34,8 +36,8 @@ class SecureSum:
 
     total: npt.NDArray[Any]
     survivors: frozenset[int]
-    bytes_up: dict[Phase, int]
-    bytes_down: dict[Phase, int]
+    bytes_up: dict[str, int]
+    bytes_down: dict[str, int]
 
 
 def run_round(
@@ -82,54 +84,71 @@ def run_round(
         c: Client(c, terms, entropy.stream("client", c), identities.get(c)) for c in sorted(vectors)
     }
     server = Server(terms, list(clients), entropy.stream("server"), processes=processes)
-    up, down = _play(server, clients, numbers, _silences(drop or {}, vectors))
+    carrier = _InMemory(clients, numbers, _silences(drop or {}, vectors))
+    outcome = drive(server, carrier, dict.fromkeys(clients, server.opening()), TRAINS)
+    if outcome.void is not None:
+        raise outcome.void
     total = server.total()
-    return SecureSum(total if fixed is None else fixed.restore(total), server.survivors, up, down)
+    return SecureSum(
+        total if fixed is None else fixed.restore(total),
+        server.survivors,
+        carrier.up,
+        carrier.down,
+    )
 
 
-def _play(
-    server: Server,
-    clients: Mapping[int, Client],
-    numbers: Vectors,
-    silent: Mapping[Phase, Collection[int]],
-) -> tuple[dict[Phase, int], dict[Phase, int]]:
-    """Carry the messages; a client that withholds an answer, or whose answer is refused, drops."""
-    up: dict[Phase, int] = {}
-    down: dict[Phase, int] = {}
-    messages: Mapping[int, Message] | None = dict.fromkeys(clients, server.opening())
-    gone: set[int] = set()
-    while messages is not None:
-        phase = server.phase
-        assert phase is not None
-        gone.update(silent.get(phase, ()))
-        up[phase] = down[phase] = 0
+class _InMemory:
+    """Carries the messages of one round between the halves, every one of them through its bytes."""
+
+    def __init__(
+        self,
+        clients: Mapping[int, Client],
+        numbers: Vectors,
+        silent: Mapping[str, Collection[int]],
+    ) -> None:
+        self._clients = clients
+        self._numbers = numbers
+        self._silent = silent
+        self._gone: set[int] = set()
+        self.up: dict[str, int] = {}
+        self.down: dict[str, int] = {}
+
+    def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
+        """The clients' answers, but for those that have fallen silent."""
+        self._gone.update(self._silent.get(phase, ()))
+        self.up[phase] = self.down[phase] = 0
         encoded: dict[int, bytes] = {}
         for client, message in messages.items():
             if id(message) not in encoded:
                 encoded[id(message)] = encode(message)
-            sent = encoded[id(message)]
-            down[phase] += len(sent)
-            if client in gone:
+            self.down[phase] += len(encoded[id(message)])
+            if client in self._gone:
                 continue
             try:
-                answer = encode(clients[client].respond(decode(sent), numbers[client]))
-                up[phase] += len(answer)
-                server.receive(client, decode(answer))
-            except (ClientWithheld, ReportRejected):
-                gone.add(client)
-        messages = server.advance()
-    return up, down
+                told = decode(encoded[id(message)])
+                answer = encode(self._clients[client].respond(told, self._numbers[client]))
+            except ClientWithheld as reason:
+                yield Withheld(client, str(reason))
+                continue
+            self.up[phase] += len(answer)
+            yield Report(client, answer)
+
+    def fold(
+        self, phase: str, messages: Mapping[int, Message], server: MergeableHalf
+    ) -> Iterator[Answer]:
+        """As `ask`."""
+        return self.ask(phase, messages)
 
 
 def _silences(
     drop: Mapping[Phase, Collection[int]], vectors: Vectors
-) -> Mapping[Phase, Collection[int]]:
+) -> Mapping[str, Collection[int]]:
     for phase, clients in drop.items():
         choice("drop's phase", phase, PHASES)
         for client in clients:
             if client not in vectors:
                 raise InvalidValue(f"drop[{phase!r}] names client {client!r}, which has no vector")
-    return drop
+    return dict[str, Collection[int]](drop.items())
 
 
 def _whole_numbers(

@@ -53,6 +53,8 @@ SIGNED_ANSWER: dict[Phase, tuple[str, ...]] = {"advertise": ("signature",)}
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 
 PHASES: tuple[Phase, ...] = tuple(REQUEST)
+#: The phase in which what a client sends depends on its vector.
+TRAINS: Phase = "masked"
 
 
 def flow(active_security: bool) -> tuple[Phase, ...]:

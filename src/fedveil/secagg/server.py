@@ -37,6 +37,9 @@ class Server:
     passed on, two tags, and in the end one share.
     """
 
+    #: Masks cancel in the sum of all of a round's clients only.
+    mergeable = False
+
     def __init__(
         self, terms: Terms, cohort: Sequence[int], entropy: Entropy, *, processes: int = 1
     ) -> None:

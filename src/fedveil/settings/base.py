@@ -23,6 +23,11 @@ def text(form: str, pattern: str, *words: str) -> AfterValidator:
     return AfterValidator(TextRule(words, form, pattern))
 
 
+def function_text(form: str, *words: str) -> AfterValidator:
+    """What makes a text one of the words, or the name of a thing in a module of the user's."""
+    return text(form, _FUNCTION, *words)
+
+
 def or_function(*words: str) -> AfterValidator:
     """What makes a text one of the words, or the name of a function of the user's."""
     return text("package.module:function", _FUNCTION, *words)
@@ -77,11 +82,16 @@ class Choice(Block):
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
         """What `word` stands for: that choice with its defaults, the other blocks as held."""
-        kept = {key: value for key, value in held.items() if key != cls.BLOCKS.get(word)}
+        kept = {key: value for key, value in held.items() if key != cls.block_of(word)}
         return {**kept, "name": word}
+
+    @classmethod
+    def block_of(cls, word: str) -> str | None:
+        """The block with the settings of what `word` picks; None where it has none."""
+        return cls.BLOCKS.get(word)
 
     @property
     def settings(self) -> Settings | None:
         """The block that is picked; None where the choice has no settings."""
-        block = self.BLOCKS.get(self.name)
+        block = self.block_of(self.name)
         return None if block is None else getattr(self, block)

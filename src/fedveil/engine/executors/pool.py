@@ -1,4 +1,4 @@
-"""Who serves a round's clients: the calling process, or a pool of worker processes.
+"""A pool of worker processes that serve a round's clients.
 
 A worker is started as a program of its own (`python -m fedveil.engine.executors.worker`), so that
 it neither inherits threads nor imports the caller's script. It has one torch thread, one model
@@ -10,7 +10,6 @@ operating system sees to however the calling process ends.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -18,19 +17,20 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Pipe, wait
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from fedveil.engine.assembly import Task
-from fedveil.engine.executors.client_side import Answer, ClientsData, ClientSide
-from fedveil.engine.executors.shared_block import Place, SharedBlock
+from fedveil.engine.assembly import ModelShape
+from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.reports import merge_sums
+from fedveil.engine.executors.shared_block import SharedBlock, Span
 from fedveil.errors import RunStopped, WorkerDied
 from fedveil.federated.job import Job
 from fedveil.message import Message, encode
-from fedveil.protections.base import ClientId, RoundContext, ServerRound
+from fedveil.protections.base import RoundContext
+from fedveil.rounds.answers import Answer, ClientId, Report
+from fedveil.rounds.loop import MergeableHalf
 
 #: Room for reports in one slot; a report that does not fit travels through the pipe.
 _SLOT_BYTES = 4 << 20
@@ -51,64 +51,12 @@ _GUIDE = 4
 _MAX_CHUNK = 8
 
 
-class Executor(Protocol):
-    """Carries messages to clients and answers back."""
+@dataclass
+class InSlot(Answer):
+    """On its way out of a worker: a report that lies in the worker's slot, from begin to end."""
 
-    def open(self, context: RoundContext) -> None:
-        """Begin a round, with its global weights."""
-        ...
-
-    def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The answers, as they come; a report is valid until the next answer is asked for."""
-        ...
-
-    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
-        """As `ask`, for a round of one report: reports are folded where the clients are served.
-
-        `server` holds all of them when the answers have ended.
-        """
-        ...
-
-    def close(self) -> None:
-        """Let go of processes and memory."""
-        ...
-
-
-class InProcess:
-    """Serves every client in the calling process, on one thread."""
-
-    def __init__(self, side: ClientSide, model: npt.NDArray[np.float32]) -> None:
-        self._side = side
-        self._model = model
-
-    def open(self, context: RoundContext) -> None:
-        """Begin a round, with its global weights."""
-        self._model[:] = context.model
-        self._side.open(context.round)
-
-    def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The answers, a chunk at a time."""
-        return self._answers(messages, None)
-
-    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
-        """As `ask`, with the reports folded as they are made."""
-        return self._answers(messages, server)
-
-    def _answers(
-        self, messages: Mapping[ClientId, Message], server: ServerRound | None
-    ) -> Iterator[Answer]:
-        asked = list(messages.items())
-        for start in range(0, len(asked), self._side.chunk):
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            try:
-                answers = self._side.answer(asked[start : start + self._side.chunk], server)
-            finally:
-                torch.set_num_threads(threads)
-            yield from answers
-
-    def close(self) -> None:
-        """Nothing is held."""
+    begin: int
+    end: int
 
 
 @dataclass
@@ -116,10 +64,10 @@ class WorkerSetup:
     """What a worker is told once."""
 
     job: Job
-    data: tuple[int, dict[str, Place]]
-    exchange: tuple[int, dict[str, Place]]
+    data: tuple[int, dict[str, Span]]
+    exchange: tuple[int, dict[str, Span]]
     import_path: list[str]
-    task: Task
+    shape: ModelShape
     number: int = 0
 
 
@@ -202,14 +150,14 @@ class WorkerPool:
         self._owner: dict[ClientId, _Worker] = {}
         self._least = 1
 
-    def start(self, job: Job, task: Task) -> None:
+    def start(self, job: Job, shape: ModelShape) -> None:
         """Tell the workers what they serve, and wait until each is ready."""
         setup = WorkerSetup(
             job=job,
-            data=(self._data.descriptor, self._data.places),
-            exchange=(self._exchange.descriptor, self._exchange.places),
+            data=(self._data.descriptor, self._data.spans),
+            exchange=(self._exchange.descriptor, self._exchange.spans),
             import_path=sys.path,
-            task=task,
+            shape=shape,
         )
         for worker in self._workers:
             worker.send(("setup", replace(setup, number=worker.number)))
@@ -224,7 +172,7 @@ class WorkerPool:
         for worker in self._workers:
             worker.send(("open", replace(context, model=_NO_MODEL)))
 
-    def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+    def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """The answers, as they come.
 
         Clients that a worker has met in this round stay with it, since it holds their halves;
@@ -232,16 +180,16 @@ class WorkerPool:
         """
         return self._answers("ask", messages)
 
-    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
+    def fold(
+        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
+    ) -> Iterator[Answer]:
         """As `ask`; every worker folds in a server half of its own, merged at the end."""
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))
         for worker in self._workers:
             _, pickled, places = worker.receive()
-            sums = self._exchange.array("sums")[worker.number]
-            buffers = [p if isinstance(p, bytes) else sums[slice(*p)] for p in places]
-            server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process
+            merge_sums(server, pickled, places, self._exchange.array("sums")[worker.number])
 
     def _answers(self, word: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         shared = self._say_common(messages)
@@ -258,12 +206,13 @@ class WorkerPool:
             for connection in wait(list(by_connection)):
                 worker = by_connection[connection]
                 _, slot, answers = worker.receive()
+                reports = self._exchange.array("slots")[worker.number, slot]
                 for answer in answers:
-                    if isinstance(answer.report, tuple):
-                        begin, end = answer.report
-                        view = self._exchange.array("slots")[worker.number, slot, begin:end]
-                        answer.report = view.data
-                    yield answer
+                    if isinstance(answer, InSlot):
+                        view = reports[answer.begin : answer.end]
+                        yield Report(answer.client, view.data, effort=answer.effort)
+                    else:
+                        yield answer
                 worker.free.append(slot)
                 waiting -= len(answers)
 

@@ -20,7 +20,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class Span:
     """Where an array lies in a block."""
 
     offset: int
@@ -36,22 +36,22 @@ class Place:
 class SharedBlock:
     """Named arrays in one anonymous shared mapping."""
 
-    def __init__(self, descriptor: int, places: Mapping[str, Place]) -> None:
+    def __init__(self, descriptor: int, spans: Mapping[str, Span]) -> None:
         self.descriptor = descriptor
-        self.places = dict(places)
+        self.spans = dict(spans)
         self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
 
     @classmethod
     def allocate(cls, shapes: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]) -> SharedBlock:
         """A block with room for arrays of these types and shapes, all zero."""
-        places: dict[str, Place] = {}
+        spans: dict[str, Span] = {}
         offset = 0
         for name, (dtype, shape) in shapes.items():
-            places[name] = Place(offset, np.dtype(dtype).str, shape)
-            offset += -(-places[name].nbytes // _ALIGNMENT) * _ALIGNMENT
+            spans[name] = Span(offset, np.dtype(dtype).str, shape)
+            offset += -(-spans[name].nbytes // _ALIGNMENT) * _ALIGNMENT
         descriptor = _anonymous_file()
         os.posix_fallocate(descriptor, 0, max(offset, 1))
-        return cls(descriptor, places)
+        return cls(descriptor, spans)
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> SharedBlock:
@@ -63,9 +63,9 @@ class SharedBlock:
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """The array of that name: a view that every holder of the block reads and writes."""
-        place = self.places[name]
-        count = int(np.prod(place.shape, dtype=np.int64))
-        return np.frombuffer(self._map, place.dtype, count, place.offset).reshape(place.shape)
+        span = self.spans[name]
+        count = int(np.prod(span.shape, dtype=np.int64))
+        return np.frombuffer(self._map, span.dtype, count, span.offset).reshape(span.shape)
 
     def close(self) -> None:
         """Let go of the descriptor; the memory goes with its last view."""

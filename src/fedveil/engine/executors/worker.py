@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -16,12 +15,13 @@ import numpy.typing as npt
 import torch
 
 from fedveil.engine.assembly import make_client_side
-from fedveil.engine.executors.client_side import Answer, ClientsData, ClientSide
-from fedveil.engine.executors.pool import WorkerSetup
+from fedveil.engine.executors.client_side import ClientsData, ClientSide
+from fedveil.engine.executors.pool import InSlot, WorkerSetup
+from fedveil.engine.executors.reports import Folding, encoded
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.errors import FedveilError
 from fedveil.message import Message, decode
-from fedveil.protections.base import RoundContext, ServerRound
+from fedveil.rounds.answers import Answer, Report
 
 
 def main(descriptor: int) -> None:
@@ -59,8 +59,8 @@ def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:
 def _client_side(setup: WorkerSetup, exchange: SharedBlock) -> ClientSide:
     sys.path[:] = [p for p in setup.import_path if p not in sys.path] + sys.path
     block = SharedBlock(*setup.data)
-    data = ClientsData(**{name: block.array(name) for name in block.places})
-    return make_client_side(setup.job, setup.task, data, exchange.array("model"))
+    data = ClientsData(**{name: block.array(name) for name in block.spans})
+    return make_client_side(setup.job, setup.shape, data, exchange.array("model"))
 
 
 def _serve(
@@ -71,57 +71,32 @@ def _serve(
     sums: npt.NDArray[np.uint8],
 ) -> None:
     common: Message = {}
-    context = RoundContext((), 0, np.empty(0, np.float32))
-    server: ServerRound | None = None
+    folding = Folding(side.protection, side.model)
     while True:
         word, *rest = inbox.get()
         if word == "open":
-            context, server = rest[0], None
-            side.open(context.round)
+            folding.open(rest[0])
+            side.open(rest[0].round)
         elif word == "say":
             common = decode(rest[0])
         elif word == "sums":
-            connection.send(("sums", *_pickled(server or side.server_round(context), sums)))
-            server = None
+            connection.send(("sums", *folding.sums(sums)))
         else:
             slot, items = rest
-            asked = [(c, common if message is None else decode(message)) for c, message in items]
-            if word == "fold":
-                server = server or side.server_round(context)
-                answers = side.answer(asked, server)
-            else:
-                answers = _into_slot(side.answer(asked), slots[slot])
-            connection.send(("answers", slot, answers))
-
-
-def _pickled(
-    server: ServerRound, sums: npt.NDArray[np.uint8]
-) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-    """A server half, its arrays in shared memory as far as they fit, and their places there."""
-    buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(server, protocol=5, buffer_callback=buffers.append)
-    places: list[bytes | tuple[int, int]] = []
-    used = 0
-    for buffer in buffers:
-        raw = buffer.raw()
-        end = used + len(raw)
-        if end > len(sums):
-            places.append(bytes(raw))
-            continue
-        sums[used:end] = np.frombuffer(raw, np.uint8)
-        places.append((used, end))
-        used = end
-    return pickled, places
+            asked = {c: common if message is None else decode(message) for c, message in items}
+            treat = folding.fold if word == "fold" else encoded
+            answers = [treat(answer) for answer in side.answers(asked)]
+            connection.send(("answers", slot, _into_slot(answers, slots[slot])))
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
     """Move the reports that fit into shared memory, and leave their places in the answers."""
     used = 0
-    for answer in answers:
-        if isinstance(answer.report, bytes) and used + len(answer.report) <= len(slot):
-            end = used + len(answer.report)
-            slot[used:end] = np.frombuffer(answer.report, np.uint8)
-            answer.report = (used, end)
+    for i, answer in enumerate(answers):
+        if isinstance(answer, Report) and used + len(answer.data) <= len(slot):
+            end = used + len(answer.data)
+            slot[used:end] = np.frombuffer(answer.data, np.uint8)
+            answers[i] = InSlot(answer.client, used, end, effort=answer.effort)
             used = end
     return answers
 

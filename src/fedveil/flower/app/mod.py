@@ -20,9 +20,17 @@ from fedveil.errors import ClientWithheld, FedveilError, MessageInvalid, ModelIn
 from fedveil.flower.app.arrays import ArrayLayout, read
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
-from fedveil.flower.app.pins import Pin, limits, may_reveal, pins_of, refuse_weaker, revealed_by
+from fedveil.flower.app.pins import (
+    Pin,
+    limits,
+    may_reveal,
+    own_protections,
+    pins_of,
+    refuse_weaker,
+    revealed_by,
+)
 from fedveil.flower.app.reveal import METRICS, revealed
-from fedveil.flower.app.wire import OFFER, WITHHELD, number_of, phase_of, wants_training
+from fedveil.flower.app.wire import OFFER, WITHHELD, number_of
 from fedveil.flower.own_ledger import OwnLedger
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
@@ -142,7 +150,7 @@ class _Answer:
         self._call_next = call_next
         self._pins = pins
         try:
-            self._words, self.offer = _take_offer(message)
+            self._words, self.offer = _take_offer(message, own_protections(pins))
             self._round = take(self._words, "round", int)
             refuse_weaker(self.offer, pins, context.run_id)
         except MessageInvalid as error:
@@ -151,12 +159,14 @@ class _Answer:
 
     def content(self) -> RecordDict:
         """The reply: a report, and the metrics that may be seen beside it."""
-        phase = phase_of(self._words)
-        state = None if phase is None else _state_of(self._context)
+        phases, trains = self._protection.phases, self._protection.trains
+        state = _state_of(self._context) if len(phases) > 1 else None
         kept = None if state is None else self._kept(state)
-        if phase == "masked" and kept is None:
+        # The server's arrays travel with the phase that trains, and with no other.
+        training = state is None or bool(self._message.content.array_records)
+        if training and kept is None and trains != phases[0]:
             raise _Refused("an update is asked for before keys were exchanged in this round")
-        trained = self._train() if wants_training(self._words) else None
+        trained = self._train() if training else None
         half = self._half(trained)
         if kept is not None:
             half.take_up(kept)
@@ -236,7 +246,7 @@ class _Answer:
         return OwnLedger(self._context.state)
 
 
-def _take_offer(message: FlowerMessage) -> tuple[Message, Offer]:
+def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
     """The protection's words and the offer beside them; the app gets the message without them."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
@@ -245,7 +255,7 @@ def _take_offer(message: FlowerMessage) -> tuple[Message, Offer]:
         )
     message.content = RecordDict({k: v for k, v in content.items() if k not in (MESSAGE, OFFER)})
     words, offer = (from_records(RecordDict({MESSAGE: content[name]})) for name in (MESSAGE, OFFER))
-    return words, Offer.read(offer)
+    return words, Offer.read(offer, known)
 
 
 def _ask_app(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
-from fedveil.flower.app.options import Options, names, parse
+from fedveil.flower.app.options import OFFERED, Options, names, parse
 from fedveil.message import Message, Value, encode, only_fields, take
-from fedveil.protections import build
 from fedveil.protections.base import JobContext, Protection
-from fedveil.protections.pw_encrypt import PWEncryptSettings
+from fedveil.settings.base import is_function
 
-#: The protections whose report is perturbed: clients count equally, BatchNorm does not survive.
-PERTURBING = ("dp_encrypt", "signds", "rr", "oue")
 _PARAMETER = "parameter."
 _FIELDS = ("protection", "weighting", "weight_key", "keep", "reveal", "dimension", "clients")
 
@@ -48,8 +46,12 @@ class Offer:
         }
 
     @classmethod
-    def read(cls, words: Message) -> Offer:
-        """The offer in an untrusted message; raises `MessageInvalid`."""
+    def read(cls, words: Message, known: Collection[str]) -> Offer:
+        """The offer in an untrusted message; raises `MessageInvalid`.
+
+        `known`: the protections of its own that this client names itself; another's code is never
+        imported at a server's word.
+        """
         parameters = {
             name.removeprefix(_PARAMETER): value
             for name, value in words.items()
@@ -57,6 +59,11 @@ class Offer:
         }
         only_fields(words, *_FIELDS, *(f"{_PARAMETER}{name}" for name in parameters))
         text = {name: take(words, name, str) for name in _FIELDS[:5]}
+        if is_function(text["protection"]) and text["protection"] not in known:
+            raise MessageInvalid(
+                f"the offer's protection = {text['protection']} is code that this client does not "
+                f"name itself"
+            )
         weight_key = text.pop("weight_key")
         numbers = [take(words, name, int) for name in _FIELDS[5:]]
         if min(numbers) < 1 or set(parameters) & set(text):
@@ -75,7 +82,7 @@ class Offer:
     @property
     def perturbs(self) -> bool:
         """Whether a report has noise in it."""
-        return self.options.protection in PERTURBING
+        return self.options.position.perturbs
 
     def protection(self, run: int) -> Protection:
         """The protection of these terms in the Flower run of that number."""
@@ -90,27 +97,15 @@ class Offer:
 def check(options: Options) -> None:
     """What must hold between the settings; raises `InvalidValue`."""
     if options.protection is None:
-        raise InvalidValue(
-            "protection is not given: one of dp_encrypt, signds, rr, oue, pw_encrypt is needed"
-        )
-    if options.weighting == "by_size" and options.protection in PERTURBING:
+        raise InvalidValue(f"protection is not given: one of {', '.join(OFFERED)} is needed")
+    if options.weighting == "by_size" and options.position.perturbs:
         raise InvalidValue(
             f"weighting = 'by_size' breaks the sensitivity of local privacy; under protection = "
             f"{options.protection!r} only 'equal' is allowed"
         )
-    parameters = options.parameters
-    if not isinstance(parameters, PWEncryptSettings):
-        return
-    if parameters.active_security:
-        raise InvalidValue(
-            "active_security = True needs a roster of the clients' keys, which an app that is "
-            "protected in two lines has not; a deployed job can have one, here it is False"
-        )
-    if parameters.reconstruct_secrets_threshold < 2:
-        raise InvalidValue(
-            "reconstruct_secrets_threshold = 1 is outside [2, inf): the sum of one client is no "
-            "secret"
-        )
+    unfit = options.position.unfit_for_apps(options.parameters)
+    if unfit is not None:
+        raise InvalidValue(unfit)
 
 
 @dataclass(frozen=True)
@@ -137,5 +132,4 @@ def _built(key: _Key) -> Protection:
         simulated=False,
         job=key.job,
     )
-    assert offer.options.protection is not None
-    return build(offer.options.protection, offer.options.parameters, context)
+    return offer.options.position(offer.options.parameters, context)

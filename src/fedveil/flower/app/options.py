@@ -12,36 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, create_model
 
 from fedveil.errors import JobError
-from fedveil.protections.base import Weighting
-from fedveil.protections.dp_encrypt import DPEncryptSettings
-from fedveil.protections.pw_encrypt import PWEncryptSettings
-from fedveil.protections.rr_oue import UnarySettings
-from fedveil.protections.signds import SignDSSettings
+from fedveil.protections.base import Protection, Weighting
+from fedveil.protections.positions import POSITIONS, find
 from fedveil.settings.allowed import sentences, shown
-from fedveil.settings.base import Settings
+from fedveil.settings.base import Settings, function_text, is_function
 
-#: Switch position -> its parameters. not_encrypt is none: an app without fedveil does the same.
-PARAMETERS: dict[str, type[Settings]] = {
-    "dp_encrypt": DPEncryptSettings,
-    "signds": SignDSSettings,
-    "rr": UnarySettings,
-    "oue": UnarySettings,
-    "pw_encrypt": PWEncryptSettings,
-}
+#: The built-in positions that an app may have.
+OFFERED = tuple(name for name, position in POSITIONS.items() if position.for_apps)
 PREFIX = "fedveil."
+
+
+PositionName = Annotated[str, function_text("package.module:Name", *OFFERED)]
 
 
 class Options(Settings):
     """The keys that every protection has; names in a text are separated by commas."""
 
-    protection: Literal["dp_encrypt", "signds", "rr", "oue", "pw_encrypt"] | None = Field(
-        None, description="the switch's position"
-    )
+    protection: PositionName | None = Field(None, description="the switch's position")
     weighting: Weighting | None = Field(
         None,
         description="how clients count; left out: by_size under pw_encrypt, which hides the sizes, "
@@ -63,15 +55,20 @@ class Options(Settings):
 
     @property
     def parameters(self) -> Settings:
-        """The protection's own; there is a protection."""
-        assert self.protection is not None
-        kind = PARAMETERS[self.protection]
+        """The protection's own."""
+        kind: type[Settings] = self.position.settings_type
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
+
+    @property
+    def position(self) -> type[Protection]:
+        """The protection's class; there is a protection."""
+        assert self.protection is not None
+        return find(self.protection)
 
     @property
     def weighs(self) -> Weighting:
         """How clients count."""
-        return self.weighting or ("by_size" if self.protection == "pw_encrypt" else "equal")
+        return self.weighting or ("equal" if self.position.perturbs else "by_size")
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -111,13 +108,15 @@ def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, 
 def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
     """The checked settings; raises `JobError` with a sentence for each key that is wrong."""
     position = keys.get("protection")
-    parameters = PARAMETERS.get(position) if isinstance(position, str) else None
+    parameters = None
+    if isinstance(position, str) and (position in OFFERED or is_function(position)):
+        parameters = find(position).settings_type
     model = Options if parameters is None else _options_of(parameters)
     if parameters is None and position is None and (strangers := set(keys) - set(_OWN)):
         raise JobError(
             [
                 f"{prefix}{key} = {shown(keys[key])} needs {prefix}protection beside it: one of "
-                f"{', '.join(PARAMETERS)}"
+                f"{', '.join(OFFERED)}"
                 for key in sorted(strangers)
             ]
         )

@@ -12,18 +12,19 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedveil._validate import positive
-from fedveil.errors import InvalidValue, LimitReached
+from fedveil.errors import InvalidValue, LimitReached, RoundVoid
 from fedveil.flower.app.arrays import ArrayLayout, read
-from fedveil.flower.app.offer import PERTURBING, Offer, check
+from fedveil.flower.app.carrier import AppCarrier, Invitation
+from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, joined, parse
-from fedveil.flower.app.play import Invitation, Play, RoundRecord
-from fedveil.flower.app.reveal import METRICS, common_names, revealed
+from fedveil.flower.app.reveal import METRICS, Means, common_names, revealed
+from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.app.wire import OFFER, node_of, number_of
 from fedveil.flower.records import MESSAGE, common_record
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import format_epsilon
-from fedveil.protections.base import RoundContext, Spending, State
-from fedveil.protections.pw_encrypt import PWEncryptSettings
+from fedveil.protections.base import Cohort, RoundContext, Spending, State
+from fedveil.rounds.loop import Outcome, drive
 
 log = logging.getLogger("flwr.fedveil")
 
@@ -72,7 +73,8 @@ class ProtectedStrategy(Strategy):
         check(self.options)
         self.rounds: list[RoundRecord] = []
         self.stopped: str | None = None
-        self.ledger = Ledger(adaptive=bool(getattr(self.options.parameters, "adaptive", False)))
+        adaptive = self.options.position.adapts(self.options.parameters)
+        self.ledger = Ledger(adaptive=adaptive)
         self._state: State | None = None
         self._timeout_s = 3600.0
         self._averaged: Averaged | None = None
@@ -171,8 +173,7 @@ class ProtectedStrategy(Strategy):
     ) -> None:
         values = read(arrays)
         _check_messages(messages, arrays)
-        perturbed = self.options.protection in PERTURBING
-        layout = ArrayLayout(values, self.options.kept, perturbed=perturbed)
+        layout = ArrayLayout(values, self.options.kept, perturbed=self.options.position.perturbs)
         offer = Offer(self.options, self.weight_key, layout.dimension, len(messages))
         record = RoundRecord(server_round, len(messages))
         if not self._reachable(offer, record):
@@ -189,22 +190,41 @@ class ProtectedStrategy(Strategy):
             self.stopped = str(limit)
             log.warning("fedveil: no further round is begun: %s", limit)
             return
+        timeouts_s = (self._timeout_s, protection.deadline_s or self._timeout_s)
         invitation = Invitation(
             invited,
             common_record(offer.words()),
             self.options.revealed,
-            self.weight_key,
-            self._timeout_s,
+            protection.trains,
+            min(timeouts_s),
         )
-        play = Play(server, grid, invitation, record)
-        aggregate = play.run()
-        nodes = sorted(map(node_of, play.senders))
+        carrier = AppCarrier(grid, invitation)
+        outcome = drive(
+            server, carrier, dict.fromkeys(invited, server.opening()), protection.trains
+        )
+        aggregate = outcome.result(server.aggregate)
+        nodes = sorted(map(node_of, outcome.charged))
         self.ledger.record_many(spending, round=self._number, clients=nodes)
-        self._keep(record)
+        self._note(record, outcome, carrier)
         if aggregate is not None:
+            record.reports = aggregate.reports
             self._state = aggregate.state
             content = self._content(layout.moved(arrays, aggregate.update), record)
             self._averaged = Averaged(Message(content, reply_to=messages[0]), arrays, layout.kept)
+        self._keep(record)
+
+    def _note(self, record: RoundRecord, outcome: Outcome, carrier: AppCarrier) -> None:
+        """What came of the round, and the means of what those in it have revealed."""
+        record.rejected, record.withheld = outcome.rejected, outcome.withheld
+        record.failed, record.dropped = outcome.failed, len(outcome.dropped)
+        record.bytes_up = outcome.bytes_up
+        if outcome.void is not None or outcome.hopeless is not None:
+            record.void = str(outcome.void or RoundVoid("report", 0, 1))
+            return
+        means = Means(self.weight_key)
+        for client in sorted(outcome.reported):
+            means.add(carrier.metrics[client])
+        record.metrics = means.record()
 
     @property
     def _number(self) -> int:
@@ -216,19 +236,12 @@ class ProtectedStrategy(Strategy):
         log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
 
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
-        """Whether so many clients can reconstruct secrets at all; an error in a first round."""
-        parameters = self.options.parameters
-        if not isinstance(parameters, PWEncryptSettings):
+        """Whether so many clients can have this protection at all; an error in a first round."""
+        cohort = Cohort(offer.clients, offer.clients)
+        broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
+        reason = next(filter(None, broken), None)
+        if reason is None:
             return True
-        threshold = parameters.reconstruct_secrets_threshold
-        sharing = parameters.sharing_clients(offer.clients)
-        if threshold < sharing:
-            return True
-        reason = (
-            f"reconstruct_secrets_threshold = {threshold} is outside [2, {sharing}): it is below "
-            f"the number of clients that share secrets, ceil({parameters.share_secrets_ratio:g} * "
-            f"{offer.clients} clients a round)"
-        )
         if not any(earlier.reports for earlier in self.rounds):
             raise InvalidValue(reason)
         record.void = f"the round is void: {reason}"

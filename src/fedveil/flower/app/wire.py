@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.message import Message
-from fedveil.protections.base import ClientId
-from fedveil.secagg.phases import PHASES, Phase
+from fedveil.rounds.answers import ClientId
 
 #: How the reason of a client that refuses to report begins, in its error reply.
 WITHHELD = "withheld: "
@@ -20,13 +18,3 @@ def number_of(node: int) -> ClientId:
 def node_of(client: ClientId) -> int:
     """Flower's number of a client."""
     return client % (1 << 64)
-
-
-def phase_of(words: Message) -> Phase | None:
-    """Which phase a protection's message opens; None where a lone report is asked for."""
-    return next((phase for phase in PHASES if phase == words.get("phase")), None)
-
-
-def wants_training(words: Message) -> bool:
-    """Whether the answer to a protection's message is a report on the update."""
-    return phase_of(words) in (None, "masked")

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 from fedveil.data.datasets import load
-from fedveil.engine.assembly import Task, make_model, make_partition, make_trainer
-from fedveil.engine.executors.client_side import ClientsData, ClientSide
-from fedveil.engine.job_protection import report_entropy
+from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_trainer
+from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, DeploymentError
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.message import Message, take, take_array
-from fedveil.protections.base import ClientId, Protection
+from fedveil.protections.base import Update
+from fedveil.rounds.answers import ClientId, Failed, Withheld
 
 _log = logging.getLogger("flwr")
 
@@ -34,66 +34,64 @@ def own_data(job: Job, client: ClientId, function: str | None) -> ClientsData:
     return ClientsData(data.train.x, data.train.y, np.arange(count), offsets)
 
 
-def trained_answer(
-    job: Job,
-    client: ClientId,
-    function: str | None,
-    protection: Protection,
-    asked: Message,
-    common: Message,
-) -> bytes:
-    """The encoded answer of a client that trains on its examples first.
+class Training:
+    """A client's training in one round, from what the server has told all clients."""
 
-    Raises `ClientWithheld` where the half reports nothing, `DeploymentError` where training
-    fails or the server's model does not fit.
-    """
-    task = _read_task(common)
-    data = own_data(job, client, function)
-    _check_examples(data, task)
-    weights = take_array(common, "weights", "float32", (take(common, "dimension", int),))
-    model = make_model(job, task)
-    if Layout(model).dimension != len(weights):
-        raise DeploymentError(
-            f"the server's model has {len(weights)} weights, model = {job.model} has "
-            f"{Layout(model).dimension}"
-        )
-    side = ClientSide(
-        protection=protection,
-        trainer=make_trainer(job, model),
-        data=data,
-        model=weights.copy(),  # torch takes no array that cannot be written
-        training_entropy=Seeded(job.seed, "training"),
-        report_entropy=report_entropy(job),
-    )
-    side.open(take(common, "round", int))
-    # More threads may add in another order: one gives the simulator's bytes.
-    torch.set_num_threads(1)
-    answer = side.answer([(client, asked)])[0]
-    for text in answer.warnings:
-        _log.warning("%s", text)
-    if answer.withheld is not None:
-        raise ClientWithheld(answer.withheld)
-    if answer.failed is not None or not isinstance(answer.report, bytes):
-        raise DeploymentError(f"training failed: {answer.failed}")
-    return answer.report
+    def __init__(self, job: Job, client: ClientId, function: str | None, common: Message) -> None:
+        shape = _read_shape(common)
+        data = own_data(job, client, function)
+        _check_examples(data, shape)
+        # A copy, since torch takes no array that cannot be written.
+        weights = take_array(common, "weights", "float32", (take(common, "dimension", int),))
+        self.model = weights.copy()
+        self.examples = data.examples(client)
+        self._client = client
+        model = make_model(job, shape)
+        if Layout(model).dimension != len(weights):
+            raise DeploymentError(
+                f"the server's model has {len(weights)} weights, model = {job.model} has "
+                f"{Layout(model).dimension}"
+            )
+        entropy = Seeded(job.seed, "training")
+        self._training = LocalTraining(make_trainer(job, model), data, entropy)
+        self._training.open(take(common, "round", int), self.model)
+
+    def update(self) -> Update:
+        """The client's update.
+
+        Raises `ClientWithheld` where it is of no use, `DeploymentError` where training fails.
+        """
+        # More threads may add in another order: one gives the simulator's bytes.
+        torch.set_num_threads(1)
+        (answer,) = self._training.updates([self._client])
+        for text in answer.effort.warnings:
+            _log.warning("%s", text)
+        match answer:
+            case Trained(update=update):
+                return update
+            case Withheld(reason=reason):
+                raise ClientWithheld(reason)
+            case Failed(reason=reason):
+                raise DeploymentError(f"training failed: {reason}")
+        raise AssertionError(answer)
 
 
-def _read_task(common: Message) -> Task:
+def _read_shape(common: Message) -> ModelShape:
     shape = take(common, "example_shape", np.ndarray)
-    return Task(
+    return ModelShape(
         example_shape=tuple(map(int, shape)),
         classes=take(common, "classes", int),
         fingerprint=take(common, "fingerprint", str),
     )
 
 
-def _check_examples(data: ClientsData, task: Task) -> None:
-    if data.x.shape[1:] != task.example_shape:
+def _check_examples(data: ClientsData, shape: ModelShape) -> None:
+    if data.x.shape[1:] != shape.example_shape:
         raise DeploymentError(
             f"this client's examples have shape {data.x.shape[1:]}, the job's have "
-            f"{task.example_shape}"
+            f"{shape.example_shape}"
         )
-    if data.y.max() >= task.classes:
+    if data.y.max() >= shape.classes:
         raise DeploymentError(
-            f"this client has the label {data.y.max()}, the job's are in [0, {task.classes})"
+            f"this client has the label {data.y.max()}, the job's are in [0, {shape.classes})"
         )

@@ -53,9 +53,9 @@ def write_app(folder: Path, job: Job) -> list[Path]:
         JOB: job.to_yaml(),
         "README.md": _README.format(name=name, clients=job.clients.number),
     }
-    if job.protection.name == "pw_encrypt" and job.protection.pw_encrypt.active_security:
+    if job.protection.position.needs_roster(job.protection.settings):
         files[ROSTER] = _ROSTER
-    files |= _own_modules([job.model, job.data.name])
+    files |= _own_modules([job.model, job.data.name, job.protection.name])
     taken = [
         path
         for path, text in files.items()

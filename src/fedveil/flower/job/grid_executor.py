@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
-from flwr.app import ConfigRecord
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
-from fedveil.engine.assembly import Task
-from fedveil.engine.executors.client_side import Answer
-from fedveil.engine.round_loop import PHASES, phase_of
+from fedveil.engine.assembly import ModelShape
 from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
-from fedveil.flower.exchange import exchange
+from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.job.job_client import (
     ERROR_CODE,
     FAILED,
     FORGET,
-    REPORT,
     STRANGER,
     WITHHELD,
 )
@@ -31,7 +27,17 @@ from fedveil.flower.records import (
     to_records,
 )
 from fedveil.message import Message, Value, encode
-from fedveil.protections.base import ClientId, RoundContext, ServerRound
+from fedveil.protections.base import Protection, RoundContext
+from fedveil.rounds.answers import (
+    Answer,
+    ClientId,
+    Failed,
+    Refused,
+    Report,
+    Unreached,
+    Withheld,
+)
+from fedveil.rounds.loop import MergeableHalf
 
 #: A message is kept for so long after the server has stopped waiting for its answer.
 _GRACE_S = 300.0
@@ -45,17 +51,25 @@ _FORGET_S = 15.0
 class GridExecutor:
     """Carries messages to the SuperNodes that say that they are the clients.
 
-    A client without a node, a node without an answer in time and a node of which Flower says that
-    it failed are all the same: no answer. The weights travel with the messages of the phase in
-    which clients train, and no earlier.
+    A client without a node, and one of whose node Flower says that it failed, is not reached; a
+    node without an answer in time has dropped out. The weights travel with the messages of the
+    phase in which clients train, and no earlier.
     """
 
-    def __init__(self, grid: Grid, job: Job, task: Task, event: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        job: Job,
+        shape: ModelShape,
+        protection: Protection,
+        event: Callable[[str], None],
+    ) -> None:
         self._grid = grid
         self._job = job
-        self._task = task
+        self._shape = shape
         self._members = Members(grid, job, event)
-        self._window_s = job.protection.pw_encrypt.cipher_time_window / 1000
+        self._protection = protection
+        self._window_s = protection.deadline_s or job.deployment.answer_s
         self._context: RoundContext
         self._opening = True
         self._started = False
@@ -67,7 +81,7 @@ class GridExecutor:
         if not self._started:
             self._started = True
             self._gather(context.round)
-        self._need(context.cohort, min(self._least(), len(context.cohort)))
+        self._need(context.cohort, min(self._protection.least_clients, len(context.cohort)))
         # The opening of a round ends whatever a client was in before.
         self._unfinished -= set(context.cohort)
         if self._unfinished:
@@ -76,21 +90,27 @@ class GridExecutor:
         self._context = context
         self._opening = True
 
-    def ask(self, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+    def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """The answers, as they come, until the phase's deadline."""
         node_of = self._members.node_of
         client_of = {node_of[client]: client for client in messages if client in node_of}
-        outgoing = list(self._outgoing(client_of, messages))
+        yield from map(Unreached, messages.keys() - client_of.values())
+        outgoing = list(self._outgoing(phase, client_of, messages))
         self._opening = False
         for node, reply in exchange(self._grid, outgoing, self._window_s):
-            answer = self._read(client_of[node], reply)
+            client = client_of[node]
+            answer = Unreached(client) if reply is None else self._read(client, reply)
             if answer is not None:
-                self._note(answer, messages[answer.client])
+                ended = phase == self._protection.phases[-1]
+                if ended or not isinstance(answer, Report | Unreached):
+                    self._unfinished.discard(client)
                 yield answer
 
-    def fold(self, messages: Mapping[ClientId, Message], server: ServerRound) -> Iterator[Answer]:
+    def fold(
+        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
+    ) -> Iterator[Answer]:
         """As `ask`: reports are folded where they arrive, which is here."""
-        return self.ask(messages)
+        return self.ask(phase, messages)
 
     def close(self) -> None:
         """Let clients forget a round that ended without them."""
@@ -117,38 +137,30 @@ class GridExecutor:
                 f"{limit_s:g} s, {least} are needed"
             )
 
-    def _least(self) -> int:
-        """How many clients a round needs that is not to be void."""
-        protection = self._job.protection
-        if protection.name == "pw_encrypt":
-            return protection.pw_encrypt.reconstruct_secrets_threshold
-        return 1
-
     def _outgoing(
-        self, client_of: Mapping[int, ClientId], messages: Mapping[ClientId, Message]
+        self,
+        phase: str,
+        client_of: Mapping[int, ClientId],
+        messages: Mapping[ClientId, Message],
     ) -> Iterator[FlowerMessage]:
-        common: dict[bool, ConfigRecord] = {}
+        common = common_record(self._common(phase == self._protection.trains))
         encoded: dict[int, bytes] = {}  # a message that is the same object for all is encoded once
+        if len(self._protection.phases) > 1:
+            self._unfinished.update(client_of.values())
         for node, client in client_of.items():
             message = messages[client]
-            phase = message.get("phase")
-            if phase in PHASES:
-                self._unfinished.add(client)
-            trains = phase_of(message) == "masked"
-            if trains not in common:
-                common[trains] = common_record(self._common(trains))
             if id(message) not in encoded:
                 encoded[id(message)] = encode(message)
             yield FlowerMessage(
-                addressed_records(client, encoded[id(message)], common[trains]),
+                addressed_records(client, encoded[id(message)], common),
                 node,
-                f"train.{phase if phase in PHASES else REPORT}",
+                f"train.{phase}",
                 ttl=self._window_s + _GRACE_S,
                 group_id=str(self._context.round),
             )
 
     def _common(self, trains: bool) -> Message:
-        context, task = self._context, self._task
+        context, shape = self._context, self._shape
         common: dict[str, Value] = {
             "opening": self._opening,
             "round": context.round,
@@ -156,9 +168,9 @@ class GridExecutor:
         }
         if trains:
             common["weights"] = context.model
-            common["example_shape"] = np.array(task.example_shape, np.int64)
-            common["classes"] = task.classes
-            common["fingerprint"] = task.fingerprint
+            common["example_shape"] = np.array(shape.example_shape, np.int64)
+            common["classes"] = shape.classes
+            common["fingerprint"] = shape.fingerprint
         return common
 
     def _read(self, client: ClientId, reply: FlowerMessage) -> Answer | None:
@@ -167,19 +179,15 @@ class GridExecutor:
             if word == STRANGER:
                 self._members.doubt(client)
             if word == WITHHELD:
-                return Answer(client, withheld="the client's own log says why")
+                return Withheld(client, "the client's own log says why")
             if word == FAILED:
-                return Answer(client, failed="the client's own log says why")
-            return None
+                return Failed(client, "the client's own log says why")
+            return None if reply_was_lost(reply) else Unreached(client)
         try:
-            return Answer(client, report=encoded_message(reply.content))
+            return Report(client, encoded_message(reply.content))
         except MessageInvalid as error:
             size = sum(record.count_bytes() for record in reply.content.values())
-            return Answer(client, report_bytes=max(size, 1), rejected=str(error))
-
-    def _note(self, answer: Answer, asked: Message) -> None:
-        if answer.report is None or asked.get("phase") == PHASES[-1]:
-            self._unfinished.discard(answer.client)
+            return Refused(client, size, str(error))
 
     def _farewells(self) -> list[FlowerMessage]:
         node_of = self._members.node_of

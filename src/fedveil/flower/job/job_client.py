@@ -31,13 +31,11 @@ from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.own_count import OwnCount
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
-from fedveil.message import Message as Asked
 from fedveil.message import Value, encode, only_fields, take
-from fedveil.protections.base import ClientContext, ClientId, ClientRound, Protection
-from fedveil.secagg.phases import PHASES
+from fedveil.protections.base import ClientContext, Protection, Update
+from fedveil.protections.positions import find
+from fedveil.rounds.answers import ClientId
 
-#: The action of a protection that sends a single report; the others are those of its phases.
-REPORT = "report"
 #: The server's questions: who are you; and forget the round, which has ended without you.
 INTRODUCE, FORGET = "introduce", "forget"
 #: What an error reply of this app says; any other is of Flower's own.
@@ -85,7 +83,7 @@ def make_app(folder: Path) -> ClientApp:
     """The ClientApp of the app in `folder`."""
     job = read_job(folder)
     app = ClientApp()
-    for action in (*PHASES, REPORT):
+    for action in find(job.protection.name).phases:
         app.train(action)(_guarded(lambda m, c: _answer(job, folder, m, c)))
     app.query(INTRODUCE)(_guarded(lambda m, c: _introduce(job, c)))
     app.query(FORGET)(_guarded(lambda m, c: _forget(job, c)))
@@ -137,8 +135,10 @@ def _forget(job: Job, context: Context) -> bytes:
 
 def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes:
     addressee, asked, common = from_addressed_records(message.content)
-    only_fields(common, *ROUND_FIELDS, *(TRAINING_FIELDS if "weights" in common else ()))
+    trains = "weights" in common
+    only_fields(common, *ROUND_FIELDS, *(TRAINING_FIELDS if trains else ()))
     round, dimension = take(common, "round", int), take(common, "dimension", int)
+    opening = take(common, "opening", bool)
     if not (1 <= round <= job.rounds and dimension >= 1):
         raise MessageInvalid(f"round = {round} is outside [1, {job.rounds}]")
     member = Member.of(context.node_config, job)
@@ -150,63 +150,41 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
         roster=read_roster(member.roster or folder / ROSTER),
         identity=None if member.identity is None else read_identity(member.identity),
     )
-    protection = _Continuing(
-        make_protection(job, dimension, deployed),
-        None if take(common, "opening", bool) else kept,
-    )
-    if "weights" in common:
-        from fedveil.flower.job.client_training import trained_answer
+    protection = make_protection(job, dimension, deployed)
+    training = None
+    if trains:
+        from fedveil.flower.job.client_training import Training
 
-        if job.privacy.randomness == "secure":  # a seeded report is the same bytes every time
-            count = OwnCount(member.state_folder.file(job_digest(job), member.client, "reports"))
-            spending = protection.spending(protection.initial_state())
-            count.charge(spending, job.rounds + job.deployment.repeats)
-        answer = trained_answer(job, member.client, member.data, protection, asked, common)
-    else:
-        answer = _untrained_answer(job, member.client, protection, asked, round, dimension)
-    left = protection.half.keep()
+        _charge(job, member, protection)
+        training = Training(job, member.client, member.data, common)
+    half = protection.client_round(
+        ClientContext(
+            client=member.client,
+            round=round,
+            # What needs no update needs neither model nor examples.
+            model=_no_model(dimension) if training is None else training.model,
+            examples=0 if training is None else training.examples,
+            entropy=report_entropy(job).stream("report", round, member.client),
+        )
+    )
+    if kept is not None and not opening:
+        half.take_up(kept)
+    answer = encode(half.respond(asked, None if training is None else training.update()))
+    left = half.keep()
     if left:
         state.put(round, left)
     return answer
 
 
-def _untrained_answer(
-    job: Job,
-    client: ClientId,
-    protection: Protection,
-    asked: Asked,
-    round: int,
-    dimension: int,
-) -> bytes:
-    """The answer to a message that needs no update, and so neither model nor examples."""
-    context = ClientContext(
-        client=client,
-        round=round,
-        model=np.broadcast_to(np.float32(0), (dimension,)),
-        examples=0,
-        entropy=report_entropy(job).stream("report", round, client),
-    )
-    return encode(protection.client_round(context).respond(asked, None))
+def _charge(job: Job, member: Member, protection: Protection) -> None:
+    if job.privacy.randomness == "secure":  # a seeded report is the same bytes every time
+        count = OwnCount(member.state_folder.file(job_digest(job), member.client, "reports"))
+        spending = protection.spending(protection.initial_state())
+        count.charge(spending, job.rounds + job.deployment.repeats)
 
 
-class _Continuing:
-    """A protection whose client half goes on from what an earlier process has kept."""
-
-    def __init__(self, protection: Protection, kept: Asked | None) -> None:
-        self._protection = protection
-        self._kept = kept
-        self.adaptive = protection.adaptive
-        self.initial_state = protection.initial_state
-        self.spending = protection.spending
-        self.server_round = protection.server_round
-        self.half: ClientRound
-
-    def client_round(self, context: ClientContext) -> ClientRound:
-        """The half of the one round that this process is in."""
-        self.half = self._protection.client_round(context)
-        if self._kept is not None:
-            self.half.take_up(self._kept)
-        return self.half
+def _no_model(dimension: int) -> Update:
+    return np.broadcast_to(np.float32(0), (dimension,))
 
 
 def _text(config: Mapping[str, object], key: str) -> str | None:

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from fedveil.data.datasets import Dataset
-from fedveil.engine.assembly import Task
-from fedveil.engine.executors.pool import Executor
-from fedveil.engine.federation import Federation, Run
+from fedveil.engine.assembly import ModelShape
+from fedveil.engine.federation import Executor, Federation, Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
 from fedveil.errors import DeploymentError, FedveilError, FolderInUse
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
-from fedveil.protections.base import ClientId, Protection
+from fedveil.protections.base import Protection
 from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.run_display import RunDisplay
 
@@ -111,7 +109,7 @@ class FlowerEngine:
         """The job states how many clients there are."""
         return job
 
-    def check(self, job: Job, task: Task) -> None:
+    def check(self, job: Job, shape: ModelShape) -> None:
         """Clients train, not this machine."""
 
     def protection(self, job: Job, dimension: int) -> Protection:
@@ -127,11 +125,7 @@ class FlowerEngine:
         yield "clients are Flower SuperNodes; their reasons, warnings and times stay with them"
 
     def start(
-        self, job: Job, task: Task, weights: npt.NDArray[np.float32], event: Callable[[str], None]
+        self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:
         """Ready when the first round opens."""
-        return GridExecutor(self._grid, job, task, event)
-
-    def silent(self, job: Job, round: int, cohort: Sequence[ClientId]) -> Mapping[ClientId, str]:
-        """Clients fall silent by themselves."""
-        return {}
+        return GridExecutor(self._grid, job, shape, protection, event)

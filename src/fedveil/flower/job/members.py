@@ -13,7 +13,7 @@ from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange
 from fedveil.flower.records import from_records, to_records
 from fedveil.message import only_fields, take
-from fedveil.protections.base import ClientId
+from fedveil.rounds.answers import ClientId
 
 #: How long a node may take to say who it is.
 _INTRODUCTION_S = 60.0
@@ -66,7 +66,8 @@ class Members:
         self._asked_at.update(dict.fromkeys(new, now))
         questions = [Message(to_records({}), node, "query.introduce") for node in new]
         for node, reply in exchange(self._grid, questions, _INTRODUCTION_S) if questions else ():
-            self._meet(node, reply)
+            if reply is not None:
+                self._meet(node, reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
         """Look until enough of the wanted clients are connected, or time is up: how many are."""

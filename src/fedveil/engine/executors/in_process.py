@@ -1,0 +1,53 @@
+"""Serves every client in the calling process, on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from fedveil.engine.executors.client_side import ClientSide
+from fedveil.engine.executors.reports import encoded, folded
+from fedveil.message import Message
+from fedveil.protections.base import RoundContext
+from fedveil.rounds.answers import Answer, ClientId
+from fedveil.rounds.loop import MergeableHalf
+
+
+class InProcess:
+    """An executor without processes of its own."""
+
+    def __init__(self, side: ClientSide) -> None:
+        self._side = side
+
+    def open(self, context: RoundContext) -> None:
+        """Begin a round, with its global weights."""
+        self._side.model[:] = context.model
+        self._side.open(context.round)
+
+    def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        """The answers, a chunk at a time."""
+        return self._answers(messages, encoded)
+
+    def fold(
+        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
+    ) -> Iterator[Answer]:
+        """As `ask`, with the reports folded as they are made."""
+        return self._answers(messages, lambda answer: folded(answer, server))
+
+    def _answers(
+        self, messages: Mapping[ClientId, Message], treat: Callable[[Answer], Answer]
+    ) -> Iterator[Answer]:
+        asked = list(messages.items())
+        for start in range(0, len(asked), self._side.chunk):
+            part = dict(asked[start : start + self._side.chunk])
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                answers = [treat(answer) for answer in self._side.answers(part)]
+            finally:
+                torch.set_num_threads(threads)
+            yield from answers
+
+    def close(self) -> None:
+        """Nothing is held."""

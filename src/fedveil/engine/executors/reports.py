@@ -1,0 +1,94 @@
+"""What becomes of a report where it is made: it is encoded, or folded into a server half there."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.engine.executors.client_side import Made
+from fedveil.errors import ReportRejected
+from fedveil.message import encode, encoded_bytes
+from fedveil.protections.base import Protection, RoundContext, ServerRound, Update
+from fedveil.rounds.answers import Answer, Folded, Refused, Report
+from fedveil.rounds.loop import MergeableHalf
+
+
+def encoded(answer: Answer) -> Answer:
+    """The answer with its report encoded."""
+    if not isinstance(answer, Made):
+        return answer
+    began = time.perf_counter()
+    data = encode(answer.message)
+    answer.effort.protection_s += time.perf_counter() - began
+    return Report(answer.client, data, effort=answer.effort)
+
+
+def folded(answer: Answer, server: MergeableHalf) -> Answer:
+    """The answer with its report taken in by `server`."""
+    if not isinstance(answer, Made):
+        return answer
+    began, client, effort = time.perf_counter(), answer.client, answer.effort
+    size = encoded_bytes(answer.message)
+    try:
+        server.receive(client, answer.message)
+    except ReportRejected as rejected:
+        return Refused(client, size, rejected.reason, effort=effort)
+    finally:
+        effort.aggregation_s += time.perf_counter() - began
+    return Folded(client, size, effort=effort)
+
+
+class Folding:
+    """A worker's own server half of a round, whose running sums travel in place of reports."""
+
+    def __init__(self, protection: Protection, model: Update) -> None:
+        self._protection = protection
+        self._model = model
+        self._context: RoundContext
+        self._server: ServerRound | None = None
+
+    def open(self, context: RoundContext) -> None:
+        """Begin a round; `context` need not hold the model."""
+        self._context, self._server = replace(context, model=self._model), None
+
+    def fold(self, answer: Answer) -> Answer:
+        """The answer with its report taken in here."""
+        return folded(answer, self._half())
+
+    def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
+        """The half, pickled: its arrays lie in `room` as far as they fit, at the given places."""
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = pickle.dumps(self._half(), protocol=5, buffer_callback=buffers.append)
+        places: list[bytes | tuple[int, int]] = []
+        used = 0
+        for buffer in buffers:
+            raw = buffer.raw()
+            end = used + len(raw)
+            if end > len(room):
+                places.append(bytes(raw))
+                continue
+            room[used:end] = np.frombuffer(raw, np.uint8)
+            places.append((used, end))
+            used = end
+        self._server = None
+        return pickled, places
+
+    def _half(self) -> ServerRound:
+        if self._server is None:
+            self._server = self._protection.server_round(self._context)
+        return self._server
+
+
+def merge_sums(
+    server: MergeableHalf,
+    pickled: bytes,
+    places: list[bytes | tuple[int, int]],
+    room: npt.NDArray[np.uint8],
+) -> None:
+    """Add what `Folding.sums` gave to the running sums of `server`."""
+    buffers = [place if isinstance(place, bytes) else room[slice(*place)] for place in places]
+    server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process

@@ -1,0 +1,139 @@
+"""What goes wrong in a simulation: clients that fall silent, and clients that answer too late.
+
+Nothing waits. Who falls silent, and from which phase on, is the job's fault plan; how long a client
+would take to answer is drawn from the seed, and one whose time is beyond a phase's window has
+dropped out, as it would have on a real network. What it sends then comes after the phase has
+closed: a report that is late has left its client all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+
+from fedveil.engine.federation import Executor
+from fedveil.entropy import Entropy, Seeded
+from fedveil.federated.job import Job
+from fedveil.message import Message
+from fedveil.protections.base import Protection, RoundContext
+from fedveil.protections.positions import fault_phases
+from fedveil.rounds.answers import Answer, ClientId, Unreached
+from fedveil.rounds.loop import MergeableHalf
+
+
+class Faulty:
+    """An executor whose clients are not all there."""
+
+    def __init__(self, executor: Executor, job: Job, protection: Protection) -> None:
+        self._executor = executor
+        self._job = job
+        self._protection = protection
+        self._silent: Mapping[ClientId, str] = {}
+        self._late: Mapping[ClientId, str] = {}
+
+    def open(self, context: RoundContext) -> None:
+        """Draw who will be missing, and begin the round."""
+        faults, times = (
+            Seeded(self._job.seed, name, context.round) for name in ("dropouts", "answer times")
+        )
+        self._silent = silent_clients(
+            context.cohort,
+            self._job.simulation.dropouts,
+            fault_phases(type(self._protection)),
+            faults,
+        )
+        self._late = self._late_in(context.cohort, times)
+        self._executor.open(context)
+
+    def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        """The answers of those that are there and in time."""
+        yield from self._unreached(phase, messages)
+        yield from self._executor.ask(phase, self._heard(phase, messages))
+
+    def fold(
+        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
+    ) -> Iterator[Answer]:
+        """As `ask`."""
+        yield from self._unreached(phase, messages)
+        yield from self._executor.fold(phase, self._heard(phase, messages), server)
+
+    def close(self) -> None:
+        """Let go of what the executor holds."""
+        self._executor.close()
+
+    def _late_in(self, cohort: Sequence[ClientId], times: Entropy) -> dict[ClientId, str]:
+        window_s, settings = self._protection.deadline_s, self._job.simulation
+        if window_s is None or not settings.answer_ms:
+            return {}
+        return late_clients(
+            cohort,
+            self._protection.flow,
+            1000 * window_s,
+            settings.answer_ms,
+            settings.answer_spread,
+            times,
+        )
+
+    def _unreached(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        for client in messages:
+            if self._missing(client, phase, self._silent):
+                yield Unreached(client)
+
+    def _heard(
+        self, phase: str, messages: Mapping[ClientId, Message]
+    ) -> Mapping[ClientId, Message]:
+        return {
+            client: message
+            for client, message in messages.items()
+            if not self._missing(client, phase, self._silent)
+            and not self._missing(client, phase, self._late)
+        }
+
+    def _missing(self, client: ClientId, phase: str, missing: Mapping[ClientId, str]) -> bool:
+        phases = self._protection.phases
+        return client in missing and phases.index(missing[client]) <= phases.index(phase)
+
+
+def silent_clients(
+    cohort: Sequence[ClientId],
+    shares: Mapping[str, float],
+    phases: Mapping[str, str | None],
+    entropy: Entropy,
+) -> dict[ClientId, str]:
+    """Who falls silent at which phase: of the cohort, the share that a fault plan gives it.
+
+    `phases`: the names that a plan may use, in order, and the phase that each one is here; None
+    where by then nothing is left to be said.
+    """
+    order = iter(entropy.permutation(len(cohort)))
+    plan: dict[ClientId, str] = {}
+    for name, phase in phases.items():
+        for place in islice(order, round(shares.get(name, 0.0) * len(cohort))):
+            if phase is not None:
+                plan[cohort[place]] = phase
+    return plan
+
+
+def late_clients(
+    cohort: Sequence[ClientId],
+    phases: Sequence[str],
+    window_ms: float,
+    median_ms: float,
+    spread: float,
+    entropy: Entropy,
+) -> dict[ClientId, str]:
+    """Who misses the window of a phase, and the first one missed.
+
+    A client's time for a phase is median_ms * e^(spread * z), z standard normal: half of the
+    clients are faster than the median, and a spread of 1 makes one in fifty eight times slower.
+    """
+    z = entropy.generator().standard_normal((len(cohort), len(phases)))
+    with np.errstate(over="ignore"):  # infinitely late is late
+        late = median_ms * np.exp(spread * z) > window_ms
+    return {
+        client: phases[int(missed.argmax())]
+        for client, missed in zip(cohort, late, strict=True)
+        if missed.any()
+    }

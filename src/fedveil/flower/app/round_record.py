@@ -1,0 +1,38 @@
+"""What a protected strategy keeps of a round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from fedveil.flower.app.reveal import Metric
+
+
+@dataclass
+class RoundRecord:
+    """What came of a round; its rejected, withheld and failed replies are counted by reason.
+
+    `dropped`: clients that were asked and did not reply in time. `void`: why there is no
+    aggregate; None where there is one.
+    """
+
+    round: int
+    clients: int
+    reports: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    withheld: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    dropped: int = 0
+    void: str | None = None
+    bytes_up: int = 0
+    metrics: dict[str, Metric] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [f"round {self.round}: {self.reports} reports of {self.clients} clients"]
+        for name in ("rejected", "withheld", "failed"):
+            parts += [f"{n} {name} ({reason})" for reason, n in getattr(self, name).items()]
+        if self.dropped:
+            parts.append(f"{self.dropped} without a reply")
+        if self.void:
+            parts.append(self.void)
+        return "; ".join(parts)

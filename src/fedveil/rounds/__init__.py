@@ -1,0 +1,1 @@
+"""One round, whoever carries its messages: the server half that is driven, and the one loop."""
