@@ -10,8 +10,8 @@ from data_files import npz, refused, write
 from fedveil.data import datasets, purchase100
 from fedveil.data.examples import holdout
 from fedveil.errors import DataUnavailable
+from statistical_checks import ERROR_RATE
 
-ERROR_RATE = 1e-6
 BITS = np.arange(300 * 600).reshape(300, 600) % 7 % 2
 SHOPPERS = np.arange(300) % 100
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import beta, binomtest, chisquare
+from scipy.stats import binomtest, chisquare
 
 from fedveil.entropy import Seeded
 from fedveil.errors import FedveilWarning, InvalidValue
@@ -24,8 +24,7 @@ from fedveil.mechanisms.signds.dimension_selection import Selection, SignDS
 from fedveil.mechanisms.signds.top_k import TopSet, flat_vector
 from fedveil.privacy import audit
 from scripted_entropy import Scripted
-
-ERROR_RATE = 1e-6
+from statistical_checks import ERROR_RATE, loss_at_least
 
 
 def e_to(x: float, digits: int = 120) -> Fraction:
@@ -403,13 +402,6 @@ def test_the_public_audit_does_not_refute_the_claim_for_updates_of_other_sizes()
     assert 0.2 < bound <= 1.0
 
 
-def lower_bound(often: int, seldom: int, trials: int) -> float:
-    """A bound on ln(p/q) that holds with probability 0.999 (Clopper and Pearson)."""
-    low = beta.ppf(0.0005, often, trials - often + 1)
-    high = beta.ppf(0.9995, seldom + 1, trials - seldom)
-    return math.log(low / high)
-
-
 def game(mechanism: SignDS, guess: Callable[[Selection], bool], trials: int = 4000) -> float:
     """Tell two updates with disjoint top-k sets apart by one test of the output."""
     dim = 40
@@ -420,7 +412,7 @@ def game(mechanism: SignDS, guess: Callable[[Selection], bool], trials: int = 40
         sum(guess(mechanism.select(update, entropy)) for _ in range(trials))
         for update, entropy in ((left, Seeded(9, "left")), (right, Seeded(9, "right")))
     ]
-    return lower_bound(hits[0], hits[1], trials)
+    return loss_at_least(hits[0], hits[1], trials)
 
 
 def favours_left(selection: Selection) -> bool:

@@ -21,8 +21,8 @@ from fedveil.mechanisms.embedding_dp import MAX_EPS, packed_size
 from fedveil.mechanisms.exact import alias_table
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.privacy import Ledger, PrivacyLoss, audit, compose
+from statistical_checks import ERROR_RATE
 
-ERROR_RATE = 1e-6
 TRIALS = 400_000
 
 

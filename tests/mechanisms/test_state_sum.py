@@ -21,7 +21,9 @@ from fedveil.mechanisms.unary.state_sum import (
     sum_laws,
     sum_tables,
 )
-from unary_checks import Scripted, assert_follows, enumerated_sum_law, word
+from scripted_entropy import Scripted, word
+from statistical_checks import assert_follows
+from unary_law import enumerated_sum_law
 
 KINDS = ("rr", "oue")
 EPS = (0.075, 0.5, 4.8, 30.0, 100.0)

@@ -21,7 +21,7 @@ from fedveil.message import decode, encode
 from fedveil.protections import build
 from fedveil.protections.base import ClientContext, JobContext, RoundContext, Spending, State
 from fedveil.protections.rr_oue import Unary, UnarySettings
-from unary_checks import ERROR_RATE, assert_alike, assert_follows
+from statistical_checks import ERROR_RATE, assert_alike, assert_follows
 
 COHORT = (3, 5, 8, 13)
 

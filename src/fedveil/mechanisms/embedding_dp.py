@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.exact.drawn_bytes import byte_tables, double_above_q
+from fedveil.mechanisms.exact.biased_bits import byte_tables, double_above_q
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.mechanisms.tensor_kinds import same_kind, values_of
 from fedveil.privacy.compose import plain_sum

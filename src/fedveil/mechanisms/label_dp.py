@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.exact.real_law import MAX_EXPONENT, ExactDraw, floors_of_exp
+from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw, floors_of_exp
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.mechanisms.tensor_kinds import same_kind, values_of
 from fedveil.privacy.loss import PrivacyLoss

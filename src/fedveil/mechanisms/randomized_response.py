@@ -13,7 +13,7 @@ from scipy.special import expit
 from fedveil._validate import integer, number, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.exact.real_law import MAX_EXPONENT, ExactDraw, floors_of_exp
+from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw, floors_of_exp
 from fedveil.privacy.loss import PrivacyLoss
 
 

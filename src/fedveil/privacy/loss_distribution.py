@@ -135,7 +135,7 @@ class LossDistribution:
         # Both ends are grid points: a mechanism that reaches its largest loss loses nothing.
         wanted = max(deviation / _POINTS_PER_DEVIATION, 2 * largest / _MAX_POINTS)
         high = max(32, math.ceil(largest / wanted))
-        from fedveil.privacy.row_pairs import (  # imports numba: a second
+        from fedveil.privacy.pairwise_curve import (  # imports numba: a second
             largest_curve,
             ordered_pairs,
         )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy
 from fedveil.errors import FedveilWarning, InvalidValue
-from fedveil.mechanisms.exact.real_law import MAX_EXPONENT, ExactDraw
+from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw
 from fedveil.mechanisms.signds.inlier_law import InlierLaw, ThresholdSearch
 from fedveil.mechanisms.signds.top_k import TopSet, flat_vector
 from fedveil.privacy.loss import PrivacyLoss

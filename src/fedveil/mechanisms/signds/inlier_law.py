@@ -20,7 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.exact.real_law import ExactDraw, at_least_zero, exp_bounds, floors_of_exp
+from fedveil.mechanisms.exact.real_probabilities import (
+    ExactDraw,
+    at_least_zero,
+    exp_bounds,
+    floors_of_exp,
+)
 
 _FLOAT_DIGITS = 60
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from fedveil._validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.exact.drawn_bytes import double_above_q
-from fedveil.mechanisms.unary.bits import (
+from fedveil.mechanisms.exact.biased_bits import double_above_q
+from fedveil.mechanisms.unary.code_bits import (
     CodeBits,
     code_count,
     fold_codes,
@@ -28,8 +28,8 @@ from fedveil.mechanisms.unary.bits import (
     unpack_codes,
 )
 from fedveil.mechanisms.unary.release import UnaryRelease
+from fedveil.mechanisms.unary.rounding import States, nearest_states, stochastic_states
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
-from fedveil.mechanisms.unary.states import States, nearest_states, stochastic_states
 from fedveil.packing import pack, packed_size, unpack
 from fedveil.privacy.loss import PrivacyLoss
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.exact.drawn_bytes import byte_tables
+from fedveil.mechanisms.exact.biased_bits import byte_tables
 
 _Bytes = npt.NDArray[np.uint8]
 _States = npt.NDArray[np.int16]
