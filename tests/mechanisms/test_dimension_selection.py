@@ -310,7 +310,7 @@ def test_the_set_is_that_of_a_stable_sort(values: list[float], data: st.DataObje
     dtype = data.draw(st.sampled_from([np.float32, np.float64]))
     vector = np.array(values, dtype)
     order = np.argsort(-(sign * vector), kind="stable")
-    top = TopSet(flat_vector("update", vector), size, sign)
+    top = TopSet(flat_vector(vector), size, sign)
     members = top.members(np.arange(size))
     others = top.others(np.arange(len(values) - size))
     assert sorted(members) == sorted(order[:size])
@@ -366,7 +366,7 @@ def test_how_a_vector_is_stored_changes_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_numpy_path_gives_the_same_bytes(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hasattr(top_k._tally, "numpy_path"):
+    if not hasattr(top_k._count_rows, "numpy_path"):
         pytest.skip("numba is not installed: there is one path")
     generator = Seeded(7).generator()
     dense = generator.standard_normal(5000).astype(dtype) * 1e-3
@@ -380,7 +380,7 @@ def test_the_numpy_path_gives_the_same_bytes(dtype: type, monkeypatch: pytest.Mo
         return [(s.indices.tobytes(), s.sign, s.magnitude) for s in drawn]
 
     compiled = selections()
-    for name in ("_boundary", "_span", "_with_digit", "_tally", "_locate"):
+    for name in ("_boundary", "_span", "_with_digit", "_count_rows", "_locate"):
         monkeypatch.setattr(top_k, name, getattr(top_k, name).numpy_path)
     assert selections() == compiled
 
