@@ -7,6 +7,7 @@ kept as sums.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -44,8 +45,8 @@ class Tally(ABC):
 
     def copy(self) -> Self:
         """An independent copy."""
-        other = type(self)()
-        other._clients, other._columns = self._clients, self._columns.copy()
+        other = copy.copy(self)
+        other._columns = self._columns.copy()
         return other
 
     def to_state(self) -> dict[str, npt.NDArray[Any]]:
