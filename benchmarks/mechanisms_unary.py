@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.entropy import Secure
+from fedveil.mechanisms.exact.alias_table import AliasTables
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
-from fedveil.mechanisms.unary.state_sum import SumTables
+from fedveil.mechanisms.unary.state_sum import sum_tables
 from figures import Figure, best_s, show
 
 DIMENSION = 1_000_000
@@ -41,8 +42,8 @@ def figures(peers_python: str | None) -> Iterator[Figure]:
     values = np.random.default_rng(0).uniform(-1, 1, DIMENSION).astype(np.float32)
     states = encoding.encode(values)
 
-    def make_tables() -> SumTables:
-        return SumTables(encoding.exact_p, encoding.exact_q, CELLS)
+    def make_tables() -> AliasTables:
+        return sum_tables.__wrapped__(encoding.exact_p, encoding.exact_q, CELLS)
 
     yield Figure("tables for 101 states", best_s(make_tables), "s", at_most=0.3)
     yield Figure("encode, nearest", best_s(lambda: encoding.encode(values)) * per_parameter, "ns")

@@ -15,30 +15,8 @@ from scipy import stats
 from fedveil import entropy
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue
-
-ERROR_RATE = 1e-6
-
-
-class Scripted(Entropy):
-    """Gives the words it is told, then fails."""
-
-    description = "scripted"
-
-    def __init__(self, *words: int) -> None:
-        self._words = b"".join(word.to_bytes(8, "little") for word in words)
-        super().__init__()
-
-    def _fresh_key(self) -> bytes:
-        return bytes(32)
-
-    def stream(self, *path: int | str) -> Entropy:
-        raise NotImplementedError
-
-    def fill(self, out: np.ndarray | bytearray | memoryview) -> None:
-        target = memoryview(out).cast("B")
-        assert len(target) <= len(self._words), "the script is over"
-        target[:] = self._words[: len(target)]
-        self._words = self._words[len(target) :]
+from scripted_entropy import Scripted
+from statistical_checks import ERROR_RATE
 
 
 def test_the_keystream_is_aes_256_ctr() -> None:

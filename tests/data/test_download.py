@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_files import idx
 from fedveil.data import datasets, download, mnist
 from fedveil.data.download import fetch_files
 from fedveil.data.idx import IdxFile, IdxSet, read_idx
@@ -31,12 +32,11 @@ IMAGES = "train-images-idx3-ubyte"
 
 def idx_bytes(name):
     shape = SHAPES[name]
-    header = bytes((0, 0, 8, len(shape))) + b"".join(n.to_bytes(4, "big") for n in shape)
     high = 256 if len(shape) == 3 else 10
     values = Seeded(0, "download", name).integers(high, int(np.prod(shape)))
     # Half of it constant, so that the compressed file is shorter than its content.
     values[: len(values) // 2] = 0
-    return header + values.astype(np.uint8).tobytes()
+    return idx(values.reshape(shape))
 
 
 CONTENT = {name: idx_bytes(name) for name in SHAPES}

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.data import partition as splits
-from fedveil.data.partition import SPLITS, by_client, dirichlet, iid, partition, shards
+from fedveil.data.partition import SPLITS, _draw, by_client, dirichlet, iid, partition, shards
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
+from statistical_checks import ERROR_RATE
 
 #: The rate at which a statistical test may fail although the law is right.
-ERROR_RATE = 1e-6
 
 seeds = st.integers(0, 2**32)
 
@@ -249,9 +248,7 @@ def test_a_used_up_class_is_left_out_of_further_draws():
 
     law = one_by_one((0, 0, 0), 1.0, Counter())
     generator = Seeded(0, "draw").generator()
-    seen = Counter(
-        tuple(splits._draw(np.log(mixture), stock, size, generator)) for _ in range(runs)
-    )
+    seen = Counter(tuple(_draw(np.log(mixture), stock, size, generator)) for _ in range(runs))
     assert set(seen) <= set(law)
     outcomes = list(law)
     assert chi_square([seen[o] for o in outcomes], [runs * law[o] for o in outcomes]) > ERROR_RATE

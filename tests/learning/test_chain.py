@@ -16,6 +16,7 @@ from fedveil._kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
 from fedveil.learning.chain import Chain
 from fedveil.learning.pooled_convolution import PooledConvolution
+from training_parts import Doubled, tied
 
 LR = 0.1
 
@@ -162,12 +163,6 @@ def hooked() -> nn.Module:
     return model
 
 
-def tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    model[2].weight = model[0].weight
-    return model
-
-
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
     model[0].weight.requires_grad_(False)
@@ -175,11 +170,6 @@ def frozen() -> nn.Module:
 
 
 class Own(nn.Sequential):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * 2
-
-
-class OwnLayer(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * 2
 
@@ -198,7 +188,7 @@ def patched() -> nn.Module:
         frozen,
         patched,
         lambda: Own(nn.Linear(4, 3)),
-        lambda: nn.Sequential(OwnLayer(4, 3)),
+        lambda: nn.Sequential(Doubled(4, 3)),
         lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)),
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),
         lambda: nn.Sequential(nn.Linear(4, 3, dtype=torch.float64)),

@@ -19,7 +19,7 @@ from fedveil.learning.dense_trainer import PANEL_ENTRIES, DenseCohortTrainer
 from fedveil.learning.models import lenet, logistic, purchase_dnn
 from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
-from training_parts import by_torch, clients, plan, train
+from training_parts import Doubled, by_torch, clients, plan, tied, train
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: nn.Sequential(
@@ -249,20 +249,9 @@ def test_other_plans_are_not_served(settings: dict[str, Any]) -> None:
     assert DenseCohortTrainer.of(made("relu"), plan(**settings)) is None
 
 
-class Doubled(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(x)
-
-
 def hooked() -> nn.Module:
     model = made("relu")
     model[0].register_forward_hook(lambda module, args, out: 2 * out)
-    return model
-
-
-def tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    model[2].weight = model[0].weight
     return model
 
 

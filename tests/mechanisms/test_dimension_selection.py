@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import beta, binomtest, chisquare
+from scipy.stats import binomtest, chisquare
 
 from fedveil.entropy import Seeded
 from fedveil.errors import FedveilWarning, InvalidValue
@@ -24,8 +24,7 @@ from fedveil.mechanisms.signds.dimension_selection import Selection, SignDS
 from fedveil.mechanisms.signds.top_k import TopSet, flat_vector
 from fedveil.privacy import audit
 from scripted_entropy import Scripted
-
-ERROR_RATE = 1e-6
+from statistical_checks import ERROR_RATE, loss_at_least
 
 
 def e_to(x: float, digits: int = 120) -> Fraction:
@@ -311,7 +310,7 @@ def test_the_set_is_that_of_a_stable_sort(values: list[float], data: st.DataObje
     dtype = data.draw(st.sampled_from([np.float32, np.float64]))
     vector = np.array(values, dtype)
     order = np.argsort(-(sign * vector), kind="stable")
-    top = TopSet(flat_vector("update", vector), size, sign)
+    top = TopSet(flat_vector(vector), size, sign)
     members = top.members(np.arange(size))
     others = top.others(np.arange(len(values) - size))
     assert sorted(members) == sorted(order[:size])
@@ -367,7 +366,7 @@ def test_how_a_vector_is_stored_changes_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_numpy_path_gives_the_same_bytes(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hasattr(top_k._tally, "numpy_path"):
+    if not hasattr(top_k._count_rows, "numpy_path"):
         pytest.skip("numba is not installed: there is one path")
     generator = Seeded(7).generator()
     dense = generator.standard_normal(5000).astype(dtype) * 1e-3
@@ -381,7 +380,7 @@ def test_the_numpy_path_gives_the_same_bytes(dtype: type, monkeypatch: pytest.Mo
         return [(s.indices.tobytes(), s.sign, s.magnitude) for s in drawn]
 
     compiled = selections()
-    for name in ("_boundary", "_span", "_with_digit", "_tally", "_locate"):
+    for name in ("_boundary", "_span", "_with_digit", "_count_rows", "_locate"):
         monkeypatch.setattr(top_k, name, getattr(top_k, name).numpy_path)
     assert selections() == compiled
 
@@ -403,13 +402,6 @@ def test_the_public_audit_does_not_refute_the_claim_for_updates_of_other_sizes()
     assert 0.2 < bound <= 1.0
 
 
-def lower_bound(often: int, seldom: int, trials: int) -> float:
-    """A bound on ln(p/q) that holds with probability 0.999 (Clopper and Pearson)."""
-    low = beta.ppf(0.0005, often, trials - often + 1)
-    high = beta.ppf(0.9995, seldom + 1, trials - seldom)
-    return math.log(low / high)
-
-
 def game(mechanism: SignDS, guess: Callable[[Selection], bool], trials: int = 4000) -> float:
     """Tell two updates with disjoint top-k sets apart by one test of the output."""
     dim = 40
@@ -420,7 +412,7 @@ def game(mechanism: SignDS, guess: Callable[[Selection], bool], trials: int = 40
         sum(guess(mechanism.select(update, entropy)) for _ in range(trials))
         for update, entropy in ((left, Seeded(9, "left")), (right, Seeded(9, "right")))
     ]
-    return lower_bound(hits[0], hits[1], trials)
+    return loss_at_least(hits[0], hits[1], trials)
 
 
 def favours_left(selection: Selection) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
@@ -16,39 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.entropy import Entropy, Seeded
+from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact import discrete_gaussian
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
+from scripted_entropy import Scripted
+from statistical_checks import ERROR_RATE, assert_follows
 
-ERROR_RATE = 1e-6
 ONES = (1 << 64) - 1
 
 #: Small tables, where every value has a mass to compare; real ones; ones with many place bits,
 #: whose draws are refused, or left to exact arithmetic, often enough to be seen.
 SMALL = [(1, 0), (3, 0), (50, 0), (1, 2), (7, 3), (2, 6)]
 REAL = [(1 << 20, 0), (16_670_331, 0), (4_194_304, 1), (14_593_675, 5), (5_000_001, 9)]
-
-
-class Scripted(Entropy):
-    """Yields the given 64-bit words and nothing else."""
-
-    description = "a script"
-
-    def __init__(self, *words: int) -> None:
-        super().__init__()
-        self.script = b"".join(word.to_bytes(8, "little") for word in words)
-
-    def _fresh_key(self) -> bytes:
-        return bytes(32)
-
-    def stream(self, *path: int | str) -> Scripted:
-        raise AssertionError("a script has no streams")
-
-    def fill(self, out: Any) -> None:
-        target = (out.data if isinstance(out, np.ndarray) else memoryview(out)).cast("B")
-        assert len(target) <= len(self.script), "the script is too short"
-        target[:], self.script = self.script[: len(target)], self.script[len(target) :]
 
 
 def cumulative(variance: int, bits: int, digits: int = 90) -> list[int]:
@@ -69,17 +48,6 @@ def masses(variance: float, reach: int) -> npt.NDArray[np.float64]:
     x = np.arange(-reach, reach + 1, dtype=np.float64)
     weights = np.exp(-x * x / (2 * variance))
     return weights / math.fsum(weights)
-
-
-def assert_follows(counts: Sequence[float], law: Sequence[float]) -> None:
-    """Chi-square at `ERROR_RATE`; neighbouring rare outcomes are taken together."""
-    expected = np.asarray(law) * np.sum(counts)
-    group = np.minimum(np.cumsum(expected) // 20, np.sum(expected) // 20 - 1).astype(np.int64)
-    observed, wanted = np.bincount(group, counts), np.bincount(group, expected)
-    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    assert len(wanted) > 1
-    statistic = np.sum((observed - wanted) ** 2 / wanted)
-    assert stats.chi2.sf(statistic, len(wanted) - 1) > ERROR_RATE
 
 
 @pytest.mark.parametrize("variance", [1, 2, 7, 1000, 50_000])
@@ -175,7 +143,7 @@ def test_an_undecided_cell_takes_further_bits(cell: int) -> None:
     for word, expected in ((0, cell), (second - 1, cell), (second + 1, cell + 1), (ONES, cell + 1)):
         entropy = Scripted(first << 1, word)
         assert noise.draw(1, entropy).tolist() == [expected]
-        assert not entropy.script
+        assert entropy.left == 0
     for word, expected in ((third - 1, cell), (third + 1, cell + 1)):
         assert noise.draw(1, Scripted(first << 1, second, word)).tolist() == [expected]
     assert noise.draw(1, Scripted(first << 1 | 1, second + 1)).tolist() == [-cell - 1]
@@ -245,7 +213,7 @@ def test_whether_a_draw_is_kept_is_decided_exactly(cell: int, place: int) -> Non
         if 0 <= start < 1 << 29:
             entropy = Scripted(*words)
             assert noise._decide_kept(magnitude, word | start, entropy) is kept
-            assert not entropy.script
+            assert entropy.left == 0
 
 
 def test_the_quick_verdict_is_never_the_wrong_one() -> None:

@@ -17,12 +17,13 @@ from fedveil import message
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms import EmbeddingDP
-from fedveil.mechanisms.embedding_dp import MAX_EPS, packed_size
+from fedveil.mechanisms.embedding_dp import MAX_EPS
 from fedveil.mechanisms.exact import alias_table
 from fedveil.mechanisms.report_memory import ReportMemory
+from fedveil.packing import packed_size
 from fedveil.privacy import Ledger, PrivacyLoss, audit, compose
+from statistical_checks import ERROR_RATE
 
-ERROR_RATE = 1e-6
 TRIALS = 400_000
 
 
@@ -300,7 +301,7 @@ def test_the_audit_refutes_a_per_bit_claim_for_a_row() -> None:
 
 def test_an_example_is_given_its_report_again() -> None:
     mechanism, values = EmbeddingDP(1.0), np.random.default_rng(1).standard_normal((5, 3, 7))
-    memory = ReportMemory(packed_size(21))
+    memory = ReportMemory(packed_size(21, 1))
     first = mechanism.bits_of(range(5), values, Seeded(8), memory)
     rows = EmbeddingDP.unpack(first, (5, 3, 7))
     again = mechanism.bits_of([3, 1], values[[3, 1]], Seeded(9), memory)
@@ -315,7 +316,7 @@ def test_an_example_is_given_its_report_again() -> None:
 def test_what_is_remembered_has_the_same_law() -> None:
     mechanism = EmbeddingDP(1.0)
     packed = mechanism.bits_of(
-        range(40_000), np.ones((40_000, 5)), Seeded(11), ReportMemory(packed_size(5))
+        range(40_000), np.ones((40_000, 5)), Seeded(11), ReportMemory(packed_size(5, 1))
     )
     ones = int(EmbeddingDP.unpack(packed, (200_000,)).sum())
     assert binomtest(ones, 200_000, truth_probability(1.0)).pvalue > ERROR_RATE

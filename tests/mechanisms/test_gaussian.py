@@ -20,8 +20,8 @@ from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms import gaussian
 from fedveil.mechanisms.gaussian import GaussianMechanism, analytic_sigma, clip_to_grid
+from statistical_checks import ERROR_RATE, loss_at_least
 
-ERROR_RATE = 1e-6
 Array = npt.NDArray[Any]
 Sampler = Callable[[Array, Entropy], Array]
 
@@ -350,7 +350,7 @@ def epsilon_at_least(
     """A lower bound on epsilon, right with probability 0.999: guess a or b from reports.
 
     The test is the most powerful one, <report, a - b> against the loss eps, decided in advance:
-    Pr[yes | a] <= e^eps Pr[yes | b] + delta, each bounded by Clopper and Pearson.
+    Pr[yes | a] <= e^eps Pr[yes | b] + delta.
     """
     direction = (a - b) / np.linalg.norm(a - b)
     limit = mechanism.eps * mechanism.sigma**2 / (2 * mechanism.clip)
@@ -358,9 +358,7 @@ def epsilon_at_least(
         sum(float(mechanism.privatize(update, entropy) @ direction) > limit for _ in range(trials))
         for update in (a, b)
     ]
-    low = stats.beta.ppf(0.0005, yes[0], trials - yes[0] + 1)
-    high = stats.beta.ppf(0.9995, yes[1] + 1, trials - yes[1])
-    return math.log(max(low - mechanism.delta, 1e-300) / high)
+    return loss_at_least(yes[0], yes[1], trials, mechanism.delta)
 
 
 @pytest.mark.parametrize("dimension", [1, 20])

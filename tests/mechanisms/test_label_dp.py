@@ -19,8 +19,8 @@ from fedveil.mechanisms.label_dp import LABEL_BYTES
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.privacy import Ledger, audit
 from scripted_entropy import Scripted
+from statistical_checks import ERROR_RATE
 
-ERROR_RATE = 1e-6
 TRIALS = 200_000
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import beta, binomtest
+from scipy.stats import binomtest
 
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 from scripted_entropy import Scripted
+from statistical_checks import ERROR_RATE, loss_at_least
 
-ERROR_RATE = 1e-6
 TRIALS = 200_000
 
 
@@ -105,13 +105,6 @@ def test_the_estimate_is_unbiased() -> None:
     assert np.std(estimates) == pytest.approx(deviation, rel=0.06)
 
 
-def empirical_epsilon(report_one_given_1: int, report_one_given_0: int, trials: int) -> float:
-    """A lower bound on the loss that holds with probability 0.999 (Clopper and Pearson)."""
-    low = beta.ppf(0.0005, report_one_given_1, trials - report_one_given_1 + 1)
-    high = beta.ppf(0.9995, report_one_given_0 + 1, trials - report_one_given_0)
-    return math.log(low / high)
-
-
 def test_the_loss_is_the_claim_and_a_planted_bug_is_above_it() -> None:
     eps = 1.0
     response = BinaryRandomizedResponse(eps)
@@ -120,7 +113,7 @@ def test_the_loss_is_the_claim_and_a_planted_bug_is_above_it() -> None:
 
     def bound(mechanism: BinaryRandomizedResponse) -> float:
         zeros, ones = mechanism.perturb(bits, Seeded(5, "game")).sum(axis=1)
-        return empirical_epsilon(int(ones), int(zeros), TRIALS)
+        return loss_at_least(int(ones), int(zeros), TRIALS)
 
     assert eps - 0.05 < bound(response) <= eps
     lies_half_as_often = BinaryRandomizedResponse(2 * eps)

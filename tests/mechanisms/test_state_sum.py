@@ -21,7 +21,9 @@ from fedveil.mechanisms.unary.state_sum import (
     sum_laws,
     sum_tables,
 )
-from unary_checks import Scripted, assert_follows, enumerated_sum_law, word
+from scripted_entropy import Scripted, word
+from statistical_checks import assert_follows
+from unary_law import enumerated_sum_law
 
 KINDS = ("rr", "oue")
 EPS = (0.075, 0.5, 4.8, 30.0, 100.0)
@@ -30,10 +32,6 @@ EPS = (0.075, 0.5, 4.8, 30.0, 100.0)
 def probabilities(kind: Any, eps: float) -> tuple[Fraction, Fraction]:
     encoding = UnaryEncoding(kind, eps, 1)
     return encoding.exact_p, encoding.exact_q
-
-
-def tables_of(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    return sum_tables(p, q, cells)._tables
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,13 +66,13 @@ def test_tables_and_remainders_make_the_exact_law(kind: str, eps: float, cells: 
     p, q = probabilities(kind, eps)
     for state in range(-cells, cells + 1):
         exact = exact_sum_law(p, q, cells, state)
-        assert_draws_the_exact_law(tables_of(p, q, cells), state + cells, exact)
+        assert_draws_the_exact_law(sum_tables(p, q, cells), state + cells, exact)
 
 
 @pytest.mark.parametrize(("kind", "eps", "state"), [("rr", 0.5, 17), ("oue", 100.0, -50)])
 def test_tables_of_101_states_make_the_exact_law(kind: str, eps: float, state: int) -> None:
     p, q = probabilities(kind, eps)
-    assert_draws_the_exact_law(tables_of(p, q, 50), state + 50, exact_sum_law(p, q, 50, state))
+    assert_draws_the_exact_law(sum_tables(p, q, 50), state + 50, exact_sum_law(p, q, 50, state))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,7 +92,7 @@ def test_floating_laws_are_as_good_as_they_say(kind: str, eps: float) -> None:
 def test_largest_tables_fit_their_bound() -> None:
     """127 cells need the most columns; their laws still sum to one as closely as they must."""
     p, q = probabilities("rr", 0.5)
-    weights = tables_of(p, q, 127).weights(0)
+    weights = sum_tables(p, q, 127).weights(0)
     assert sum(weights) == 2**64
     assert weights[-1] < 2**28
 
@@ -102,7 +100,7 @@ def test_largest_tables_fit_their_bound() -> None:
 def test_every_decision_of_a_table() -> None:
     """At each column, around each threshold, a draw follows the 64-bit weights to the digit."""
     p, q = probabilities("rr", 0.5)
-    tables = tables_of(p, q, 2)
+    tables = sum_tables(p, q, 2)
     bits, symbols = tables._bits, 7
     remainders = tables.remainders(1)
     for column in range(1 << bits):
@@ -133,7 +131,7 @@ def test_every_decision_of_a_table() -> None:
 def test_tails_at_epsilon_100_come_from_the_remainder() -> None:
     """Pr[S != state] is about 1e-44: 64 bits never show it, the remainder does, in proportion."""
     p, q = probabilities("rr", 100.0)
-    tables = tables_of(p, q, 2)
+    tables = sum_tables(p, q, 2)
     weights, remainders = tables.weights(3), tables.remainders(3)
     sums = range(-largest_sum(2), largest_sum(2) + 1)
     assert [s for s, w in zip(sums, weights, strict=False) if w] == [1]
@@ -166,7 +164,7 @@ def test_compiled_and_numpy_draws_are_the_same(monkeypatch: pytest.MonkeyPatch) 
     if numpy_path is None:
         pytest.skip("there is no numba here")
     p, q = probabilities("rr", 0.5)
-    tables = tables_of(p, q, 100)  # 18 bits a threshold: a draw in 2^18 is undecided
+    tables = sum_tables(p, q, 100)  # 18 bits a threshold: a draw in 2^18 is undecided
     states = np.arange(700_000, dtype=np.int64) % 201 - 100
     compiled, plain = np.empty(len(states), np.int16), np.empty(len(states), np.int16)
     entropy = Seeded(5)

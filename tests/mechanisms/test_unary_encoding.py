@@ -9,28 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil import packing
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.unary import bits as unary_bits
-from fedveil.mechanisms.unary import encoding as unary
-from fedveil.mechanisms.unary import states as unary_states
-from fedveil.mechanisms.unary.bits import code_count, unpack_codes
+from fedveil.mechanisms.unary import code_bits, rounding
+from fedveil.mechanisms.unary.code_bits import code_count, unpack_codes
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
 from fedveil.privacy import LossDistribution, compose
-from unary_checks import (
-    ERROR_RATE,
-    Scripted,
-    assert_alike,
-    assert_follows,
-    enumerated_sum_law,
-    loss_lower_bound,
-    word,
-)
+from scripted_entropy import Scripted
+from statistical_checks import ERROR_RATE, assert_alike, assert_follows, loss_at_least
+from unary_law import enumerated_sum_law
 
 KINDS = ("rr", "oue")
 
@@ -83,7 +75,7 @@ def test_nearest_state_is_nearest(values: list[float], cells: int, value_range: 
     encoding = UnaryEncoding("rr", 1.0, cells, value_range=value_range)
     states = encoding.encode(np.array(values, np.float32))
     plain = np.empty_like(states)
-    assert unary_states._nearest_numpy(np.array(values, np.float32), cells, value_range, plain)
+    assert rounding._nearest_numpy(np.array(values, np.float32), cells, value_range, plain)
     np.testing.assert_array_equal(states, plain)
     for value, state in zip(values, states.tolist(), strict=True):
         clipped = max(-value_range, min(value_range, value))
@@ -111,26 +103,27 @@ def test_stochastic_rounding_is_decided_to_the_last_digit() -> None:
     encoding = UnaryEncoding("rr", 1.0, 1, "stochastic")
     tiny = np.array([2.0**-70])
     for second, state in ((2**58 - 1, 1), (2**58, 0)):
-        entropy = Scripted(word(0, 8), word(second, 8))
+        entropy = Scripted(0, second)
         assert encoding.encode(tiny, entropy)[0] == state
-        assert encoding.encode(-tiny, Scripted(word(0, 8), word(second, 8)))[0] == -state
+        assert encoding.encode(-tiny, Scripted(0, second))[0] == -state
         assert entropy.left == 0
-    assert encoding.encode(tiny, Scripted(word(1, 8)))[0] == 0
+    assert encoding.encode(tiny, Scripted(1))[0] == 0
 
 
 @given(
     st.lists(st.floats(allow_nan=False), max_size=20), st.integers(1, 4096), st.floats(1e-3, 1e3)
 )
+@example([155.0, -1e308], 107, 154.11558727216376)  # beyond the range by less than a state
 def test_compiled_and_numpy_rounding_are_the_same(
     values: list[float], cells: int, value_range: float
 ) -> None:
     array = np.array(values)
     words = Seeded(1).words(len(array))
     # Every third word meets its value's own digits, so that more are asked for.
-    fraction = np.modf(np.abs(unary_states._scaled(array, cells, value_range)))[0]
+    fraction = np.modf(np.abs(rounding._scaled(array, cells, value_range)))[0]
     words[::3] = np.ldexp(fraction, 64)[::3].astype(np.uint64)
     results = []
-    for path in (unary_states._stochastic, unary_states._stochastic_numpy):
+    for path in (rounding._stochastic, rounding._stochastic_numpy):
         states, undecided = np.empty(len(array), np.int16), np.empty(len(array), np.int32)
         count = path(array, cells, value_range, words, states, undecided)
         results.append((states.tolist(), undecided[:count].tolist()))
@@ -191,7 +184,7 @@ def test_sum_without_tables_has_the_same_law() -> None:
 
 def test_chunks_of_a_sum_without_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     encoding = UnaryEncoding("rr", 80.0, 200)  # no bit flips: S is the state
-    monkeypatch.setattr(unary, "_BITS_AT_ONCE", 401 * 7)
+    monkeypatch.setattr("fedveil.mechanisms.unary.encoding._BITS_AT_ONCE", 401 * 7)
     states = np.arange(-200, 201)
     np.testing.assert_array_equal(encoding.perturb(states, Seeded(0)), states)
 
@@ -288,8 +281,8 @@ def test_compiled_and_numpy_codes_are_the_same(cells: int, monkeypatch: pytest.M
     compiled = encoding.perturb(states, Seeded(9))
     sums = encoding.add(None, compiled)
     for name in ("_put", "_fold"):
-        kernel = getattr(unary_bits, name)
-        monkeypatch.setattr(unary_bits, name, getattr(kernel, "numpy_path", kernel))
+        kernel = getattr(code_bits, name)
+        monkeypatch.setattr(code_bits, name, getattr(kernel, "numpy_path", kernel))
     np.testing.assert_array_equal(encoding.perturb(states, Seeded(9)), compiled)
     np.testing.assert_array_equal(encoding.add(None, compiled), sums)
     codes = unpack_codes(compiled, cells, len(states)).astype(np.int64)
@@ -495,16 +488,20 @@ def test_the_exact_law_never_passes_the_claim(kind: Any, eps: float) -> None:
             assert got > claim * (1 - Decimal("1e-12"))
 
 
-def one_parameter(encoding: UnaryEncoding) -> Any:
-    return lambda x, trials: encoding.perturb(np.full(trials, x), Seeded(8, repr(x)))
+def loss_of_one_parameter(encoding: UnaryEncoding, trials: int) -> float:
+    """By telling the states 1 and -1 apart: S = 1 is likelier under the first."""
+    hits = [
+        int(np.count_nonzero(encoding.perturb(np.full(trials, x), Seeded(8, repr(x))) == 1))
+        for x in (1, -1)
+    ]
+    return loss_at_least(hits[0], hits[1], trials)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_distinguishing_game_stays_below_the_claim(kind: Any) -> None:
     encoding = UnaryEncoding(kind, 0.5, 1)
     claim = encoding.loss_per_parameter.epsilon
-    bound = loss_lower_bound(one_parameter(encoding), 1, -1, lambda s: s == 1, 1_000_000)
-    assert 0.97 * claim < bound < claim
+    assert 0.97 * claim < loss_of_one_parameter(encoding, 1_000_000) < claim
 
 
 def test_distinguishing_game_finds_planted_defects() -> None:
@@ -514,9 +511,7 @@ def test_distinguishing_game_finds_planted_defects() -> None:
     halved = UnaryEncoding("rr", 0.5, 1)
     halved.exact_q /= 2
     for encoding in (oue, halved):
-        game = one_parameter(encoding)
-        bound = loss_lower_bound(game, 1, -1, lambda s: s == 1, 300_000)
-        assert bound > encoding.loss_per_parameter.epsilon
+        assert loss_of_one_parameter(encoding, 300_000) > encoding.loss_per_parameter.epsilon
 
 
 # Domains

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import InvalidValue
-from fedveil.privacy import row_pairs
+from fedveil.privacy import pairwise_curve
 from fedveil.privacy.compose import compose, plain_sum
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution
@@ -385,15 +385,15 @@ def test_compiled_and_plain_curves_are_the_same_bytes():
     cases = [(unary_laws("rr", 0.5, 7), 1.0), (unary_laws("oue", 3.0, 3), 3.0)]
     cases.append((np.array([[0.5, 0.5, 0.0], [0.25, 0.25, 0.5], [0.1, 0.0, 0.9]]), None))
     for laws, epsilon in cases:
-        args = (laws, row_pairs.ordered_pairs(laws), epsilon or 1.0, 300, 2e-12)
+        args = (laws, pairwise_curve.ordered_pairs(laws), epsilon or 1.0, 300, 2e-12)
         both = []
         for plain in (False, True):
-            kernel, numpy_path = row_pairs._raise, row_pairs._raise_numpy
+            kernel, numpy_path = pairwise_curve._raise, pairwise_curve._raise_numpy
             try:
-                row_pairs._raise = numpy_path if plain else kernel
-                both.append(row_pairs.largest_curve(*args, infinite=epsilon is None).tobytes())
+                pairwise_curve._raise = numpy_path if plain else kernel
+                both.append(pairwise_curve.largest_curve(*args, infinite=epsilon is None).tobytes())
             finally:
-                row_pairs._raise = kernel
+                pairwise_curve._raise = kernel
         assert both[0] == both[1]
 
 
@@ -402,10 +402,10 @@ def test_mirrored_pairs_are_left_out_without_loss():
     laws = (laws + laws[::-1, ::-1]) / 2  # a mirror image to the last bit
     count = len(laws)
     every = np.array(list(itertools.permutations(range(count), 2)))
-    half = row_pairs.ordered_pairs(laws)
+    half = pairwise_curve.ordered_pairs(laws)
     assert len(half) < len(every)
     curves = [
-        row_pairs.largest_curve(laws, p, 1.0, 200, 0.0, infinite=False) for p in (half, every)
+        pairwise_curve.largest_curve(laws, p, 1.0, 200, 0.0, infinite=False) for p in (half, every)
     ]
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-12)
 

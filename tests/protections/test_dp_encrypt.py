@@ -15,11 +15,12 @@ from scipy import stats
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportRejected
 from fedveil.mechanisms.gaussian import GaussianMechanism
-from fedveil.message import decode, encode
+from fedveil.message import encode
 from fedveil.packing import pack, unpack
 from fedveil.protections import build, exact_sum
-from fedveil.protections.base import ClientContext, JobContext, RoundContext
+from fedveil.protections.base import JobContext
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
+from round_parts import client_half, report_of, server_half
 
 pytestmark = pytest.mark.filterwarnings("ignore:noise = continuous")
 
@@ -36,14 +37,12 @@ WIDTH = (2 * LIMIT).bit_length()
 
 
 def server(cohort: tuple[int, ...] = (1, 2, 3, 4), settings: DPEncryptSettings = SETTINGS) -> Any:
-    return DPEncrypt(settings, SIZE).server_round(RoundContext(cohort, 7, MODEL))
+    return server_half(DPEncrypt(settings, SIZE), cohort, MODEL)
 
 
 def report(client: int, update: Any = UPDATE, settings: DPEncryptSettings = SETTINGS) -> Any:
-    context = ClientContext(client, 7, MODEL, 100 * client, Seeded(1, client))
-    half = DPEncrypt(settings, SIZE).client_round(context)
-    assert half.wants_update({"round": 7})
-    return decode(encode(half.respond({"round": 7}, np.asarray(update, np.float32))))
+    half = client_half(DPEncrypt(settings, SIZE), client, MODEL, entropy=Seeded(1, client))
+    return report_of(half, {"round": 7}, update)
 
 
 def multiples(message: Any) -> list[int]:
@@ -80,10 +79,10 @@ def test_the_aggregate_is_the_mean_and_clients_count_equally() -> None:
 def test_the_noise_of_many_clients_averages_out(settings: DPEncryptSettings) -> None:
     clients = 2000
     protection = DPEncrypt(settings, SIZE)
-    half = protection.server_round(RoundContext(range(clients), 7, MODEL))
+    half = server_half(protection, range(clients), MODEL)
     for client in range(clients):
-        context = ClientContext(client, 7, MODEL, 1, Seeded(2, client))
-        half.receive(client, protection.client_round(context).respond({"round": 7}, UPDATE))
+        one = client_half(protection, client, MODEL, entropy=Seeded(2, client))
+        half.receive(client, one.respond({"round": 7}, UPDATE))
     scores = (half.aggregate().update - UPDATE) / SIGMA * clients**0.5
     # Rounding towards zero takes less than a step, a thousandth of this noise at most.
     assert stats.chi2.sf(np.sum(scores**2), SIZE) > 1e-6
@@ -175,7 +174,7 @@ def test_a_wrong_continuous_report_is_refused(update: Any, reason: str) -> None:
 
 @pytest.mark.parametrize("settings", [SETTINGS, FLOATS])
 def test_a_client_reports_nothing_and_says_why(settings: DPEncryptSettings) -> None:
-    half = DPEncrypt(settings, SIZE).client_round(ClientContext(1, 7, MODEL, 5, Secure()))
+    half = client_half(DPEncrypt(settings, SIZE), 1, MODEL, entropy=Secure())
     for bad in (np.nan, np.inf, -np.inf):
         update = UPDATE.copy()
         update[3] = bad
@@ -199,7 +198,7 @@ def test_a_value_beyond_the_range_is_sent_as_its_end(monkeypatch: pytest.MonkeyP
 def test_upload(eps: float, delta: float, size: int, bytes_per_value: float) -> None:
     protection = DPEncrypt(DPEncryptSettings(dp_eps=eps, dp_delta=delta), size)
     big = np.full(size, 0.01, np.float32)
-    half = protection.client_round(ClientContext(1, 7, big, 60, Seeded(0)))
+    half = client_half(protection, 1, big)
     sizes = {len(encode(half.respond({"round": 7}, big))) for _ in range(3)}
     assert len(sizes) == 1
     assert bytes_per_value * size < sizes.pop() < bytes_per_value * size + 64

@@ -13,7 +13,8 @@ from fedveil.errors import InvalidValue
 from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.message import encode
 from fedveil.protections import POSITIONS, build
-from fedveil.protections.base import ClientContext, JobContext, RoundContext
+from fedveil.protections.base import JobContext
+from round_parts import client_half, server_half
 
 DIMENSION, CLIENTS = 400, 7
 
@@ -55,14 +56,13 @@ def reports_of(protection, model, opening):
     for client in range(CLIENTS):
         entropy = Seeded(2, "client", client)
         update = entropy.stream("update").generator().normal(0, 0.1, DIMENSION).astype(np.float32)
-        context = ClientContext(client, 1, model, 10 + client, entropy)
-        out[client] = protection.client_round(context).respond(opening, update)
+        half = client_half(protection, client, model, examples=10 + client, entropy=entropy)
+        out[client] = half.respond(opening, update)
     return out
 
 
 def server_of(protection, model, reports, clients):
-    context = RoundContext(clients, 1, model, protection.initial_state())
-    server = protection.server_round(context)
+    server = server_half(protection, clients, model)
     for client in clients:
         server.receive(client, reports[client])
     return server
@@ -81,8 +81,7 @@ def merged(one, *others):
 
 
 def opening_of(protection, model):
-    context = RoundContext(range(CLIENTS), 1, model, protection.initial_state())
-    return protection.server_round(context).opening()
+    return server_half(protection, range(CLIENTS), model).opening()
 
 
 @pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
@@ -127,9 +126,7 @@ def test_secure_aggregation_has_one_server(model):
         weighting="equal", dimension=DIMENSION, clients_per_round=CLIENTS, rounds=1
     )
     protection = build("pw_encrypt", settings, context)
-    one, other = (
-        protection.server_round(RoundContext(part, 1, model)) for part in (range(4), range(4, 7))
-    )
+    one, other = (server_half(protection, part, model) for part in (range(4), range(4, 7)))
     with pytest.raises(InvalidValue, match="pw_encrypt has one server"):
         one.merge(other)
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, NotBuiltYet, ReportRejected, RoundVoid
-from fedveil.message import decode, encode
+from fedveil.message import encode
 from fedveil.protections import POSITIONS, build, is_built
-from fedveil.protections.base import ClientContext, JobContext, RoundContext, Weighting
+from fedveil.protections.base import JobContext, Weighting
 from fedveil.protections.not_encrypt import NotEncrypt, NotEncryptServerRound
+from round_parts import client_half, report_of, server_half
 
 MODEL = np.zeros(3, np.float32)
 
@@ -25,14 +25,12 @@ def protection(weighting: Weighting = "by_size") -> NotEncrypt:
 
 
 def server(weighting: Weighting = "by_size", cohort: tuple[int, ...] = (1, 2, 3, 4)) -> Any:
-    return protection(weighting).server_round(RoundContext(cohort, 7, MODEL))
+    return server_half(protection(weighting), cohort, MODEL)
 
 
 def report(client: int, update: Any, examples: int, weighting: Weighting = "by_size") -> Any:
-    context = ClientContext(client, 7, MODEL, examples, Seeded(0))
-    half = protection(weighting).client_round(context)
-    assert half.wants_update({"round": 7})
-    return decode(encode(half.respond({"round": 7}, np.asarray(update, np.float32))))
+    half = client_half(protection(weighting), client, MODEL, examples=examples)
+    return report_of(half, {"round": 7}, update)
 
 
 def test_weighted_and_equal_mean() -> None:
@@ -79,7 +77,7 @@ def test_merge_refuses_clients_counted_twice_and_other_rounds() -> None:
     with pytest.raises(ValueError, match="share clients"):
         one.merge(other)
     with pytest.raises(ValueError, match="not of one round"):
-        one.merge(protection().server_round(RoundContext((9,), 8, MODEL)))
+        one.merge(server_half(protection(), (9,), MODEL, number=8))
 
 
 GOOD = {"round": 7, "update": np.ones(3, np.float32), "examples": 5}
@@ -138,7 +136,7 @@ def test_a_round_without_reports_is_void() -> None:
 
 
 def test_a_client_answers_only_the_opening_of_its_round() -> None:
-    half = protection().client_round(ClientContext(1, 7, MODEL, 5, Seeded(0)))
+    half = client_half(protection(), 1, MODEL)
     with pytest.raises(ClientWithheld, match="not the opening"):
         half.respond({"round": 8}, MODEL)
     with pytest.raises(ClientWithheld, match="not the opening"):
@@ -153,8 +151,7 @@ def test_it_promises_nothing() -> None:
 
 def test_upload_is_the_vector_and_a_few_bytes() -> None:
     big = np.zeros(61_706, np.float32)
-    context = ClientContext(1, 7, big, 60, Seeded(0))
-    half = protection().client_round(context)
+    half = client_half(protection(), 1, big)
     assert 4 * big.size < len(encode(half.respond({"round": 7}, big))) <= 4 * big.size + 48
 
 

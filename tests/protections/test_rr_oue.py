@@ -19,9 +19,10 @@ from fedveil.mechanisms.unary import cohort_sum
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.message import decode, encode
 from fedveil.protections import build
-from fedveil.protections.base import ClientContext, JobContext, RoundContext, Spending, State
+from fedveil.protections.base import JobContext, Spending, State
 from fedveil.protections.rr_oue import Unary, UnarySettings
-from unary_checks import ERROR_RATE, assert_alike, assert_follows
+from round_parts import client_half, report_of, server_half
+from statistical_checks import ERROR_RATE, assert_alike, assert_follows
 
 COHORT = (3, 5, 8, 13)
 
@@ -34,20 +35,15 @@ def protection(
 
 
 def server(half: Unary, model: Any, cohort: Sequence[int] = COHORT, state: Any = None) -> Any:
-    state = half.initial_state() if state is None else state
-    return half.server_round(RoundContext(cohort, 7, np.asarray(model, np.float32), state))
+    return server_half(half, cohort, model, state=state)
 
 
 def client(half: Unary, model: Any, number: int = 3, seed: int = 0) -> Any:
-    entropy = Seeded(seed, "client", number)
-    return half.client_round(ClientContext(number, 7, np.asarray(model, np.float32), 9, entropy))
+    return client_half(half, number, model, entropy=Seeded(seed, "client", number))
 
 
 def report(half: Unary, server_round: Any, model: Any, update: Any, number: int, seed: int) -> Any:
-    opening = decode(encode(server_round.opening()))
-    one = client(half, model, number, seed)
-    assert one.wants_update(opening)
-    return decode(encode(one.respond(opening, np.asarray(update, np.float32))))
+    return report_of(client(half, model, number, seed), server_round.opening(), update)
 
 
 def play(

@@ -11,13 +11,8 @@ from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.message import Message, decode, encode, encoded_bytes
 from fedveil.protections import build
-from fedveil.protections.base import (
-    ClientContext,
-    JobContext,
-    OneReportRound,
-    Protection,
-    RoundContext,
-)
+from fedveil.protections.base import JobContext, OneReportRound, Protection, RoundContext
+from round_parts import client_half
 
 DIMENSION = 300
 COHORT = list(range(10, 19))
@@ -46,8 +41,8 @@ def reports(protection: Protection, context: RoundContext, opening: Message) -> 
     made = {}
     for client in context.cohort:
         entropy = Seeded(1, client)
-        half = protection.client_round(
-            ClientContext(client, context.round, context.model, 5 + client, entropy)
+        half = client_half(
+            protection, client, context.model, examples=5 + client, entropy=entropy, number=2
         )
         update = entropy.stream("update").generator().normal(0, 0.1, DIMENSION)
         made[client] = half.respond(opening, update.astype(np.float32))

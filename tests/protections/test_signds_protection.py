@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportR
 from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.index_code import encode_indices
 from fedveil.message import Message, decode, encode
-from fedveil.protections.base import Aggregate, ClientContext, JobContext, RoundContext, State
-from fedveil.protections.signds import SignDSProtection, SignDSServerRound, SignDSSettings, build
+from fedveil.protections.base import Aggregate, JobContext, State
+from fedveil.protections.signds import SignDSProtection, SignDSSettings, build
+from round_parts import client_half, report_of, server_half
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
 
@@ -35,22 +37,14 @@ def small(**settings: object) -> SignDSProtection:
     return protection(sign_k=0.25, sign_dim_out=3, **settings)
 
 
-def server_round(
-    made: SignDSProtection, cohort: list[int], state: State | None = None, number: int = 4
-) -> SignDSServerRound:
-    model = np.zeros(made.dimension, np.float32)
-    state = made.initial_state() if state is None else state
-    return made.server_round(RoundContext(cohort, number, model, state))
+def server_round(made: SignDSProtection, cohort: list[int], state: State | None = None) -> Any:
+    return server_half(made, cohort, np.zeros(made.dimension), state=state, number=4)
 
 
 def respond(
     made: SignDSProtection, opening: Message, update: np.ndarray, client: int = 1
 ) -> Message:
-    model = np.zeros(made.dimension, np.float32)
-    context = ClientContext(client, 4, model, 10, Seeded(0, "client", client))
-    half = made.client_round(context)
-    assert half.wants_update(opening)
-    return half.respond(decode(encode(opening)), update)
+    return report_of(client_half(made, client, np.zeros(made.dimension), number=4), opening, update)
 
 
 def report(indices: list[int], sign: int, *, dimension: int = 8, **fields: object) -> Message:

@@ -5,6 +5,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
-DATA = TESTS / "data"
+#: Known inputs with what must come of them.
+DATA = TESTS / "vectors"
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedveil.entropy import Seeded
+from fedveil.entropy import Entropy
 
 
-class Scripted(Seeded):
-    """Begins with given 64-bit words; asking for more is an error."""
+class Scripted(Entropy):
+    """Gives the words it is told, of 64 bits each or as they are; asking for more is an error."""
 
-    def __init__(self, *words: int) -> None:
-        super().__init__(0)
-        self._script = b"".join(word.to_bytes(8, "little") for word in words)
+    description = "a script"
+
+    def __init__(self, *words: int | bytes) -> None:
+        super().__init__()
+        self._script = b"".join(w if isinstance(w, bytes) else word(w, 8) for w in words)
 
     @classmethod
     def real(cls, scaled: int, words: int) -> Scripted:
         """The first `words` words of the uniform real `scaled` / 2^(64 words)."""
         return cls(*((scaled >> (64 * i)) & (2**64 - 1) for i in reversed(range(words))))
+
+    def _fresh_key(self) -> bytes:
+        return bytes(32)
+
+    def stream(self, *path: int | str) -> Scripted:
+        raise AssertionError("a script has no streams")
 
     def fill(self, out: Any) -> None:
         """Overwrite a contiguous buffer with the next bytes of the script."""
@@ -25,3 +33,13 @@ class Scripted(Seeded):
         assert len(target) <= len(self._script), "the script has ended"
         target[:] = self._script[: len(target)]
         self._script = self._script[len(target) :]
+
+    @property
+    def left(self) -> int:
+        """Bytes that nobody has read."""
+        return len(self._script)
+
+
+def word(value: int, size: int = 4) -> bytes:
+    """`value` as it comes out of a keystream."""
+    return value.to_bytes(size, "little")

@@ -1,4 +1,4 @@
-"""What tests of the trainers share: plans, clients, and the plainest loop there is."""
+"""What tests of the trainers share: plans, clients, models, and the plainest loop there is."""
 
 from __future__ import annotations
 
@@ -67,3 +67,17 @@ def train(trainer: Trainer, model: nn.Module, cohort: list[ClientData]) -> np.nd
             assert not any(failures)
             updates.append(rows.copy())
     return np.concatenate(updates)
+
+
+class Doubled(nn.Linear):
+    """A layer that does more than the class that it comes from."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def tied() -> nn.Module:
+    """Two layers of one weight."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model[2].weight = model[0].weight
+    return model

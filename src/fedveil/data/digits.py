@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.data.examples import Array, Dataset, centred, holdout, make_dataset
+from fedveil.data.examples import Array, Dataset, centred, held_out
 from fedveil.errors import MissingExtra
 
 CLASSES = 10
@@ -24,9 +24,7 @@ def read() -> Dataset:
         raise MissingExtra("scikit-learn", "torch", "the data set digits") from None
     bunch = load_digits()
     x = centred(enlarged(bunch.images, SHAPE[-1]) / _LEVELS)[:, None]
-    y = bunch.target
-    train, test = holdout("digits", y)
-    return make_dataset("digits", (x[train], y[train]), (x[test], y[test]), classes=CLASSES)
+    return held_out("digits", x, bunch.target, CLASSES)
 
 
 def enlarged(images: Array, side: int) -> Array:

@@ -191,6 +191,12 @@ def owner_codes(owners: Any) -> Labels:
     return np.array([number[owner] for owner in values], np.int64)
 
 
+def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
+    """A checked data set of examples without a test part: `holdout` sets one aside."""
+    train, test = holdout(name, labels)
+    return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
+
+
 def holdout(name: str, labels: Array) -> tuple[Labels, Labels]:
     """Which examples train and which test, where a data set comes without a test part.
 

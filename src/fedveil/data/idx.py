@@ -42,7 +42,7 @@ class IdxSet:
     """The four files of a data set, images before labels, training before test."""
 
     name: str
-    files: tuple[IdxFile, IdxFile, IdxFile, IdxFile]
+    files: tuple[IdxFile, ...]
     mirrors: tuple[str, ...]
 
     def path(self, file: IdxFile) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedveil.data.data_folders import find
-from fedveil.data.examples import Array, Dataset, holdout, make_dataset
+from fedveil.data.examples import Array, Dataset, held_out
 from fedveil.data.npz_archive import read_npz
 from fedveil.errors import DataInvalid, DataUnavailable
 
@@ -35,7 +35,4 @@ def read() -> Dataset:
             f"needed"
         )
     x: Array = np.unpackbits(packed, axis=1)[:, :FEATURES]
-    train, test = holdout("location30", labels)
-    return make_dataset(
-        "location30", (x[train], labels[train]), (x[test], labels[test]), classes=CLASSES
-    )
+    return held_out("location30", x, labels, CLASSES)

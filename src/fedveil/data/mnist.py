@@ -11,53 +11,46 @@ from fedveil.errors import DataUnavailable
 CLASSES = 10
 SHAPE = (1, 28, 28)
 
-#: The MD5 is of the decompressed content: compressed copies of the same files differ.
-MNIST = IdxSet(
+#: The four files of each set, and their shapes.
+_FILES = (
+    ("train-images-idx3-ubyte", (60_000, 28, 28)),
+    ("train-labels-idx1-ubyte", (60_000,)),
+    ("t10k-images-idx3-ubyte", (10_000, 28, 28)),
+    ("t10k-labels-idx1-ubyte", (10_000,)),
+)
+
+
+def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
+    """The MD5 is of the decompressed content: compressed copies of the same files differ."""
+    parts = zip(_FILES, md5s, sizes, strict=True)
+    files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)
+    return IdxSet(name, files, mirrors)
+
+
+MNIST = _published(
     "mnist",
     (
-        IdxFile(
-            "train-images-idx3-ubyte",
-            (60_000, 28, 28),
-            "6bbc9ace898e44ae57da46a324031adb",
-            9_912_422,
-        ),
-        IdxFile("train-labels-idx1-ubyte", (60_000,), "a25bea736e30d166cdddb491f175f624", 28_881),
-        IdxFile(
-            "t10k-images-idx3-ubyte",
-            (10_000, 28, 28),
-            "2646ac647ad5339dbf082846283269ea",
-            1_648_877,
-        ),
-        IdxFile("t10k-labels-idx1-ubyte", (10_000,), "27ae3e4e09519cfbb04c329615203637", 4_542),
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
     ),
-    (
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    ),
+    (9_912_422, 28_881, 1_648_877, 4_542),
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
-FASHION_MNIST = IdxSet(
+FASHION_MNIST = _published(
     "fashion_mnist",
     (
-        IdxFile(
-            "train-images-idx3-ubyte",
-            (60_000, 28, 28),
-            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            26_421_880,
-        ),
-        IdxFile("train-labels-idx1-ubyte", (60_000,), "9018921c3c673c538a1fc5bad174d6f9", 29_515),
-        IdxFile(
-            "t10k-images-idx3-ubyte",
-            (10_000, 28, 28),
-            "8181f5470baa50b63fa0f6fddb340f0a",
-            4_422_102,
-        ),
-        IdxFile("t10k-labels-idx1-ubyte", (10_000,), "15d484375f8d13e6eb1aabb0c3f46965", 5_148),
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a",
+        "15d484375f8d13e6eb1aabb0c3f46965",
     ),
-    (
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
-        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
-    ),
+    (26_421_880, 29_515, 4_422_102, 5_148),
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
+    "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
 )
 
 

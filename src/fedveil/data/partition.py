@@ -53,13 +53,13 @@ class Partition:
 
     def summary(self, labels: npt.NDArray[Any] | None = None) -> str:
         """The sizes in one line and, given the labels, how many of them a client holds."""
-        line = f"{self.clients} clients hold {_spread(self.sizes)} examples"
+        line = f"{self.clients} clients hold {_low_to_high(self.sizes)} examples"
         if labels is None:
             return line
-        return f"{line} and {_spread(self.labels_held(labels))} labels"
+        return f"{line} and {_low_to_high(self.labels_held(labels))} labels"
 
 
-def _spread(counts: Integers) -> str:
+def _low_to_high(counts: Integers) -> str:
     low, middle, high = counts.min(), np.median(counts), counts.max()
     return f"{low} to {high} (median {middle:g})" if low < high else f"{low}"
 

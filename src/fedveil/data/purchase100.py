@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.data.data_folders import find, reading
-from fedveil.data.examples import Array, Dataset, Labels, holdout, make_dataset
+from fedveil.data.examples import Array, Dataset, Labels, held_out
 from fedveil.data.npz_archive import read_npz
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, DataUnavailable
@@ -46,10 +46,7 @@ def read() -> Dataset:
         )
     if not ((x == 0) | (x == 1)).all():
         raise DataInvalid(f"{path} holds features other than 0 and 1")
-    train, test = holdout("purchase100", labels)
-    return make_dataset(
-        "purchase100", (x[train], labels[train]), (x[test], labels[test]), classes=CLASSES
-    )
+    return held_out("purchase100", x, labels, CLASSES)
 
 
 def _read_text(path: Path) -> tuple[Array, Labels]:
@@ -113,7 +110,4 @@ def synthesize(examples: int = EXAMPLES) -> Dataset:
     for start in range(0, examples, _ROWS_AT_ONCE):
         rows = x[start : start + _ROWS_AT_ONCE]
         rows ^= entropy.bernoulli(_STRAY, rows.shape)
-    train, test = holdout(SYNTHETIC, labels)
-    return make_dataset(
-        SYNTHETIC, (x[train], labels[train]), (x[test], labels[test]), classes=CLASSES
-    )
+    return held_out(SYNTHETIC, x, labels, CLASSES)

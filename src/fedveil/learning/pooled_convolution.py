@@ -10,14 +10,13 @@ and NaN wins.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
 from fedveil._kernels import HAVE_NUMBA, compiled_fast
+from fedveil.learning.pooling import is_plain_pool
 
 Floats = npt.NDArray[np.float32]
 Places = npt.NDArray[np.uint8]
@@ -34,12 +33,10 @@ _LANES = 8
 
 def fits(conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
     """Whether the layers around a ReLU are of the plain kind that is written out here."""
-    pooling = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    plain_pool = pooling == (2, 2, 0, 1) and not pool.ceil_mode and not pool.return_indices
     plain_conv = (conv.stride, conv.dilation, conv.groups) == ((1, 1), (1, 1), 1)
     padded = isinstance(conv.padding, tuple) and conv.padding_mode == "zeros"
     narrow = conv.weight.numel() <= _MAX_WEIGHTS and conv.bias is not None
-    return HAVE_NUMBA and plain_pool and plain_conv and padded and narrow
+    return HAVE_NUMBA and is_plain_pool(pool) and plain_conv and padded and narrow
 
 
 class PooledConvolution:
@@ -54,9 +51,8 @@ class PooledConvolution:
         self._conv = conv
         self._weight, self._bias = conv.weight.detach(), conv.bias.detach()
         self._padding = (int(conv.padding[0]), int(conv.padding[1]))
-        self._way: _Way
         few = first and conv.in_channels <= _FEW_CHANNELS
-        self._way = _Planes(conv) if few else _Rows(conv)
+        self._way: _Planes | _Rows = _Planes(conv) if few else _Rows(conv)
         self._y = np.empty(0, np.float32)
         self._places = np.empty(0, np.uint8)
 
@@ -80,18 +76,6 @@ class PooledConvolution:
         self._weight.numpy()[...] -= np.float32(lr) * self._way.for_weight(g, self._places)
         self._bias.numpy()[...] -= np.float32(lr) * g.sum((0, 1, 2))
         return for_x
-
-
-class _Way(Protocol):
-    """How the products are taken."""
-
-    def forward(
-        self, x: torch.Tensor, padding: tuple[int, int], y: Floats, places: Places
-    ) -> None: ...
-
-    def for_weight(self, g: Floats, places: Places) -> Floats: ...
-
-    def for_input(self, g: Floats, places: Places, padding: tuple[int, int]) -> torch.Tensor: ...
 
 
 class _Planes:

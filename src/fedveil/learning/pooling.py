@@ -26,11 +26,12 @@ def fuse_pools(model: nn.Module) -> None:
     if not HAVE_NUMBA:
         return
     for module in model.modules():
-        if _is_plain_pool(module):
+        if is_plain_pool(module):
             module.forward = types.MethodType(_pool, module)
 
 
-def _is_plain_pool(module: nn.Module) -> bool:
+def is_plain_pool(module: nn.Module) -> bool:
+    """Whether a layer takes the largest of every 2x2 and nothing else."""
     if type(module) is not nn.MaxPool2d:
         return False
     shape = (module.kernel_size, module.stride, module.padding, module.dilation)

@@ -1,8 +1,8 @@
 """Training a cohort's clients, each from the global weights on its own data.
 
 `Trainer` is the interface: a list of clients in, one row of float32 update for each out.
-`LoopTrainer` here trains one after another, `dense_cohort.DenseCohortTrainer` several clients of a
-dense net side by side, `vmap.VmapTrainer` a chunk at once. All give the same updates, up to
+`LoopTrainer` here trains one after another, `dense_trainer.DenseCohortTrainer` several clients of a
+dense net side by side, `vmap_trainer.VmapTrainer` a chunk at once. All give the same updates, up to
 rounding, for the same clients.
 """
 

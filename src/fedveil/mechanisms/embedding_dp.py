@@ -15,9 +15,10 @@ import numpy.typing as npt
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.exact.drawn_bytes import byte_tables, double_above_q
+from fedveil.mechanisms.exact.biased_bits import byte_tables, double_above_q
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.mechanisms.tensor_kinds import same_kind, values_of
+from fedveil.packing import packed_size
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution
@@ -64,7 +65,7 @@ class EmbeddingDP:
         """
         values = values_of("tensor", tensor)
         spread = np.empty(values.shape, values.dtype)
-        _spread(self.bits(values, entropy), spread.reshape(-1))
+        _unpack_into(self.bits(values, entropy), spread.reshape(-1))
         result: Tensor = same_kind(tensor, spread)
         return result
 
@@ -92,15 +93,15 @@ class EmbeddingDP:
         """As `bits`, an example a row of `values`; what was drawn for a key is given again.
 
         An example then pays once, also if its values have changed since: they are not looked at.
-        The memory's width is `packed_size` of one example's values.
+        The memory's width is `packed_size` of one example's bits.
         """
         rows = values_of("values", values)
         if rows.ndim == 0 or len(keys) != len(rows):
             raise InvalidValue(f"values has shape {rows.shape}, {len(keys)} rows are needed")
         size = math.prod(rows.shape[1:])
-        if memory.width != packed_size(size):
+        if memory.width != packed_size(size, 1):
             raise InvalidValue(
-                f"memory holds {memory.width} bytes an example, {packed_size(size)} are needed"
+                f"memory holds {memory.width} bytes an example, {packed_size(size, 1)} are needed"
             )
 
         def draw(places: npt.NDArray[np.int64]) -> Packed:
@@ -116,14 +117,14 @@ class EmbeddingDP:
     def unpack(packed: Packed, shape: Sequence[int]) -> npt.NDArray[np.float32]:
         """What `bits` packed, as 0.0 and 1.0; raises InvalidValue where it is no packing of it."""
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
-        if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size),):
+        if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):
             raise InvalidValue(
                 f"packed has dtype {packed.dtype} and shape {packed.shape}, uint8 of shape "
-                f"{(packed_size(out.size),)} is needed"
+                f"{(packed_size(out.size, 1),)} is needed"
             )
         if len(packed) and int(packed[-1]) >> (8 - -out.size % 8):
             raise InvalidValue(f"packed holds a 1 behind its {out.size} bits")
-        _spread(packed, out.reshape(-1))
+        _unpack_into(packed, out.reshape(-1))
         return out
 
     def _flips(self, count: int, entropy: Entropy) -> Packed:
@@ -188,11 +189,6 @@ class BitRelease:
         return _distribution(self.eps)
 
 
-def packed_size(values: int) -> int:
-    """Bytes of so many bits."""
-    return (values + 7) // 8
-
-
 @lru_cache(maxsize=64)
 def _lie_probability(eps: float) -> Fraction:
     return min(Fraction(1, 2), Fraction(double_above_q(eps / 2)))
@@ -207,7 +203,7 @@ def _distribution(eps: float) -> LossDistribution:
 
 def _quantised(flat: npt.NDArray[Any]) -> Packed:
     """Bit i is 1 where value i is above 0."""
-    packed = np.empty(packed_size(len(flat)), np.uint8)
+    packed = np.empty(packed_size(len(flat), 1), np.uint8)
     above = np.empty(min(len(flat), _BLOCK), np.bool_)
     for begin in range(0, len(flat), _BLOCK):
         block = flat[begin : begin + _BLOCK]
@@ -219,9 +215,9 @@ def _quantised(flat: npt.NDArray[Any]) -> Packed:
     return packed
 
 
-def _spread(packed: Packed, out: npt.NDArray[Any]) -> None:
+def _unpack_into(packed: Packed, out: npt.NDArray[Any]) -> None:
     """Overwrite `out` with the bits, one a value."""
     for begin in range(0, len(out), _BLOCK):
         block = out[begin : begin + _BLOCK]
-        part = packed[begin // 8 : begin // 8 + packed_size(len(block))]
+        part = packed[begin // 8 : begin // 8 + packed_size(len(block), 1)]
         block[:] = np.unpackbits(part, count=len(block), bitorder="little")

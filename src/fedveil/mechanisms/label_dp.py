@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.exact.real_law import MAX_EXPONENT, ExactDraw, floors_of_exp
+from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.mechanisms.tensor_kinds import same_kind, values_of
 from fedveil.privacy.loss import PrivacyLoss
@@ -124,7 +124,7 @@ def _lies(eps: float, classes: int) -> ExactDraw:
         others = (classes - 1) * e.denominator
         return [(others << bits) // (e.numerator + others)]
 
-    return ExactDraw(lambda bits: floors_of_exp(eps, floors, bits))
+    return ExactDraw(eps, floors)
 
 
 def _class_numbers(labels: npt.NDArray[Any], classes: int) -> Classes:

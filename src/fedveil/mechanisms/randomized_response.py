@@ -13,7 +13,7 @@ from scipy.special import expit
 from fedveil._validate import integer, number, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.exact.real_law import MAX_EXPONENT, ExactDraw, floors_of_exp
+from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw
 from fedveil.privacy.loss import PrivacyLoss
 
 
@@ -30,7 +30,7 @@ class BinaryRandomizedResponse:
     def __init__(self, eps: float) -> None:
         self.eps = within("eps", eps, 0, MAX_EXPONENT, open_low=True)
         self.loss = PrivacyLoss(self.eps, per="bit")
-        self._lie = ExactDraw(lambda bits: floors_of_exp(self.eps, _lie_floors, bits))
+        self._lie = ExactDraw(self.eps, _lie_floors)
 
     @property
     def keep_probability(self) -> float:

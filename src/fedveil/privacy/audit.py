@@ -24,7 +24,7 @@ import numpy.typing as npt
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
-from fedveil.privacy.audit_scores import Floats, Scorer, layout, learned
+from fedveil.privacy.audit_scores import Floats, Scorer, as_rows, learned
 from fedveil.privacy.loss import PrivacyLoss, format_epsilon
 
 Mechanism: TypeAlias = Callable[[Any, Entropy], Any] | object
@@ -140,7 +140,7 @@ def lower_bound(
     learn, choose = trials // 4, trials // 2
     scorers: list[Scorer]
     if score is None:
-        rows = layout([output for side in outputs for output in side])
+        rows = as_rows([output for side in outputs for output in side])
         scorers = learned(rows[:learn], rows[trials : trials + learn])
     else:
         rows = np.array([[float(score(output))] for side in outputs for output in side])

@@ -20,7 +20,7 @@ Scorer: TypeAlias = Callable[[Floats], Floats]
 _BINS = 32
 
 
-def layout(outputs: Sequence[Any]) -> Floats:
+def as_rows(outputs: Sequence[Any]) -> Floats:
     """One row of numbers for each output: how many it has, then its numbers, then NaN."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]

@@ -24,9 +24,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from fedveil._validate import within
-from fedveil.privacy.loss import Gaussian, PrivacyLoss, exact
+from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written
 from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
-from fedveil.privacy.loss_sum import TAIL, Part, Tilted, TooSteep, add, join, repeat
+from fedveil.privacy.loss_sum import BLOCK, TAIL, Part, Tilted, TooSteep, add, repeat
 
 Charge: TypeAlias = tuple[PrivacyLoss, int]
 
@@ -78,9 +78,9 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
     """
     with localcontext() as context:
         context.prec = 800
-        result = sum((exact(value) * count for value, count in terms), Decimal(0))
+        result = sum((as_written(value) * count for value, count in terms), Decimal(0))
         nearest = float(result)
-        return nearest if exact(nearest) >= result else math.nextafter(nearest, math.inf)
+        return nearest if as_written(nearest) >= result else math.nextafter(nearest, math.inf)
 
 
 class _Group(Protocol):
@@ -177,7 +177,7 @@ class _Repeated:
 def _block(release: LossDistribution, tilt: float, level: int) -> Tilted:
     """The tilted law of 16^level finite losses; kept, as a run asks for it every round."""
     if level:
-        return join(_block(release, tilt, level - 1), tilt)
+        return add([(_block(release, tilt, level - 1), BLOCK)], tilt)
     with np.errstate(divide="ignore"):
         finite = np.log(release.masses) - math.log1p(-release.infinite)
     weights = np.exp(finite + tilt * release.losses - _log_moment(release, tilt))

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from fedveil._validate import integer, within
 from fedveil.errors import InvalidValue
 from fedveil.message import Message
+from fedveil.privacy.client_tally import Clients, Counts, Kind, Sums, Tally
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger_message import (
     kinds_from_state,
@@ -30,7 +31,6 @@ from fedveil.privacy.ledger_message import (
     rounds_to_state,
 )
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.privacy.tally import Clients, Counts, Kind, Sums, Tally
 
 Unit: TypeAlias = Literal["bit", "parameter", "round", "run"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.message import Value
+from fedveil.privacy.client_tally import Clients, Kind
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, Release
 from fedveil.privacy.loss_distribution import LossDistribution
-from fedveil.privacy.tally import Clients, Kind
 
 Flat = dict[str, Value]
 

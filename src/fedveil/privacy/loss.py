@@ -81,7 +81,6 @@ class PrivacyLoss:
                     f"epsilon = {self.epsilon!r} is below the release's own largest loss, "
                     f"{math.inf if self.release.infinite else self.release.largest!r}"
                 )
-
         if self.part is not None and self.part.size >= self.size:
             raise InvalidValue(f"part is per {self.part.per}, not smaller than per {self.per}")
 
@@ -138,6 +137,6 @@ def format_epsilon(epsilon: float, digits: int = 6) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def exact(value: float) -> Decimal:
+def as_written(value: float) -> Decimal:
     """The shortest decimal that names a float: what a person who wrote 0.1 meant."""
     return Decimal(repr(value))

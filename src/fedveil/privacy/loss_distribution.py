@@ -122,7 +122,7 @@ class LossDistribution:
         alone can only have vanished in floating point, and its loss is `epsilon`, not infinite.
         """
         table = _table(laws)
-        largest, deviation = _spread(table)
+        largest, deviation = _extent(table)
         if epsilon is None:
             # Any grid holds a loss of 0; others may be larger by the table's own error.
             largest = largest + 2 * RELATIVE_ERROR if largest else 1.0
@@ -135,7 +135,7 @@ class LossDistribution:
         # Both ends are grid points: a mechanism that reaches its largest loss loses nothing.
         wanted = max(deviation / _POINTS_PER_DEVIATION, 2 * largest / _MAX_POINTS)
         high = max(32, math.ceil(largest / wanted))
-        from fedveil.privacy.row_pairs import (  # imports numba: a second
+        from fedveil.privacy.pairwise_curve import (  # imports numba: a second
             largest_curve,
             ordered_pairs,
         )
@@ -158,7 +158,7 @@ def _table(laws: npt.ArrayLike) -> Floats:
     return np.where(table < _VANISHED, 0.0, table)
 
 
-def _spread(table: Floats) -> tuple[float, float]:
+def _extent(table: Floats) -> tuple[float, float]:
     """The largest finite loss of any pair, and about the largest root mean square of a pair's."""
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))

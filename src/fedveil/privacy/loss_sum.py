@@ -28,7 +28,8 @@ TAIL = 1e-13
 _LOG_TAIL = -math.log(TAIL)
 #: Points of the grid: a window of them fits an FFT of 2^16.
 _POINTS = 60_000
-_BLOCK = 16
+#: Losses of one law are added up so many at a time.
+BLOCK = 16
 #: The largest tilt times step that a grid is used with.
 _STEEPEST = 0.1
 #: Orders of Chernoff's bound, beside the best for a Gaussian; laws with rare large losses need
@@ -141,22 +142,17 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
     """Parts whose sum is `count` copies of `block(0)`.
 
-    `block(k)` is the sum of 16 copies of `block(k - 1)`, as `join` makes it. It is as wide as the
+    `block(k)` is the sum of BLOCK copies of `block(k - 1)`. It is as wide as the
     square root of its copies, and its grid as coarse, so that any number of copies takes the
     same few points.
     """
     parts, level = [], 0
     while count:
-        count, digit = divmod(count, _BLOCK)
+        count, digit = divmod(count, BLOCK)
         if digit:
             parts.append((block(level), digit))
         level += 1
     return parts
-
-
-def join(block: Tilted, tilt: float) -> Tilted:
-    """The next larger block."""
-    return add([(block, _BLOCK)], tilt)
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from fedveil.mechanisms.unary.encoding import (
 )
 from fedveil.message import Message, only_fields, take, take_array
 from fedveil.privacy.audit import Case
-from fedveil.privacy.loss import exact
+from fedveil.privacy.loss import as_written
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -157,7 +157,7 @@ class Unary(Protection):
         """The loss of a whole report, in decimals as they are written; never rounded down."""
         with localcontext(prec=60, rounding=ROUND_UP):
             one = self.encoding(eps).loss_per_parameter.epsilon
-            return exact(one) * self.context.dimension
+            return as_written(one) * self.context.dimension
 
     def initial_state(self) -> State:
         """The epsilon of the first round, and what a client that is always drawn has spent."""
@@ -173,7 +173,7 @@ class Unary(Protection):
         if "stop" in context.state:
             raise LimitReached(take(context.state, "stop", str))
         total, spent = self.settings.total_eps, self.spent_after(context.state)
-        if total is not None and spent > exact(total):
+        if total is not None and spent > as_written(total):
             raise LimitReached(
                 f"protection.unary.total_eps = {total!r}: round {context.round} would bring the "
                 f"loss of a client that takes part in every round to {spent}"
@@ -339,7 +339,7 @@ class UnaryClientRound(OneReportClient):
             cost = self._protection.report_cost(eps)
         except InvalidValue as error:
             raise ClientWithheld(f"the opening's {error}") from None
-        if job.total_eps is not None and cost > exact(job.total_eps):
+        if job.total_eps is not None and cost > as_written(job.total_eps):
             raise ClientWithheld(
                 f"the opening's eps = {eps!r} would cost {cost}, more than the job's total_eps"
             )

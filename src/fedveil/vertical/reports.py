@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.embedding_dp import EmbeddingDP, packed_size
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.report_memory import ReportMemory
+from fedveil.packing import packed_size
 from fedveil.vertical.split import Crossing
 from fedveil.vertical.step import Occasion
 
@@ -61,7 +62,7 @@ class Reports:
         place = crossing.part, subset
         memory = self._memories.get(place)
         if memory is None:
-            width = packed_size(math.prod(crossing.output))
+            width = packed_size(math.prod(crossing.output), 1)
             memory = ReportMemory(width)
             if self._folder is not None:
                 memory = _KeptMemory(width, self._folder / f"reports-{crossing.part}-{subset}")

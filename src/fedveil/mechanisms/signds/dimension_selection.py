@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy
 from fedveil.errors import FedveilWarning, InvalidValue
-from fedveil.mechanisms.exact.real_law import MAX_EXPONENT, ExactDraw
+from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw
 from fedveil.mechanisms.signds.inlier_law import InlierLaw, ThresholdSearch
 from fedveil.mechanisms.signds.top_k import TopSet, flat_vector
 from fedveil.privacy.loss import PrivacyLoss
@@ -97,7 +97,7 @@ class SignDS:
 
     def select(self, update: npt.ArrayLike, entropy: Entropy) -> Selection:
         """Select dimensions of `update`, a float32 or float64 vector without NaN or infinity."""
-        vector = flat_vector("update", update)
+        vector = flat_vector(update)
         dim = len(vector)
         plan = self.plan(dim)
         sign: Literal[1, -1] = 1 if entropy.token(1)[0] & 1 else -1
@@ -118,7 +118,7 @@ class SignDS:
         search = ThresholdSearch(dim, topk, self.eps)
         largest = self.dim_out or search.largest(self.thr_ratio)
         dim_out = largest or 1
-        threshold, _ = search.best(dim_out)
+        threshold = search.best(dim_out)
         law = InlierLaw(dim, topk, dim_out, threshold, self.eps)
         ratio = law.expected_ratio()
         if not largest:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.exact.real_law import ExactDraw, at_least_zero, exp_bounds, floors_of_exp
+from fedveil.mechanisms.exact.real_probabilities import ExactDraw, at_least_zero, exp_bounds
 
 _FLOAT_DIGITS = 60
 
@@ -49,7 +49,7 @@ class InlierLaw:
 
     def sampler(self) -> ExactDraw:
         """Draws v - least, where `least` is the smallest possible v."""
-        return ExactDraw(lambda bits: floors_of_exp(self._eps, self._floors_at, bits))
+        return ExactDraw(self._eps, self._floors_at)
 
     def draw(self, sampler: ExactDraw, entropy: Entropy) -> int:
         """One v from the `sampler` of this law."""
@@ -104,8 +104,8 @@ class ThresholdSearch:
         self._log_outside = _log_binomials(dim - topk, 64)
         self._log_v = _log_integers(64)
 
-    def best(self, dim_out: int) -> tuple[int, float]:
-        """The threshold in 1..h with the largest E[v], the smallest on a tie; and that E[v].
+    def best(self, dim_out: int) -> int:
+        """The threshold in 1..h with the largest E[v], the smallest on a tie.
 
         E[v] is at its largest, m, where exactly the v above it are favoured: if favouring v = w
         raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
@@ -114,12 +114,12 @@ class ThresholdSearch:
         """
         mean, slack = self._best_mean(dim_out)
         if slack == 0:  # v is certain
-            return 1, mean
+            return 1
         near = round(mean)
         if abs(mean - near) > slack:
-            return math.floor(mean) + 1, mean
+            return math.floor(mean) + 1
         above = near < dim_out and self._law(dim_out, near + 1).mean_reaches(Fraction(near))
-        return near + above, mean
+        return near + above
 
     def reaches(self, dim_out: int, ratio: float) -> bool:
         """Whether the best threshold's E[v] is at least `ratio` * h."""
@@ -127,8 +127,7 @@ class ThresholdSearch:
         goal = ratio * dim_out
         if abs(mean - goal) > slack:
             return mean > goal
-        threshold, _ = self.best(dim_out)
-        return self._law(dim_out, threshold).mean_reaches(Fraction(ratio) * dim_out)
+        return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
         """The largest h whose best E[v] / h is at least `ratio`; 0 where h = 1 misses it.

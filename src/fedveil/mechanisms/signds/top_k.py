@@ -50,7 +50,7 @@ class TopSet:
         self._least = _least_member(vector, size, sign)
         rows = -(-len(vector) // _ROW)
         above, equal, lanes = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(_ROW)
-        _tally(vector, self._sign, self._least, above, equal, lanes)
+        _count_rows(vector, self._sign, self._least, above, equal, lanes)
         length = np.full(rows, _ROW)
         length[-1] -= rows * _ROW - len(vector)
         self._before = {
@@ -89,17 +89,17 @@ class TopSet:
         return out
 
 
-def flat_vector(name: str, value: Any) -> Vector:
-    """`value` as a contiguous float32 or float64 vector of at least one entry; not yet finite."""
-    array = np.asarray(value)
+def flat_vector(update: Any) -> Vector:
+    """`update` as a contiguous float32 or float64 vector of at least one entry; not yet finite."""
+    array = np.asarray(update)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)
     elif array.dtype == np.float16:
         array = array.astype(np.float32)
     if array.dtype.newbyteorder("=") not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise InvalidValue(f"{name} has dtype {array.dtype}, float32 or float64 is needed")
+        raise InvalidValue(f"update has dtype {array.dtype}, float32 or float64 is needed")
     if array.ndim != 1 or not array.size:
-        raise InvalidValue(f"{name} has shape {array.shape}, one dimension with entries is needed")
+        raise InvalidValue(f"update has shape {array.shape}, one dimension with entries is needed")
     return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
 
 
@@ -253,7 +253,7 @@ def _with_digit(
                     count += 1
 
 
-def _tally_numpy(
+def _count_rows_numpy(
     vector: Vector, sign: Any, least: Any, above: Integers, equal: Integers, lanes: Vector
 ) -> None:
     values = vector * sign
@@ -266,8 +266,8 @@ def _tally_numpy(
         equal[row] = np.count_nonzero(part == least)
 
 
-@compiled(_tally_numpy)
-def _tally(
+@compiled(_count_rows_numpy)
+def _count_rows(
     vector: Vector, sign: Any, least: Any, above: Integers, equal: Integers, lanes: Vector
 ) -> None:
     """Count each row's entries above and equal to `least`; add up the magnitudes of those above.

@@ -19,17 +19,17 @@ import numpy.typing as npt
 from fedveil._validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.exact.drawn_bytes import double_above_q
-from fedveil.mechanisms.unary.bits import (
-    CodeBits,
+from fedveil.mechanisms.exact.biased_bits import double_above_q
+from fedveil.mechanisms.unary.code_bits import (
     code_count,
+    draw_codes,
     fold_codes,
     packed_codes_size,
     unpack_codes,
 )
 from fedveil.mechanisms.unary.release import UnaryRelease
+from fedveil.mechanisms.unary.rounding import States, nearest_states, stochastic_states
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
-from fedveil.mechanisms.unary.states import States, nearest_states, stochastic_states
 from fedveil.packing import pack, packed_size, unpack
 from fedveil.privacy.loss import PrivacyLoss
 
@@ -146,7 +146,7 @@ class UnaryEncoding:
             raise InvalidValue(f"values has shape {array.shape}, one dimension is needed")
         states = self._states(array) if array.dtype.kind in "iu" else self.encode(array, entropy)
         if self.report == "bits":
-            return self._code_bits.draw(states, entropy)
+            return self._codes(states, entropy)
         sums = np.empty(len(states), self.sum_dtype)
         if self.cells <= MAX_TABLE_CELLS:
             sum_tables(self.exact_p, self.exact_q, self.cells).draw(states, entropy, sums)
@@ -162,16 +162,15 @@ class UnaryEncoding:
             )
         return array.astype(np.int16, copy=False)
 
-    @property
-    def _code_bits(self) -> CodeBits:
-        return CodeBits(self.exact_p, self.exact_q, self.cells)
+    def _codes(self, states: States, entropy: Entropy) -> Report:
+        return draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
         """S by way of the bits: tables for so many states would not fit a memory."""
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
-            packed = self._code_bits.draw(states[begin : begin + step], entropy)
+            packed = self._codes(states[begin : begin + step], entropy)
             fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.alias_table import AliasTables
 
 _Law = npt.NDArray[np.float64]
@@ -30,26 +28,15 @@ def largest_sum(cells: int) -> int:
     return cells * (cells + 1) // 2
 
 
-class SumTables:
-    """Draws S for every state by one table look-up, exactly from its law."""
-
-    def __init__(self, p: Fraction, q: Fraction, cells: int) -> None:
-        self._tables = AliasTables(
-            sum_laws(p, q, cells),
-            exact=lambda row: exact_sum_law(p, q, cells, row - cells),
-            first_row=-cells,
-            first_symbol=-largest_sum(cells),
-        )
-
-    def draw(self, states: npt.NDArray[np.int16], entropy: Entropy, out: npt.NDArray[Any]) -> None:
-        """Overwrite `out[i]` with an independent S of a code whose state is `states[i]`."""
-        self._tables.draw(states, entropy, out)
-
-
 @lru_cache(maxsize=4)
-def sum_tables(p: Fraction, q: Fraction, cells: int) -> SumTables:
-    """The tables, kept for the next report; an adaptive run needs new ones every round."""
-    return SumTables(p, q, cells)
+def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
+    """Draws S for every state by one look-up; kept, as only an adaptive run needs new ones."""
+    return AliasTables(
+        sum_laws(p, q, cells),
+        exact=lambda row: exact_sum_law(p, q, cells, row - cells),
+        first_row=-cells,
+        first_symbol=-largest_sum(cells),
+    )
 
 
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedveil.mechanisms.exact.alias_table import AliasTables
-from fedveil.privacy.loss import exact
+from fedveil.privacy.loss import as_written
 
 
 @lru_cache(maxsize=16)
@@ -30,7 +30,7 @@ def double_above_q(eps: float) -> float:
     eps is the decimal number that its shortest notation shows: the one that a job's author wrote.
     """
     with localcontext(prec=60, rounding=ROUND_UP):
-        q = 1 / (exact(eps).exp() + 1) * (1 + Decimal("1e-55"))
+        q = 1 / (as_written(eps).exp() + 1) * (1 + Decimal("1e-55"))
         result = float(q)
         while Decimal(result) < q:
             result = math.nextafter(result, 1.0)

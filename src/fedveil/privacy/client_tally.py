@@ -7,9 +7,11 @@ kept as sums.
 
 from __future__ import annotations
 
+import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,45 +25,71 @@ Kind: TypeAlias = tuple[Charge, ...]
 _MAX_HISTORIES = 16
 
 
-class Tally(Protocol):
-    """What every client has paid."""
+class Tally(ABC):
+    """What every client has paid: a column for each client, in the order of their numbers."""
 
+    #: What a state calls the columns.
+    _name: ClassVar[str]
+
+    def __init__(self, columns: npt.NDArray[Any]) -> None:
+        self._clients: Clients = np.empty(0, np.uint64)
+        self._columns = columns
+
+    @abstractmethod
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
         """Each of the sorted, different `clients` paid `kinds[kind]` once more."""
-        ...
 
+    @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """The epsilon, at `delta`, of the client that paid most."""
-        ...
 
-    def copy(self) -> Tally:
+    def copy(self) -> Self:
         """An independent copy."""
-        ...
+        other = copy.copy(self)
+        other._columns = self._columns.copy()
+        return other
 
     def to_state(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays that `restore` needs."""
-        ...
+        return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over what `to_state` gave."""
-        ...
+        self._clients, self._columns = state["clients"].copy(), state[self._name].copy()
+
+    def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
+        """Where the columns of `clients` are; new clients get columns of zeros."""
+        known = self._clients
+        if not len(clients):
+            return np.empty(0, np.intp)
+        if clients[-1] < len(known) and int(known[-1]) == len(known) - 1:
+            return clients.astype(np.intp)  # known are 0, 1, 2, ... without a gap
+        at = np.searchsorted(known, clients)
+        if len(known) and np.array_equal(known[np.minimum(at, len(known) - 1)], clients):
+            return at
+        self._clients = np.union1d(known, clients)
+        wider = np.zeros((len(self._columns), len(self._clients)), self._columns.dtype)
+        wider[:, np.searchsorted(self._clients, known)] = self._columns
+        self._columns = wider
+        return np.searchsorted(self._clients, clients)
 
 
-class Counts:
+class Counts(Tally):
     """How many times each client paid each kind: 4 bytes for each client and kind."""
 
+    _name = "counts"
+
     def __init__(self) -> None:
-        self._clients: Clients = np.empty(0, np.uint64)
-        self._counts: npt.NDArray[np.uint32] = np.empty((0, 0), np.uint32)
+        super().__init__(np.empty((0, 0), np.uint32))
 
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
         """Count `kinds[kind]` once more for each of `clients`."""
-        self._clients, self._counts, at = _with_clients(self._clients, self._counts, clients)
-        missing = len(kinds) - len(self._counts)
+        at = self._places(clients)
+        missing = len(kinds) - len(self._columns)
         if missing > 0:
             rows = np.zeros((missing, len(self._clients)), np.uint32)
-            self._counts = np.concatenate([self._counts, rows])
-        self._counts[kind, at] += 1
+            self._columns = np.concatenate([self._columns, rows])
+        self._columns[kind, at] += 1
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """The largest composed epsilon over the clients' different histories.
@@ -70,83 +98,39 @@ class Counts:
         many different histories remain, a client that paid each kind as often as any of them
         bounds them all.
         """
-        histories = _unsurpassed(self._counts)
+        histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:
             histories = histories.max(axis=0, keepdims=True)
         return max((cost(_charges(kinds, row), delta) for row in histories), default=0.0)
 
-    def copy(self) -> Counts:
-        """An independent copy."""
-        other = Counts()
-        other._clients, other._counts = self._clients, self._counts.copy()
-        return other
 
-    def to_state(self) -> dict[str, npt.NDArray[Any]]:
-        """The clients and their counts."""
-        return {"clients": self._clients, "counts": self._counts.copy()}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `to_state` gave."""
-        self._clients, self._counts = state["clients"].copy(), state["counts"].copy()
-
-
-class Sums:
+class Sums(Tally):
     """Each client's sums of epsilon and of delta, rounded up: 16 bytes for each client."""
 
+    _name = "sums"
+
     def __init__(self) -> None:
-        self._clients: Clients = np.empty(0, np.uint64)
-        self._sums: npt.NDArray[np.float64] = np.empty((2, 0))
+        super().__init__(np.empty((2, 0)))
 
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
         """Add `kinds[kind]` for each of `clients`."""
-        self._clients, self._sums, at = _with_clients(self._clients, self._sums, clients)
+        at = self._places(clients)
         epsilon = plain_sum((loss.epsilon, count) for loss, count in kinds[kind])
         delta = plain_sum((loss.delta, count) for loss, count in kinds[kind])
         for row, term in ((0, epsilon), (1, delta)):
-            before = self._sums[row, at]
+            before = self._columns[row, at]
             after = before + term
             # Rounded up where the addition rounded down (Knuth's error term).
             with np.errstate(invalid="ignore"):  # an infinite sum has no error
                 shown = after - before
                 lost = (before - (after - shown)) + (term - shown)
-            self._sums[row, at] = np.where(lost > 0, np.nextafter(after, math.inf), after)
+            self._columns[row, at] = np.where(lost > 0, np.nextafter(after, math.inf), after)
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """The largest sum of epsilons; infinite where some sum of deltas is above `delta`."""
-        if (self._sums[1] > delta).any():
+        if (self._columns[1] > delta).any():
             return math.inf
-        return float(self._sums[0].max(initial=0.0))
-
-    def copy(self) -> Sums:
-        """An independent copy."""
-        other = Sums()
-        other._clients, other._sums = self._clients, self._sums.copy()
-        return other
-
-    def to_state(self) -> dict[str, npt.NDArray[Any]]:
-        """The clients and their sums."""
-        return {"clients": self._clients, "sums": self._sums.copy()}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `to_state` gave."""
-        self._clients, self._sums = state["clients"].copy(), state["sums"].copy()
-
-
-def _with_clients(
-    known: Clients, columns: Any, clients: Clients
-) -> tuple[Clients, Any, npt.NDArray[np.intp]]:
-    """`known` and its columns, with zero columns for new clients, and where `clients` are."""
-    if not len(clients):
-        return known, columns, np.empty(0, np.intp)
-    if clients[-1] < len(known) and int(known[-1]) == len(known) - 1:
-        return known, columns, clients.astype(np.intp)  # known are 0, 1, 2, ... without a gap
-    at = np.searchsorted(known, clients)
-    if len(known) and np.array_equal(known[np.minimum(at, len(known) - 1)], clients):
-        return known, columns, at
-    union = np.union1d(known, clients)
-    wider = np.zeros((len(columns), len(union)), columns.dtype)
-    wider[:, np.searchsorted(union, known)] = columns
-    return union, wider, np.searchsorted(union, clients)
+        return float(self._columns[0].max(initial=0.0))
 
 
 def _charges(kinds: Sequence[Kind], history: npt.NDArray[Any]) -> list[Charge]:

@@ -65,8 +65,8 @@ def _floating(values: npt.ArrayLike) -> _Values:
 
 def _scaled(values: _Values, cells: int, value_range: float) -> npt.NDArray[np.float64]:
     """cells * value / value_range in [-cells, cells]; one rounding where `values` is float32."""
-    clipped = np.clip(values.astype(np.float64), -value_range, value_range)
-    return np.clip(clipped * cells / value_range, -cells, cells)
+    with np.errstate(over="ignore"):  # infinity is clipped too
+        return np.clip(values.astype(np.float64) * cells / value_range, -cells, cells)
 
 
 def _nearest_numpy(values: _Values, cells: int, value_range: float, states: States) -> bool:

@@ -15,31 +15,27 @@ import numpy.typing as npt
 
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.exact.drawn_bytes import byte_tables
+from fedveil.mechanisms.exact.biased_bits import byte_tables
 
 _Bytes = npt.NDArray[np.uint8]
 _States = npt.NDArray[np.int16]
 _Words = npt.NDArray[np.uint64]
 
 
-class CodeBits:
-    """Draws perturbed codes: a parameter's own bit is 1 with probability p, every other with q."""
+def draw_codes(p: Fraction, q: Fraction, cells: int, states: _States, entropy: Entropy) -> _Bytes:
+    """The packed codes of parameters in these states, every bit drawn independently.
 
-    def __init__(self, p: Fraction, q: Fraction, cells: int) -> None:
-        self._own_bytes, self._other_bytes = byte_tables(p), byte_tables(q)
-        self._cells = cells
-
-    def draw(self, states: _States, entropy: Entropy) -> _Bytes:
-        """The packed codes of parameters in these states, every bit drawn independently."""
-        count = len(states) * (2 * self._cells + 1)
-        packed = np.empty(packed_codes_size(count), np.uint8)
-        self._other_bytes.draw_from(0, entropy, packed)
-        own = np.empty((len(states) + 7) // 8, np.uint8)
-        self._own_bytes.draw_from(0, entropy, own)
-        _put(packed, states, own, self._cells)
-        last, spare = divmod(count, 8)
-        packed[last] = (packed[last] & ((1 << spare) - 1)) | (1 << spare)
-        return packed
+    A parameter's own bit is 1 with probability p, every other with q.
+    """
+    count = len(states) * (2 * cells + 1)
+    packed = np.empty(packed_codes_size(count), np.uint8)
+    byte_tables(q).draw_from(0, entropy, packed)
+    own = np.empty((len(states) + 7) // 8, np.uint8)
+    byte_tables(p).draw_from(0, entropy, own)
+    _put(packed, states, own, cells)
+    last, spare = divmod(count, 8)
+    packed[last] = (packed[last] & ((1 << spare) - 1)) | (1 << spare)
+    return packed
 
 
 def packed_codes_size(bits: int) -> int:

@@ -9,10 +9,11 @@ fraction, so that the comparison ends with probability one, and the law is the s
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,19 +25,25 @@ MAX_EXPONENT = 10_000
 _WORD = 64
 _BITS_PER_DIGIT = 3.3219280948873623
 
-#: bits -> floor(2^bits * F_i) for the cumulative probabilities 0 < F_0 < F_1 < ... < 1.
-Floors = Callable[[int], Sequence[int]]
+#: (e^x, bits) -> floor(2^bits * F_i) for the cumulative probabilities 0 < F_0 < F_1 < ... < 1.
+Floors = Callable[[Fraction, int], list[int]]
+T = TypeVar("T")
 
 
 class ExactDraw:
     """Draws i with probability exactly F_i - F_{i-1}, where F_{-1} = 0 and the last F is 1.
 
-    `floors` gives every F but the last, rounded down to any number of bits.
+    `floors` gives every F but the last, rounded down to any number of bits, from e^x, of which
+    each is a monotone function.
     """
 
-    def __init__(self, floors: Floors) -> None:
-        self._floors = floors
-        self._table = np.array(floors(_WORD), np.uint64)
+    def __init__(self, x: float, floors: Floors) -> None:
+        self._x, self._floors_at = x, floors
+        self._table = np.array(self._floors(_WORD), np.uint64)
+
+    def _floors(self, bits: int) -> list[int]:
+        digits = int(bits / _BITS_PER_DIGIT) + 10
+        return _settled(self._x, lambda e: self._floors_at(e, bits), digits)
 
     def draw(self, count: int, entropy: Entropy) -> npt.NDArray[np.int64]:
         """`count` independent draws."""
@@ -70,28 +77,20 @@ def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
     return middle * (1 - unit), middle * (1 + unit)
 
 
-def floors_of_exp(
-    x: float, floors_at: Callable[[Fraction, int], list[int]], bits: int
-) -> list[int]:
-    """`floors_at(e^x, bits)`, where each entry is a monotone function of its first argument.
+def at_least_zero(a: int, b: int, x: float) -> bool:
+    """Whether a + b e^x >= 0, exactly."""
+    return _settled(x, lambda e: a + b * e >= 0, 30)
+
+
+def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
+    """`monotone(e^x)`, whole numbers that each rise or fall with the argument.
 
     Both ends of an interval around e^x are tried, at rising precision until they agree. They do,
     because e^x is transcendental for a float x != 0, so that a fraction (a + b e^x)/(c + d e^x)
     times 2^bits is a whole number only if it does not depend on x.
     """
-    digits = int(bits / _BITS_PER_DIGIT) + 10
     while True:
-        low, high = (floors_at(end, bits) for end in exp_bounds(x, digits))
-        if low == high:
-            return low
-        digits *= 2
-
-
-def at_least_zero(a: int, b: int, x: float) -> bool:
-    """Whether a + b e^x >= 0, exactly, by the same argument."""
-    digits = 30
-    while True:
-        low, high = (a + b * end >= 0 for end in exp_bounds(x, digits))
+        low, high = (monotone(end) for end in exp_bounds(x, digits))
         if low == high:
             return low
         digits *= 2

@@ -1,0 +1,52 @@
+"""Where data files are looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_files import TINY_SET, place_tiny, refused
+from fedveil.data import data_folders, datasets, mnist
+from fedveil.errors import DataUnavailable
+
+
+def test_the_folder_comes_before_the_cache(folder):
+    place_tiny(folder)
+    place_tiny(data_folders.cache_folder())
+    assert TINY_SET.path(TINY_SET.files[0]).is_relative_to(folder)
+    (folder / "tiny" / "train-images-idx3-ubyte.gz").unlink()
+    assert TINY_SET.path(TINY_SET.files[0]).is_relative_to(data_folders.cache_folder())
+    assert len(mnist.read(TINY_SET).train) == 3
+
+
+def test_a_variable_that_names_no_folder_is_told(folder, monkeypatch):
+    monkeypatch.setenv("FEDVEIL_DATA", str(folder / "elsewhere"))
+    with refused("FEDVEIL_DATA = '.*elsewhere' is not a folder", DataUnavailable):
+        datasets.load("mnist")
+
+
+@pytest.mark.parametrize("value", [None, "", "relative/path"])
+def test_the_cache_is_in_the_home_folder_unless_a_full_path_is_named(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if value is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+    assert data_folders.cache_folder() == tmp_path / ".cache" / "fedveil"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    assert data_folders.cache_folder() == tmp_path / "other" / "fedveil"
+
+
+def test_without_a_home_folder_the_variable_is_asked_for(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with refused("there is no home folder to cache data in: name a folder in F", DataUnavailable):
+        data_folders.cache_folder()
+
+
+def test_an_empty_variable_is_no_folder(folder, monkeypatch):
+    monkeypatch.setenv("FEDVEIL_DATA", "")
+    assert list(data_folders.folders("mnist")) == [data_folders.cache_folder() / "mnist"]

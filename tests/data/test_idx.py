@@ -1,0 +1,72 @@
+"""IDX files: the published content or a sentence, compressed or not."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_files import TINY, TINY_SET, idx, refused, write
+from fedveil.data.idx import parse_idx, read_idx
+from fedveil.errors import DataInvalid, DataUnavailable
+
+GOOD = idx(TINY["train-labels-idx1-ubyte"])
+
+
+def test_the_first_bytes_tell_what_is_compressed(folder):
+    name, array = "train-labels-idx1-ubyte", TINY["train-labels-idx1-ubyte"]
+    file = TINY_SET.files[1]
+    for path, content in (
+        (folder / f"{name}.gz", idx(array)),
+        (folder / name, gzip.compress(idx(array))),
+    ):
+        assert list(read_idx(write(path, content), file)) == [3, 1, 9]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (GOOD[:-1] + b"\x08", "is not the published train-labels-idx1-ubyte: the MD5 of its cont"),
+        (GOOD + b"\x00", "is not the published"),
+        (b"", "is not the published"),
+        (gzip.compress(GOOD[:-1], mtime=0), "is not the published"),
+        (gzip.compress(GOOD, mtime=0)[:-9], "is a damaged gzip file"),
+        (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), "is a damaged gzip file"),
+        (b"\x1f\x8b" + bytes(40), "is a damaged gzip file"),
+    ],
+)
+def test_what_is_not_the_published_file_is_refused(tmp_path, content, sentence):
+    path = write(tmp_path / "file", content)
+    with refused(f"{path} {sentence}"):
+        read_idx(path, TINY_SET.files[1])
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    with refused("file cannot be read: Is a directory", DataUnavailable):
+        (tmp_path / "file").mkdir()
+        read_idx(tmp_path / "file", TINY_SET.files[1])
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_an_array_or_refused(content):
+    try:
+        array = parse_idx(content, "bytes")
+    except DataInvalid:
+        return
+    assert idx(array) == content
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\x00\x00\x0d\x01\x00\x00\x00\x00", "bytes is not an IDX file of unsigned bytes"),
+        (b"\x00\x00\x08", "bytes is not an IDX file of unsigned bytes"),
+        (b"\x00\x00\x08\x02\x00\x00\x00\x01", "bytes ends inside its IDX header"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x02\x07", "bytes holds 1 bytes of data, its IDX header a"),
+    ],
+)
+def test_a_wrong_idx_header_is_told(content, sentence):
+    with refused(sentence):
+        parse_idx(content, "bytes")

@@ -1,0 +1,232 @@
+"""A user's own function: what it may return, and what is wrong with what it returned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from data_files import new_module, refused, write
+from fedveil.data import datasets
+
+
+def test_four_arrays(own):
+    data = own("return x, y, x2, y2")
+    assert data.name.endswith(":make")
+    assert data.train.x.dtype == np.float32
+    assert data.train.y.dtype == np.int64
+    assert data.train.x.tolist() == np.arange(12.0).reshape(4, 3).tolist()
+    assert data.classes == 3
+    assert data.owners is None
+
+
+def test_lists_and_whole_floats_are_arrays_too(own):
+    data = own("return x.tolist(), y.astype(float), [[1, 2, 3]], [True]")
+    assert data.train.y.tolist() == [0, 1, 2, 0]
+    assert data.test.y.tolist() == [1]
+
+
+def test_a_mapping_with_owners_and_classes(own):
+    data = own(
+        "return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, client_ids=['b', 'a', 'b', 'c'],"
+        " classes=5)"
+    )
+    assert data.classes == 5
+    assert data.owners.tolist() == [1, 0, 1, 2]
+    assert data.owners.dtype == np.int64
+
+
+TORCH = """
+import torch
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, n): self.n = n
+    def __len__(self): return self.n
+    def __getitem__(self, i): return torch.full((2, 2), float(i), requires_grad=True), i % 2
+"""
+
+
+def test_torch_datasets_are_stacked(own):
+    pytest.importorskip("torch")
+    data = own("return Numbers(4), Numbers(2)", TORCH)
+    assert data.train.x.shape == (4, 2, 2)
+    assert data.train.x[:, 0, 0].tolist() == [0, 1, 2, 3]
+    assert data.test.y.tolist() == [0, 1]
+    assert data.owners is None
+
+
+def test_torch_datasets_with_owners(own):
+    pytest.importorskip("torch")
+    data = own("return Numbers(4), Numbers(2), torch.tensor([7, 7, 3, 7])", TORCH)
+    assert data.owners.tolist() == [1, 1, 0, 1]
+
+
+def test_torch_tensors_are_arrays(own):
+    pytest.importorskip("torch")
+    data = own(
+        "t = torch.arange(6.).reshape(3, 2)\nreturn t, torch.tensor([0, 1, 1]), t, torch.ones(3)",
+        TORCH,
+    )
+    assert data.train.x.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_package_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "own_package" / "__init__.py", b"")
+    write(tmp_path / "own_package" / "parts.py", b"SIZE = 3\n")
+    write(
+        tmp_path / "own_package" / "data.py",
+        b"def make():\n"
+        b"    from own_package.parts import SIZE\n"  # at the call, not at the import
+        b"    return [[0.0]] * SIZE, [0, 1, 0], [[0.0]], [0]\n",
+    )
+    assert len(datasets.load("own_package.data:make").train) == 3
+
+
+def test_the_current_folder_comes_first(tmp_path, monkeypatch):
+    name = new_module()
+    for folder, size in (("installed", 2), ("current", 3)):
+        code = f"def make(): return [[0.0]] * {size}, list(range({size})), [[0.0]], [0]\n"
+        write(tmp_path / folder / f"{name}.py", code.encode())
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    monkeypatch.chdir(tmp_path / "current")
+    assert len(datasets.load(f"{name}:make").train) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("return x, y, x2", "returned an object of type ndarray for train, not a map-"),
+        ("return x, y, x2, y2, y", "the function returned a tuple of 5, not four arrays"),
+        ("return None", "the function returned an object of type NoneType, not four arrays"),
+        (
+            "return (x, y), (x2, y2)",
+            "the function returned a tuple of 2 for train, not a map-style",
+        ),
+        (
+            "return iter([]), iter([])",
+            "returned an object of type list_iterator for train, not a map-style",
+        ),
+        ("return {'x_train': x}", "the function returned lacks y_train, the keys are x_train, "),
+        (
+            "return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, clients=y)",
+            "holds clients, the keys are",
+        ),
+        ("raise RuntimeError('no\\n disk')", "the function raised RuntimeError: no disk$"),
+        ("raise ValueError", "the function raised ValueError$"),
+        ("return x * float('nan'), y, x2, y2", "x_train holds NaN or infinity .* at example 0"),
+        ("x2[1, 1] = 1e39; return x, y, x2, y2", "x_test holds NaN or infinity .* at example 1"),
+        ("return x[:3], y, x2, y2", "x_train has 3 examples and y_train has 4 labels"),
+        ("return x, y, x2, y2[:1]", "x_test has 2 examples and y_test has 1 labels"),
+        ("return x, y, x2[:0], y2[:0]", r"x_test has shape \(0, 3\)"),
+        ("return x, y, x2, y2[:0]", r"y_test has shape \(0,\)"),
+        ("return y, y, x2, y2", r"x_train has shape \(4,\), \[examples, ...\] without a zero"),
+        ("return x, y, x2[:, :2], y2", r"x_train has shape \(3,\) and one of x_test \(2,\)"),
+        ("return x.astype(str), y, x2, y2", "x_train has dtype <U.*, real numbers are needed"),
+        ("return x.astype(complex), y, x2, y2", "x_train has dtype complex128"),
+        ("return x.astype(object), y, x2, y2", "x_train has dtype object"),
+        ("return x.astype(int) + 2**24, y, x2, y2", r"x_train holds whole numbers beyond 2\^24"),
+        ("return -x.astype(int) - 2**24, y, x2, y2", r"x_train holds whole numbers beyond 2\^24"),
+        ("return [[1], [1, 2]], y, x2, y2", "x_train is not an array: ValueError"),
+        ("return x, y - 1, x2, y2", "y_train holds -1 at example 0, a label is a whole number"),
+        ("return x, y + 0.5, x2, y2", "y_train holds 0.5 at example 0, a label is a whole number"),
+        ("return x, y * float('nan'), x2, y2", "y_train holds nan at example 0"),
+        ("return x, y + float('inf'), x2, y2", "y_train holds inf at example 0"),
+        ("return x, y.astype(str), x2, y2", "y_train has dtype <U"),
+        ("return x, y[:, None], x2, y2", r"y_train has shape \(4, 1\), \[examples\] is needed"),
+        ("return x, y * 0, x2, y2 * 0", "classes = 1, at least 2 are needed"),
+        ("return x, y, x2, y2 + 2**40", "y_test holds 1099511627777 at example 0"),
+    ],
+)
+def test_what_a_function_returns_wrongly_is_told(own, body, sentence):
+    with refused(f"data own_data_[0-9]+:make: .*({sentence})"):
+        own(body)
+
+
+@pytest.mark.parametrize(
+    ("extra", "sentence"),
+    [
+        ("classes=2", r"the label 2 is outside \[0, 2\), there are 2 classes"),
+        ("classes='3'", "classes = '3' is not a whole number"),
+        ("classes=True", "classes = True is not a whole number"),
+        ("classes=3.0", "classes = 3.0 is not a whole number"),
+        ("client_ids=[1, 2, 3]", "client_ids has 3 entries and x_train has 4 examples"),
+        ("client_ids=[1, 'a', 2, 3]", "client_ids must be whole numbers alone or strings alone"),
+        ("client_ids=[.5, 1, 2, 3]", "client_ids must be whole numbers alone or strings alone"),
+        ("client_ids=x", r"client_ids has shape \(4, 3\), \[examples\] is needed"),
+        ("client_ids=3", "client_ids is of type int, a list is needed"),
+    ],
+)
+def test_what_a_mapping_adds_wrongly_is_told(own, extra, sentence):
+    with refused(f"data own_data_[0-9]+:make: {sentence}"):
+        own(f"return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, {extra})")
+
+
+ITEMS = """
+class Items:
+    def __init__(self, *items): self.items = items
+    def __len__(self): return len(self.items)
+    def __getitem__(self, i):
+        if isinstance(self.items[i], Exception): raise self.items[i]
+        return self.items[i]
+good = Items(([1.0], 0), ([2.0], 1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            "return good, Items(([1.0], 0), 7)",
+            "item 1 of the test Dataset is an object of type int, a pair",
+        ),
+        ("return good, Items(([1.0], 0, 1))", r"item 0 of the test Dataset is a tuple of 3, a pa"),
+        ("return Items(([1.0], 0), ([1.0, 2.0], 0)), good", r"item 1 .* an x of shape \(2,\)"),
+        ("return Items(([1.0], [0])), good", r"item 0 .* and a y of shape \(1,\)"),
+        ("return Items(OSError('gone')), good", "item 0 of the train Dataset raised OSError: gone"),
+        ("return Items(), good", r"x_train has shape \(0,\)"),
+        ("return Items((['a'], 0)), good", "x_train has dtype <U1"),
+        ("return Items(([[1], [1, 2]], 0)), good", "x of item 0 of the train Dataset is not an ar"),
+        ("return good, good, [1]", "client_ids has 1 entries and x_train has 2 examples"),
+    ],
+)
+def test_what_a_dataset_holds_wrongly_is_told(own, body, sentence):
+    with refused(f"data own_data_[0-9]+:make: {sentence}"):
+        own(body, ITEMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("mine", "data.name = 'mine' is not one of digits, mnist, .* package.module:function"),
+        ("", "data.name = '' is not one of"),
+        (":", "data :: package.module:function is needed"),
+        ("mine:", "data mine:: package.module:function is needed"),
+        (":load", "data :load: package.module:function is needed"),
+        ("a.:load", "package.module:function is needed"),
+        ("a b:load", "package.module:function is needed"),
+        ("a:b:c", "package.module:function is needed"),
+        ("no_such:load", "there is no module no_such, neither in the current folder nor install"),
+        ("json.no_such:load", "there is no module json.no_such"),
+        ("json:no_such", "data json:no_such: the module json has no no_such"),
+        ("string:digits", "data string:digits: digits is not a function"),
+        ("os:remove", r"data os:remove: the function raised TypeError: .*argument"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_told(name, sentence):
+    with refused(sentence):
+        datasets.load(name)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("import no_such_dependency", "raised ModuleNotFoundError: No module named 'no_such_dep"),
+        ("1 / 0", "raised ZeroDivisionError: division by zero"),
+        ("def make(:", "raised SyntaxError"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told(tmp_path, monkeypatch, content, sentence):
+    monkeypatch.chdir(tmp_path)
+    name = new_module()
+    (tmp_path / f"{name}.py").write_text(content)
+    with refused(f"data {name}:make: importing {name} {sentence}"):
+        datasets.load(f"{name}:make")

@@ -1,0 +1,76 @@
+"""Files of the data sets, written by hand, and the sentence that a wrong one is refused with."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import itertools
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.data.idx import IdxFile, IdxSet
+from fedveil.errors import DataInvalid
+
+GENUINE = Path(os.environ.get("FEDVEIL_DATA", "/nowhere"))
+
+
+@contextmanager
+def refused(sentence, error=DataInvalid):
+    """Expect one sentence that matches."""
+    with pytest.raises(error, match=sentence) as caught:
+        yield
+    assert "\n" not in str(caught.value)
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def idx(array):
+    header = bytes((0, 0, 8, array.ndim)) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+TINY = {
+    "train-images-idx3-ubyte": np.arange(3 * 784).reshape(3, 28, 28) % 256,
+    "train-labels-idx1-ubyte": np.array([3, 1, 9]),
+    "t10k-images-idx3-ubyte": np.arange(2 * 784).reshape(2, 28, 28) % 251,
+    "t10k-labels-idx1-ubyte": np.array([0, 1]),
+}
+TINY_SET = IdxSet(
+    "tiny",
+    tuple(
+        IdxFile(name, array.shape, hashlib.md5(idx(array)).hexdigest(), 0)
+        for name, array in TINY.items()
+    ),
+    (),
+)
+
+
+def place_tiny(folder):
+    for number, (name, array) in enumerate(TINY.items()):
+        if number % 2:
+            write(folder / "tiny" / name, idx(array))
+        else:
+            write(folder / "tiny" / f"{name}.gz", gzip.compress(idx(array)))
+
+
+def npz(**arrays):
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+_modules = itertools.count()
+
+
+def new_module():
+    """A name that no module has had: what is imported once stays imported."""
+    return f"own_data_{next(_modules)}"
