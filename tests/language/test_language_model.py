@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import InvalidValue
-from fedveil.language.model import (
+from fedveil.language.transformer import (
     PRESETS,
     Backbone,
     Shape,

@@ -13,7 +13,7 @@ import torch
 
 from fedveil.errors import InvalidValue, JobError
 from fedveil.language import text
-from fedveil.language.model import PRESETS
+from fedveil.language.transformer import PRESETS
 from fedveil.link.channel import drive_together
 from fedveil.tasks import averages
 from fedveil.tasks.pangu import TOKENIZER, Pangu

@@ -28,7 +28,7 @@ from fedveil.link.tls import Credentials, write_certificates
 from fedveil.message import Message
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.apart import sessions as machines
-from fedveil.vertical.apart.lone_party import Machine, Session, follower_of
+from fedveil.vertical.apart.machine import Machine, Session, follower_of
 from fedveil.vertical.apart.sessions import Place, follow, lead
 
 DEADLINE_S = 60.0

@@ -30,8 +30,8 @@ from torch import nn
 from fedveil._validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, PeerAborted, RunFolderError
-from fedveil.language.model import Backbone, TiedHead, WordAndPosition
 from fedveil.language.text import Tokenizer, join
+from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, only_fields, take

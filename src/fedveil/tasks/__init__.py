@@ -29,7 +29,7 @@ Unit: TypeAlias = Literal["examples", "tokens"]
 #: Built-in tasks: called with their block of the job and its seed.
 TASKS = {
     "mnist_halves": "fedveil.tasks.mnist_halves:MnistHalves",
-    "tabular": "fedveil.tasks.bundled_table:Tabular",
+    "tabular": "fedveil.tasks.tabular:Tabular",
     "tables": "fedveil.tasks.tables.own_tables:Tables",
     "pangu": "fedveil.tasks.pangu:Pangu",
 }

@@ -19,7 +19,7 @@ import torch
 from fedveil.data.data_folders import reading
 from fedveil.errors import InvalidValue
 from fedveil.language import text
-from fedveil.language.model import (
+from fedveil.language.transformer import (
     PRESETS,
     Backbone,
     Shape,

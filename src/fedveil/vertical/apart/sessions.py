@@ -25,7 +25,7 @@ from fedveil.link.tls import Credentials
 from fedveil.message import Message, Value
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Unfit
-from fedveil.vertical.apart.lone_party import Machine, Session
+from fedveil.vertical.apart.machine import Machine, Session
 from fedveil.vertical.party_run import PartyRun, Progress
 
 LEADER = "fedveil vertical leader"

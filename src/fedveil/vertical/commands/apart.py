@@ -21,13 +21,13 @@ from fedveil.vertical.commands.here import (
     Tls,
 )
 from fedveil.vertical.commands.here import app as app
-from fedveil.vertical.heap import keep_freed_memory
+from fedveil.vertical.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from fedveil.link.channel import Exchange
     from fedveil.tasks import Task
     from fedveil.vertical.account import Figure
-    from fedveil.vertical.apart.lone_party import Machine, Session
+    from fedveil.vertical.apart.machine import Machine, Session
     from fedveil.vertical.apart.sessions import Place
     from fedveil.vertical.party_run import PartyRun
 
@@ -56,7 +56,7 @@ def leader(
 ) -> None:
     """Train as the leader: waits for the followers, then shows the figures as they come."""
     from fedveil.vertical.apart import sessions
-    from fedveil.vertical.apart.lone_party import leader_of
+    from fedveil.vertical.apart.machine import leader_of
 
     keep_freed_memory()
 
@@ -90,7 +90,7 @@ def follower(
 ) -> None:
     """Train as a follower, or serve: connects to the leader, and goes on when the link breaks."""
     from fedveil.vertical.apart import sessions
-    from fedveil.vertical.apart.lone_party import follower_of
+    from fedveil.vertical.apart.machine import follower_of
 
     if serve is not None and resume is not None:
         raise JobError(["--serve and --resume do not go together: one looks, the other trains"])
@@ -143,7 +143,7 @@ def look(
     `own` is that side where it is another than the purpose's.
     """
     from fedveil.vertical.apart import sessions
-    from fedveil.vertical.apart.lone_party import Machine, leader_of
+    from fedveil.vertical.apart.machine import Machine, leader_of
 
     with ExitStack() as stack:
         machine = Machine.reopened(run, leader_of, stack)
@@ -162,7 +162,7 @@ def _machine(
     *,
     finished: bool = False,
 ) -> Machine:
-    from fedveil.vertical.apart.lone_party import Machine
+    from fedveil.vertical.apart.machine import Machine
 
     if old is None:
         return Machine.new(cli.load(job, overrides), here, out, command, stack)

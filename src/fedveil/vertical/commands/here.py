@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fedveil.errors import JobError
-from fedveil.vertical.heap import keep_freed_memory
+from fedveil.vertical.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from fedveil.vertical.account import Figure
