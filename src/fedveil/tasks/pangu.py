@@ -9,9 +9,11 @@ An example is a window of `context` tokens, its labels the token after each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ import torch
 from fedveil.data.data_folders import reading
 from fedveil.errors import InvalidValue
 from fedveil.language import text
+from fedveil.language.generation import GENERATE, assist
 from fedveil.language.transformer import (
     PRESETS,
     Backbone,
@@ -27,9 +30,9 @@ from fedveil.language.transformer import (
     WordAndPosition,
     token_loss,
 )
-from fedveil.tasks import Columns, Subset, Unit, initial
 from fedveil.tasks.task_settings import PanguSettings
 from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.task import Assist, Columns, Subset, Unit, initial
 
 #: The leader's file in a run's folder: a tokenizer is learnt once.
 TOKENIZER = "tokenizer.json"
@@ -45,6 +48,7 @@ class Pangu:
     followers: tuple[str, ...] = ("cloud",)
     classes: int | None = None
     unit: Unit = "tokens"
+    assists: ClassVar[Mapping[str, Assist]] = {GENERATE: assist}
 
     def __init__(
         self, settings: PanguSettings | None = None, seed: int = 0, folder: Path | None = None

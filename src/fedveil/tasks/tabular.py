@@ -17,10 +17,11 @@ import torch
 
 from fedveil.data.examples import holdout
 from fedveil.errors import InvalidValue, MissingExtra
-from fedveil.tasks import Columns, Subset, Unit, scoring
+from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.task_settings import TabularSettings
 from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
 from fedveil.vertical.split import SplitModel
+from fedveil.vertical.task import Columns, Subset, Unit
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -32,7 +33,7 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 }
 
 
-class Tabular(scoring.ByLabel):
+class Tabular(ByLabel):
     """One of scikit-learn's tables, the first half of its features with the leader.
 
     A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and

@@ -16,10 +16,11 @@ from fedveil._lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.link.channel import Channel, Receive, Send, drive, drive_together
-    from fedveil.tasks import Columns, Task
     from fedveil.vertical.embedding_layer import EmbeddingDPLayer
-    from fedveil.vertical.party import Batch, Party
+    from fedveil.vertical.party import Party
     from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
+    from fedveil.vertical.step import Batch
+    from fedveil.vertical.task import Columns, Task
     from fedveil.vertical.together import VerticalRun, evaluate, predict, resume, train
     from fedveil.vertical.vertical_job import VerticalJob
 
@@ -49,9 +50,9 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Batch": "fedveil.vertical.party",
+        "Batch": "fedveil.vertical.step",
         "Channel": "fedveil.link.channel",
-        "Columns": "fedveil.tasks",
+        "Columns": "fedveil.vertical.task",
         "EmbeddingDPLayer": "fedveil.vertical.embedding_layer",
         "EmbeddingPrivacy": "fedveil.vertical.split",
         "Optimizer": "fedveil.vertical.split",
@@ -60,7 +61,7 @@ __getattr__, __dir__ = lazy(
         "Receive": "fedveil.link.channel",
         "Send": "fedveil.link.channel",
         "SplitModel": "fedveil.vertical.split",
-        "Task": "fedveil.tasks",
+        "Task": "fedveil.vertical.task",
         "VerticalJob": "fedveil.vertical.vertical_job",
         "VerticalRun": "fedveil.vertical.together",
         "drive": "fedveil.link.channel",

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import FedveilError, InvalidValue, JobError
-from fedveil.tasks import Task, build, initial, split_of
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
+from fedveil.vertical.task import Task, build, initial, split_of
 from fedveil.vertical.vertical_job import (
     EmbeddingDPSettings,
     OptimizerSettings,

@@ -19,8 +19,7 @@ from fedveil.link.channel import Exchange, Send
 from fedveil.vertical.reports import Reports
 from fedveil.vertical.schedule import Program, micro_sizes, programs
 from fedveil.vertical.split import SplitModel, module_of
-from fedveil.vertical.step import Batch as Batch
-from fedveil.vertical.step import Context, Loss, Report, Step, last_words
+from fedveil.vertical.step import Batch, Context, Loss, Report, Step, last_words
 
 
 class Party:

@@ -13,8 +13,8 @@ import torch
 
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
-from fedveil.tasks import Columns
 from fedveil.vertical.step import Batch
+from fedveil.vertical.task import Columns
 
 Positions = npt.NDArray[np.int64]
 Ids = npt.NDArray[Any]

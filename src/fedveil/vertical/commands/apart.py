@@ -25,11 +25,11 @@ from fedveil.vertical.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from fedveil.link.channel import Exchange
-    from fedveil.tasks import Task
     from fedveil.vertical.account import Figure
     from fedveil.vertical.apart.machine import Machine, Session
     from fedveil.vertical.apart.sessions import Place
     from fedveil.vertical.party_run import PartyRun
+    from fedveil.vertical.task import Task
 
 MustListen: TypeAlias = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free.")
