@@ -33,7 +33,7 @@ FOLLOWER = "fedveil vertical follower"
 
 
 @dataclass(frozen=True)
-class Place:
+class Meeting:
     """Where a party meets the others, and how it speaks of what happens there.
 
     Without credentials the link is plaintext, which only loopback addresses take. A party that is
@@ -53,7 +53,7 @@ class Place:
 
 def lead(
     machine: Machine,
-    place: Place,
+    meeting: Meeting,
     purpose: str = TRAIN,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
@@ -62,13 +62,15 @@ def lead(
     `own` is as in `Machine.play`.
     """
     followers = machine.split.followers
-    links = {name: Link(name, patience_s=place.patience_s) for name in followers}
+    links = {name: Link(name, patience_s=meeting.patience_s) for name in followers}
     with (
         _how_to_resume(machine, purpose, LEADER),
-        Listener(place.address, links, machine.party, place.credentials, place.report) as listener,
+        Listener(
+            meeting.address, links, machine.party, meeting.credentials, meeting.report
+        ) as listener,
         _closing(links.values()),
     ):
-        place.listening(listener.address)
+        meeting.listening(listener.address)
         attempt = 0
         while True:
             attempt += 1
@@ -85,14 +87,14 @@ def lead(
                     ),
                     links,
                 )
-                _tell(place, agreement)
-                return _noting(links, machine.play(agreement, links, place.progress, own))
+                _tell(meeting, agreement)
+                return _noting(links, machine.play(agreement, links, meeting.progress, own))
             except Unfit as unfit:
-                place.report(f"refused: {unfit}")
+                meeting.report(f"refused: {unfit}")
                 links[unfit.follower].refuse(str(unfit))
                 links[unfit.follower].await_another()
             except PeerRestarted as restart:
-                place.report(f"{restart}: back to the last step that all hold")
+                meeting.report(f"{restart}: back to the last step that all hold")
 
 
 # --- a follower
@@ -123,22 +125,22 @@ class _Attentive:
         return message
 
 
-def serve(machine: Machine, place: Place) -> NoReturn:
+def serve(machine: Machine, meeting: Meeting) -> NoReturn:
     """Take part in whatever the leader does with the trained model, one session after another."""
     while True:
         try:
-            follow(machine, replace(place, patience_s=math.inf), looks=True)
+            follow(machine, replace(meeting, patience_s=math.inf), looks=True)
         except (LinkLost, ExchangeError) as error:
-            place.report(str(error))
+            meeting.report(str(error))
 
 
-def follow(machine: Machine, place: Place, *, looks: bool = False) -> Session:
+def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Session:
     """A follower's side of a session: training, or with `looks` anything but training."""
     leader = machine.split.leader
-    link = Link(leader, patience_s=place.patience_s)
+    link = Link(leader, patience_s=meeting.patience_s)
     with (
         _how_to_resume(machine, "" if looks else TRAIN, FOLLOWER),
-        Dialer(place.address, link, machine.party, place.credentials),
+        Dialer(meeting.address, link, machine.party, meeting.credentials),
         _closing([link]),
     ):
         begin: Message | None = None
@@ -153,15 +155,15 @@ def follow(machine: Machine, place: Place, *, looks: bool = False) -> Session:
                     raise ExchangeError(
                         f"{machine.party} is here to {here}, and {leader} to {agreement.purpose}"
                     )
-                _tell(place, agreement)
+                _tell(meeting, agreement)
                 attentive = {leader: _Attentive(link)}
-                return _noting({leader: link}, machine.play(agreement, attentive, place.progress))
+                return _noting({leader: link}, machine.play(agreement, attentive, meeting.progress))
             except _StartOver as again:
                 begin = again.begin
-                place.report(f"{again}: back to the last step that all hold")
+                meeting.report(f"{again}: back to the last step that all hold")
             except PeerRestarted as restart:
                 begin = None
-                place.report(f"{restart}: back to the last step that all hold")
+                meeting.report(f"{restart}: back to the last step that all hold")
 
 
 def _noting(links: Mapping[str, Link], session: Session) -> Session:
@@ -175,11 +177,11 @@ def _noting(links: Mapping[str, Link], session: Session) -> Session:
     return session
 
 
-def _tell(place: Place, agreement: Agreement) -> None:
+def _tell(meeting: Meeting, agreement: Agreement) -> None:
     for note in agreement.notes:
-        place.report(note)
+        meeting.report(note)
     if agreement.step:
-        place.report(f"{agreement.purpose} from step {agreement.step}")
+        meeting.report(f"{agreement.purpose} from step {agreement.step}")
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fedveil.errors import InvalidValue, JobError, RunFolderError
-from fedveil.vertical.commands import here as cli
-from fedveil.vertical.commands.here import (
+from fedveil.vertical.commands.command_line import (
     PATIENCE_S,
     Insecure,
     JobPath,
@@ -19,15 +18,19 @@ from fedveil.vertical.commands.here import (
     Overrides,
     Patience,
     Tls,
+    interruptible,
+    load,
+    remark,
+    say,
+    say_accounts,
 )
-from fedveil.vertical.commands.here import app as app
 from fedveil.vertical.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from fedveil.link.channel import Exchange
     from fedveil.vertical.account import Figure
     from fedveil.vertical.apart.machine import Machine, Session
-    from fedveil.vertical.apart.sessions import Place
+    from fedveil.vertical.apart.sessions import Meeting
     from fedveil.vertical.party_run import PartyRun
     from fedveil.vertical.task import Task
 
@@ -43,7 +46,6 @@ Resume: TypeAlias = Annotated[
 ]
 
 
-@app.command()
 def leader(
     listen: MustListen,
     job: JobPath = None,
@@ -63,13 +65,12 @@ def leader(
     def work() -> Session:
         with ExitStack() as stack:
             machine = _machine(leader_of, job, overrides, out, resume, sessions.LEADER, stack)
-            place = _place("--listen", listen, machine, tls, insecure, patience)
-            return sessions.lead(machine, place)
+            meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
+            return sessions.lead(machine, meeting)
 
-    _show(cli.interruptible(work))
+    _show(interruptible(work))
 
 
-@app.command()
 def follower(
     connect: Connect,
     job: JobPath = None,
@@ -106,16 +107,15 @@ def follower(
                 here, job, overrides, out, resume or serve, sessions.FOLLOWER, stack,
                 finished=serve is not None,
             )  # fmt: skip
-            place = _place("--connect", connect, machine, tls, insecure, patience)
+            meeting = _meeting("--connect", connect, machine, tls, insecure, patience)
             if serve is None:
-                return sessions.follow(machine, place)
-            cli.say(f"{machine.party} serves {serve}; Ctrl-C ends it")
-            return sessions.serve(machine, place)
+                return sessions.follow(machine, meeting)
+            say(f"{machine.party} serves {serve}; Ctrl-C ends it")
+            return sessions.serve(machine, meeting)
 
-    _show(cli.interruptible(work))
+    _show(interruptible(work))
 
 
-@app.command()
 def certificates(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to.")],
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
@@ -125,8 +125,8 @@ def certificates(
     from fedveil.link.tls import write_certificates
 
     for path in write_certificates(directory, party, days=days):
-        cli.say(f"wrote {path}: give this folder to {path.name} and to nobody else")
-    cli.say(f"{directory / 'authority.key'} stays here: whoever has it can pass for any party")
+        say(f"wrote {path}: give this folder to {path.name} and to nobody else")
+    say(f"{directory / 'authority.key'} stays here: whoever has it can pass for any party")
 
 
 def look(
@@ -147,8 +147,8 @@ def look(
 
     with ExitStack() as stack:
         machine = Machine.reopened(run, leader_of, stack)
-        place = _place("--listen", listen, machine, tls, insecure, patience)
-        return sessions.lead(machine, place, purpose, own)
+        meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
+        return sessions.lead(machine, meeting, purpose, own)
 
 
 def _machine(
@@ -165,7 +165,7 @@ def _machine(
     from fedveil.vertical.apart.machine import Machine
 
     if old is None:
-        return Machine.new(cli.load(job, overrides), here, out, command, stack)
+        return Machine.new(load(job, overrides), here, out, command, stack)
     if job is not None or overrides or out is not None:
         raise JobError(
             ["--resume and --serve take the run's own job: no JOB, --set or --out beside them"]
@@ -179,12 +179,12 @@ def _machine(
     return machine
 
 
-def _place(
+def _meeting(
     option: str, address: str, machine: Machine, tls: Path | None, insecure: bool, patience: float
-) -> Place:
+) -> Meeting:
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
-    from fedveil.vertical.apart.sessions import Place
+    from fedveil.vertical.apart.sessions import Meeting
     from fedveil.vertical.step_lines import line
 
     if (tls is None) != insecure:
@@ -193,17 +193,17 @@ def _place(
             if insecure
             else "--tls DIR is missing: plaintext needs --insecure, and a loopback address"
         )
-    return Place(
+    return Meeting(
         address=Address.parse(option, address),
         credentials=None if tls is None else Credentials.read(tls, machine.party),
         patience_s=patience,
-        report=cli.remark,
-        progress=lambda record: cli.say(line(record)),
-        listening=lambda here: cli.say(f"{machine.party} listens on {here}"),
+        report=remark,
+        progress=lambda record: say(line(record)),
+        listening=lambda here: say(f"{machine.party} listens on {here}"),
     )
 
 
 def _show(session: Session) -> None:
     figures: Mapping[str, Sequence[Figure]] = {session.run.name: session.figures}
-    cli.account(figures)
-    cli.say(f"run folder: {session.folder}")
+    say_accounts(figures)
+    say(f"run folder: {session.folder}")

@@ -1,0 +1,86 @@
+"""What the commands of `fedveil vertical` share: their arguments, and how they speak."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fedveil.vertical.account import Figure
+    from fedveil.vertical.vertical_job import VerticalJob
+
+T = TypeVar("T")
+
+_out = Console(soft_wrap=True)
+
+JobPath = Annotated[
+    Path | None, typer.Argument(help="A vertical job file; without it, the default job.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="The run's folder; without it, a new one under runs/.")
+]
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        help="A run's folder: one that holds all parties, or with --listen the leader's own."
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Where the leader listens for followers; port 0: any free one."
+    ),
+]
+Tls = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="This party's folder of `fedveil vertical certificates`."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plaintext, on a loopback address alone.")
+]
+Patience = Annotated[float, typer.Option(min=1, help="Seconds to wait for a party that is away.")]
+PATIENCE_S = 600.0
+
+
+def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
+    """The job in a file with settings on top; functions of the user's are found beside it."""
+    from fedveil.vertical.vertical_job import VerticalJob
+
+    if path is not None:
+        sys.path.append(str(path.parent.resolve()))
+    return VerticalJob.load(path, overrides or [])
+
+
+def say(text: str) -> None:
+    """A line as it is."""
+    _out.print(text, markup=False, highlight=False)
+
+
+def remark(text: str) -> None:
+    """A line on stderr."""
+    Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
+
+
+def say_accounts(figures: Mapping[str, Iterable[Figure]]) -> None:
+    """What each party has spent."""
+    for party, lines in figures.items():
+        for figure in lines:
+            say(f"{party}: {figure}")
+
+
+def interruptible(work: Callable[[], T]) -> T:
+    """The result of `work`; Ctrl-C says how to go on and exits with 130."""
+    try:
+        return work()
+    except KeyboardInterrupt as end:
+        remark("; ".join(["interrupted", *getattr(end, "__notes__", [])]))
+        raise SystemExit(130) from None
