@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeGuard, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch import nn
 
 from fedveil._validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
-from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, PeerAborted, RunFolderError
+from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, RunFolderError
 from fedveil.language.text import Tokenizer, join
 from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
@@ -55,7 +55,6 @@ from fedveil.vertical.task import Task, assists_of
 from fedveil.vertical.vertical_job import VerticalJob
 
 M = TypeVar("M", bound=nn.Module)
-T = TypeVar("T")
 Tell = Callable[[bytes], None]
 
 #: What a session in which a text is continued is for.
@@ -153,13 +152,9 @@ def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | No
 
 
 def _text_task(task: Task) -> TextTask:
-    if not _continues_text(task):
+    if assists_of(task).get(GENERATE) is not assist:
         raise InvalidValue("a text is continued by a run of the task pangu, this is another task's")
-    return task
-
-
-def _continues_text(task: Task) -> TypeGuard[TextTask]:
-    return assists_of(task).get(GENERATE) is assist
+    return cast(TextTask, task)
 
 
 def _trained(job: VerticalJob, task: Task, root: RunFolder) -> dict[str, Party]:
@@ -186,12 +181,12 @@ def write(
     party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
 ) -> Exchange[Continuation | None]:
     """The leader's side: the continuation of the prompt, `noise` being what its reports draw."""
-    return _explained(party, _write(party, noise, tokenizer, request, tell))
+    return party.announcing_failure(_write(party, noise, tokenizer, request, tell))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
     """The follower's side: its layers, until the leader has enough."""
-    return _explained(party, _assist(party, noise))
+    return party.announcing_failure(_assist(party, noise))
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Figure]:
@@ -362,15 +357,3 @@ def _tensor(message: Message | None, crossing: Crossing, step: int, length: int)
     shorter = replace(crossing, output=(length, crossing.output[-1]))
     transfer = Transfer(shorter, 0, gradient=False)
     return from_wire(message or {}, transfer, training=False, step=step, rows=1)
-
-
-def _explained(party: Party, exchange: Exchange[T]) -> Exchange[T]:
-    """Play a side; where it fails, tell the other."""
-    try:
-        return (yield from exchange)
-    except ExchangeError as error:
-        if not isinstance(error, PeerAborted):
-            split = party.split
-            for peer in split.followers if party.name == split.leader else (split.leader,):
-                yield Send(peer, {"kind": "abort", "reason": error.told})
-        raise

@@ -66,35 +66,14 @@ class Pangu:
         backbone = initial(self._seed, "backbone", lambda: Backbone(shape))
         inner = (shape.context, shape.width)
         optimizer = _optimizer(shape)
-        return SplitModel(
-            [
-                Part(
-                    name="embedding",
-                    owner=self.leader,
-                    inputs=("data.tokens",),
-                    output=inner,
-                    module=embedding,
-                    optimizer=optimizer,
-                ),
-                Part(
-                    name="backbone",
-                    owner=self.followers[0],
-                    inputs=("embedding",),
-                    output=inner,
-                    module=backbone,
-                    optimizer=optimizer,
-                ),
-                Part(
-                    name="head",
-                    owner=self.leader,
-                    inputs=("backbone",),
-                    output=(shape.context, shape.vocabulary),
-                    module=TiedHead(embedding.word),
-                    optimizer=optimizer,
-                ),
-            ],
-            leader=self.leader,
-        )
+        scores = (shape.context, shape.vocabulary)
+        head, mine, theirs = TiedHead(embedding.word), self.leader, self.followers[0]
+        parts = [
+            Part("embedding", mine, ("data.tokens",), inner, embedding, optimizer=optimizer),
+            Part("backbone", theirs, ("embedding",), inner, backbone, optimizer=optimizer),
+            Part("head", mine, ("backbone",), scores, head, optimizer=optimizer),
+        ]
+        return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """The leader's windows, numbered from the text's beginning; others have nothing."""

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import torch
 
 from fedveil.data.examples import holdout
-from fedveil.errors import InvalidValue, MissingExtra
+from fedveil.errors import MissingExtra
 from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.task_settings import TabularSettings
 from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
 from fedveil.vertical.split import SplitModel
-from fedveil.vertical.task import Columns, Subset, Unit
+from fedveil.vertical.task import Columns, Subset, Unit, check_party
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -65,8 +65,7 @@ class Tabular(ByLabel):
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """The columns `wide` [rows, features · bins] and `deep` [rows, features] of an owner."""
-        if party not in self._features:
-            raise InvalidValue(f"party = {party!r} is not one of leader, bank")
+        check_party(self, party)
         data, target = _table(self._settings.table)
         classes = target if self.classes else np.zeros_like(target)
         train, test = holdout(self._settings.table, classes)

@@ -158,6 +158,13 @@ def split_of(task: Task, here: Collection[str] | None = None) -> SplitModel:
     return split
 
 
+def check_party(task: Task, party: str) -> None:
+    """Refuse a name that is no party's."""
+    parties = (task.leader, *task.followers)
+    if party not in parties:
+        raise InvalidValue(f"party = {party!r} is not one of {', '.join(parties)}")
+
+
 def assists_of(task: Task) -> Mapping[str, Assist]:
     """What the followers of this task take part in that those of others do not."""
     own: Mapping[str, Assist] = getattr(task, "assists", {})

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.data.data_folders import reading
-from fedveil.errors import DataInvalid, InvalidValue, JobError
+from fedveil.errors import DataInvalid, JobError
 from fedveil.link.names import check_name
 from fedveil.settings.allowed import shown
 from fedveil.tasks.scoring import ByLabel
@@ -28,7 +28,7 @@ from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
 from fedveil.vertical.apart.alignment import digests
 from fedveil.vertical.predictions import told_classes, told_numbers
 from fedveil.vertical.split import SplitModel
-from fedveil.vertical.task import Columns, Subset, Unit
+from fedveil.vertical.task import Columns, Subset, Unit, check_party
 
 _PLACE = "task.tables"
 _HELD_OUT = b"fedveil: held out"
@@ -102,9 +102,7 @@ class Tables(ByLabel):
 
     def _of(self, party: str) -> _Held:
         if party not in self._held:
-            if party not in (self.leader, *self.followers):
-                known = ", ".join((self.leader, *self.followers))
-                raise InvalidValue(f"party = {party!r} is not one of {known}")
+            check_party(self, party)
             kept = None if self._folder is None else self._folder / _file_of(party)
             self._held[party] = _Reader(self._settings, party, self.leader).held(kept)
         return self._held[party]

@@ -114,7 +114,6 @@ class _Attentive:
     def __init__(self, link: Link) -> None:
         self.peer = link.peer
         self.send = link.send
-        self.close = link.close
         self._link = link
 
     def receive(self) -> dict[str, Value]:
@@ -158,11 +157,8 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
                 _tell(meeting, agreement)
                 attentive = {leader: _Attentive(link)}
                 return _noting({leader: link}, machine.play(agreement, attentive, meeting.progress))
-            except _StartOver as again:
-                begin = again.begin
-                meeting.report(f"{again}: back to the last step that all hold")
             except PeerRestarted as restart:
-                begin = None
+                begin = restart.begin if isinstance(restart, _StartOver) else None
                 meeting.report(f"{restart}: back to the last step that all hold")
 
 
@@ -202,21 +198,22 @@ def _closing(links: Iterable[Link]) -> Iterator[None]:
     reason = ""
     try:
         yield
-    except ExchangeError as error:
-        reason = error.told
-        raise
-    except KeyboardInterrupt:
-        reason = "it was interrupted"
-        raise
-    except LinkLost:
-        reason = "it has lost another party"
-        raise
-    except FedveilError:
-        reason = "it met an error of its own"
-        raise
-    except BaseException:
-        reason = "it failed"
+    except BaseException as error:
+        reason = _told_of(error)
         raise
     finally:
         for link in links:
             link.close(reason)
+
+
+def _told_of(error: BaseException) -> str:
+    match error:
+        case ExchangeError():
+            return error.told
+        case KeyboardInterrupt():
+            return "it was interrupted"
+        case LinkLost():
+            return "it has lost another party"
+        case FedveilError():
+            return "it met an error of its own"
+    return "it failed"
