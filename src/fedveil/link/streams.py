@@ -23,7 +23,7 @@ from fedveil.message import Value, decode, encode, take
 # gRPC's own lines on stderr would stand beside this program's sentences.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-METHOD = "/fedveil.vertical/Link"
+SERVICE, CALL = "fedveil.vertical", "Link"
 
 _MEBIBYTE = 1 << 20
 OPTIONS: list[tuple[str, Any]] = [
