@@ -47,28 +47,17 @@ __all__ = [
     "train",
 ]
 
+_HOMES = {
+    "fedveil.link.channel": ("Channel", "Receive", "Send", "drive", "drive_together"),
+    "fedveil.vertical.embedding_layer": ("EmbeddingDPLayer",),
+    "fedveil.vertical.party": ("Party",),
+    "fedveil.vertical.split": ("EmbeddingPrivacy", "Optimizer", "Part", "SplitModel"),
+    "fedveil.vertical.step": ("Batch",),
+    "fedveil.vertical.task": ("Columns", "Task"),
+    "fedveil.vertical.together": ("VerticalRun", "evaluate", "predict", "resume", "train"),
+    "fedveil.vertical.vertical_job": ("VerticalJob",),
+}
+
 __getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "Batch": "fedveil.vertical.step",
-        "Channel": "fedveil.link.channel",
-        "Columns": "fedveil.vertical.task",
-        "EmbeddingDPLayer": "fedveil.vertical.embedding_layer",
-        "EmbeddingPrivacy": "fedveil.vertical.split",
-        "Optimizer": "fedveil.vertical.split",
-        "Part": "fedveil.vertical.split",
-        "Party": "fedveil.vertical.party",
-        "Receive": "fedveil.link.channel",
-        "Send": "fedveil.link.channel",
-        "SplitModel": "fedveil.vertical.split",
-        "Task": "fedveil.vertical.task",
-        "VerticalJob": "fedveil.vertical.vertical_job",
-        "VerticalRun": "fedveil.vertical.together",
-        "drive": "fedveil.link.channel",
-        "drive_together": "fedveil.link.channel",
-        "evaluate": "fedveil.vertical.together",
-        "predict": "fedveil.vertical.together",
-        "resume": "fedveil.vertical.together",
-        "train": "fedveil.vertical.together",
-    },
+    __name__, {name: home for home, names in _HOMES.items() for name in names}
 )

@@ -19,7 +19,6 @@ from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.task import Task
 
 TABLE, ARRAYS = ".csv", ".npz"
-Columns = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,7 @@ class Predictions:
 
     ids: npt.NDArray[Any]
     outputs: npt.NDArray[Any]
-    columns: Columns
+    columns: Mapping[str, Sequence[str]]
 
 
 class PredictionFile:
@@ -80,10 +79,10 @@ def _fits_a_line(task: Task, output: tuple[int, ...]) -> bool:
     return hasattr(task, "predictions") or output in ((1,), (task.classes,))
 
 
-def _said(task: Task, outputs: npt.NDArray[np.float32]) -> Columns:
+def _said(task: Task, outputs: npt.NDArray[np.float32]) -> Mapping[str, Sequence[str]]:
     own = getattr(task, "predictions", None)
     if own is not None:
-        told: Columns = own(outputs)
+        told: Mapping[str, Sequence[str]] = own(outputs)
         return told
     if task.classes is None:
         return told_numbers(outputs[:, 0])
