@@ -7,20 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fedveil.vertical.commands.command_line import (
-    PATIENCE_S,
-    Insecure,
-    Listen,
-    Patience,
-    RunPath,
-    Tls,
-    say,
-)
+from fedveil.vertical.commands import arguments
+from fedveil.vertical.commands.command_line import say
 from fedveil.vertical.commands.machines import look
 
 
 def generate(
-    run: RunPath,
+    run: arguments.RunPath,
     prompt: Annotated[str, typer.Option(help="What is continued.")] = "",
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens at most.")] = 100,
     temperature: Annotated[
@@ -30,10 +23,10 @@ def generate(
         int | None,
         typer.Option(min=0, help="The same choices every time; without it, others."),
     ] = None,
-    listen: Listen = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    patience: Patience = PATIENCE_S,
+    listen: arguments.Listen = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> None:
     """Continue a text with a pangu run's model, through all parties and the same protection."""
     from fedveil.language import generation

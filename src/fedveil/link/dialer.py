@@ -113,7 +113,7 @@ class Dialer:
         return stream != 0
 
     def _frames(self, attached: SimpleQueue[int]) -> Iterator[bytes]:
-        yield Greeting.of(self._party, self._link).to_bytes("hello")
+        yield Greeting(self._party, *self._link.greeting()).to_bytes("hello")
         stream = attached.get()
         if stream:
             yield from self._link.frames(stream)

@@ -82,7 +82,7 @@ class Listener:
         self._handshakes.succeeded()
         try:
             link, hello = self._greeted(frames, context)
-            welcome = Greeting.of(self._party, link)
+            welcome = Greeting(self._party, *link.greeting())
             stream = link.attach(hello.session, hello.known, hello.arrived)
         except (PeerRefused, MessageInvalid) as error:
             self._refuse(context, str(error))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.errors import InvalidValue, MessageInvalid, PeerRefused
-from fedveil.link.link import PROTOCOL, SESSION_BYTES, Link
+from fedveil.link.link import PROTOCOL, SESSION_BYTES
 from fedveil.message import Value, decode, encode, take
 
 # gRPC's own lines on stderr would stand beside this program's sentences.
@@ -92,11 +92,6 @@ class Greeting:
     session: bytes
     known: bytes
     arrived: int
-
-    @classmethod
-    def of(cls, party: str, link: Link) -> Greeting:
-        """What `party` says to its peer at the other end of `link`."""
-        return cls(party, *link.greeting())
 
     def to_bytes(self, kind: str) -> bytes:
         """A `hello` or a `welcome`."""

@@ -1,13 +1,12 @@
-"""What the commands of `fedveil vertical` share: their arguments, and how they speak."""
+"""How the commands of `fedveil vertical` read a job, speak, and are interrupted."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
@@ -17,38 +16,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _out = Console(soft_wrap=True)
-
-JobPath = Annotated[
-    Path | None, typer.Argument(help="A vertical job file; without it, the default job.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
-]
-Out = Annotated[
-    Path | None, typer.Option(help="The run's folder; without it, a new one under runs/.")
-]
-RunPath = Annotated[
-    Path,
-    typer.Argument(
-        help="A run's folder: one that holds all parties, or with --listen the leader's own."
-    ),
-]
-Listen = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT", help="Where the leader listens for followers; port 0: any free one."
-    ),
-]
-Tls = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="This party's folder of `fedveil vertical certificates`."),
-]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Plaintext, on a loopback address alone.")
-]
-Patience = Annotated[float, typer.Option(min=1, help="Seconds to wait for a party that is away.")]
-PATIENCE_S = 600.0
 
 
 def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -10,25 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fedveil.errors import InvalidValue, JobError, RunFolderError
-from fedveil.vertical.commands.command_line import (
-    PATIENCE_S,
-    Insecure,
-    JobPath,
-    Out,
-    Overrides,
-    Patience,
-    Tls,
-    interruptible,
-    load,
-    remark,
-    say,
-    say_accounts,
-)
+from fedveil.vertical.commands import arguments
+from fedveil.vertical.commands.command_line import interruptible, load, remark, say, say_accounts
 from fedveil.vertical.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from fedveil.link.channel import Exchange
-    from fedveil.vertical.account import Figure
     from fedveil.vertical.apart.machine import Machine, Session
     from fedveil.vertical.apart.sessions import Meeting
     from fedveil.vertical.party_run import PartyRun
@@ -48,13 +35,13 @@ Resume: TypeAlias = Annotated[
 
 def leader(
     listen: MustListen,
-    job: JobPath = None,
-    overrides: Overrides = None,
-    out: Out = None,
+    job: arguments.JobPath = None,
+    overrides: arguments.Overrides = None,
+    out: arguments.Out = None,
     resume: Resume = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    patience: Patience = PATIENCE_S,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> None:
     """Train as the leader: waits for the followers, then shows the figures as they come."""
     from fedveil.vertical.apart import sessions
@@ -73,9 +60,9 @@ def leader(
 
 def follower(
     connect: Connect,
-    job: JobPath = None,
-    overrides: Overrides = None,
-    out: Out = None,
+    job: arguments.JobPath = None,
+    overrides: arguments.Overrides = None,
+    out: arguments.Out = None,
     resume: Resume = None,
     serve: Annotated[
         Path | None,
@@ -85,9 +72,9 @@ def follower(
         str | None,
         typer.Option(help="Which follower; without it, the only one, or the certificate's."),
     ] = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    patience: Patience = PATIENCE_S,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> None:
     """Train as a follower, or serve: connects to the leader, and goes on when the link breaks."""
     from fedveil.vertical.apart import sessions
@@ -204,6 +191,5 @@ def _meeting(
 
 
 def _show(session: Session) -> None:
-    figures: Mapping[str, Sequence[Figure]] = {session.run.name: session.figures}
-    say_accounts(figures)
+    say_accounts({session.run.name: session.figures})
     say(f"run folder: {session.folder}")

@@ -12,29 +12,16 @@ from typing import Annotated
 import typer
 
 from fedveil.errors import JobError
-from fedveil.vertical.commands.command_line import (
-    PATIENCE_S,
-    Insecure,
-    JobPath,
-    Listen,
-    Out,
-    Overrides,
-    Patience,
-    RunPath,
-    Tls,
-    interruptible,
-    load,
-    say,
-    say_accounts,
-)
+from fedveil.vertical.commands import arguments
+from fedveil.vertical.commands.command_line import interruptible, load, say, say_accounts
 from fedveil.vertical.commands.machines import look
 from fedveil.vertical.freed_memory import keep_freed_memory
 
 
 def run(
-    job: JobPath = None,
-    overrides: Overrides = None,
-    out: Out = None,
+    job: arguments.JobPath = None,
+    overrides: arguments.Overrides = None,
+    out: arguments.Out = None,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder; takes nothing else.")
     ] = None,
@@ -57,11 +44,11 @@ def run(
 
 
 def evaluate(
-    run: RunPath,
-    listen: Listen = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    patience: Patience = PATIENCE_S,
+    run: arguments.RunPath,
+    listen: arguments.Listen = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> None:
     """Look at the held-out examples through the same crossings and the same protection."""
     if listen is None:
@@ -77,17 +64,17 @@ def evaluate(
 
 
 def predict(
-    run: RunPath,
+    run: arguments.RunPath,
     out: Annotated[
         Path,
         typer.Option(
             help="Where to: a .csv with a line for each, or an .npz with ids and outputs as arrays."
         ),
     ] = Path("predictions.csv"),
-    listen: Listen = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    patience: Patience = PATIENCE_S,
+    listen: arguments.Listen = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> None:
     """Write what the model says of every held-out example."""
     from fedveil.vertical.predictions import PredictionFile
@@ -104,6 +91,6 @@ def predict(
     say(f"wrote {out}: {file.write(found)}")
 
 
-def show(job: JobPath = None, overrides: Overrides = None) -> None:
+def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> None:
     """Check a vertical job and print it with every key."""
     typer.echo(load(job, overrides).to_yaml(), nl=False)
