@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from fedveil.privacy import format_epsilon
-from fedveil.tasks import Task, averages, build
 from fedveil.vertical import VerticalJob, VerticalRun, train
+from fedveil.vertical.task import Task, averages, build
 
 BATCH = 64
 ALLOWED_POINTS = 0.5

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedveil.entropy import Seeded
-from fedveil.language.model import WordAndPosition
+from fedveil.language.transformer import WordAndPosition
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.vertical import together
 from fedveil.vertical.job_split import make_task

@@ -37,9 +37,10 @@ from fedveil.link.listener import Listener
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
 from fedveil.mechanisms import EmbeddingDP
-from fedveil.vertical.heap import keep_freed_memory
-from fedveil.vertical.party import Batch, Party
+from fedveil.vertical.freed_memory import keep_freed_memory
+from fedveil.vertical.party import Party
 from fedveil.vertical.split import Part, SplitModel
+from fedveil.vertical.step import Batch
 from figures import Figure, show
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from fedveil import vertical_cli
 from fedveil._version import __version__
 from fedveil.errors import FedveilError, JobError, MissingExtra
-from fedveil.vertical.commands.apart import app as vertical_app
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
@@ -29,7 +29,7 @@ data_app = typer.Typer(help="Data sets: what there is, and fetching it.", no_arg
 job_app = typer.Typer(help="Job files: check and convert them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(job_app, name="job")
-app.add_typer(vertical_app, name="vertical")
+app.add_typer(vertical_cli.app, name="vertical")
 
 _TORCH_EXTRA = ("torch", "safetensors", "sklearn")
 _out = Console()

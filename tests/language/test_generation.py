@@ -28,10 +28,10 @@ from fedveil.tasks.pangu import Pangu
 from fedveil.tasks.task_settings import PanguSettings
 from fedveil.vertical import together
 from fedveil.vertical.apart import sessions
-from fedveil.vertical.apart.sessions import Machine, Place
-from fedveil.vertical.commands.here import app
+from fedveil.vertical.apart.sessions import Machine, Meeting
 from fedveil.vertical.party import Party
 from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical_cli import app
 
 SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16}
 VERSE = b"abcdefghijklmnopqrstuvwxyz\n" * 120
@@ -283,10 +283,10 @@ def session(folder: Path, opened: Opening, **more: Any) -> Any:
         here = opened(folder / "here", lambda task: task.leader, stack)
         there = opened(folder / "there", lambda task: task.followers[0], stack)
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        anywhere = Place(Address("127.0.0.1", 0), None, 60, notes.append, None, where.put)
+        anywhere = Meeting(Address("127.0.0.1", 0), None, 60, notes.append, None, where.put)
         ours = pool.submit(sessions.lead, here, anywhere, **more)
-        place = Place(where.get(timeout=60), None, 60, notes.append)
-        pool.submit(sessions.follow, there, place, looks=bool(more)).result(timeout=120)
+        meeting = Meeting(where.get(timeout=60), None, 60, notes.append)
+        pool.submit(sessions.follow, there, meeting, looks=bool(more)).result(timeout=120)
         return ours.result(timeout=120).result
 
 

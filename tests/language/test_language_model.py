@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import InvalidValue
-from fedveil.language.model import (
+from fedveil.language.transformer import (
     PRESETS,
     Backbone,
     Shape,
@@ -66,11 +66,11 @@ def test_presets_have_the_weights_that_their_sizes_say(name: str) -> None:
     shape = PRESETS[name]
     with torch.device("meta"):
         built = model(shape)
-    assert counted(*built) == by_hand(shape) == shape.parameters
+    assert counted(*built) == by_hand(shape)
 
 
 def test_the_350m_preset_has_its_name_s_size() -> None:
-    assert PRESETS["350M"].parameters == 345_370_624
+    assert by_hand(PRESETS["350M"]) == 345_370_624
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ class Stream:
 
     def carry(self, sender: int, *, lose: bool = False) -> bool:
         """Move one frame, or let it vanish on its way; whether there was one."""
-        frame = self.ends[sender].frame(self.numbers[sender])
+        frame = self.ends[sender]._next_frame(self.numbers[sender])
         if frame is not None and not lose:
             self.ends[1 - sender].take(self.numbers[1 - sender], frame)
         return frame is not None
@@ -106,7 +106,7 @@ def test_a_new_process_of_the_peer_is_noticed_before_anything_else_is_said() -> 
             action()
     leader.begin()
     assert leader.receive() == {"new": 1}
-    assert again.frame(1) is None
+    assert again._next_frame(1) is None
 
 
 def test_both_sides_of_a_restart_number_from_one_again() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedveil.tasks import initial
 from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.task import initial
 from vertical_parts import CLASSES, FEATURES, Bottoms, Joint, UShape
 
 #: How wide each follower's bottom is; a test makes it another where it wants another model.

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fedveil.entropy import Seeded
-from fedveil.tasks import Columns, initial
 from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.task import Columns, initial
 
 FEATURES, CLASSES = 6, 3
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 import fedveil.vertical.apart.sessions
-import fedveil.vertical.commands.apart
+import fedveil.vertical_cli
 import vertical_apart
 
 _parameter = torch.zeros(1, requires_grad=True)
 torch.optim.SGD([_parameter])
-READY = (fedveil.vertical.commands.apart, fedveil.vertical.apart.sessions, vertical_apart)
+READY = (fedveil.vertical_cli, fedveil.vertical.apart.sessions, vertical_apart)

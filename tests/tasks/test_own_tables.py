@@ -32,7 +32,6 @@ from fedveil.errors import (
     RunFolderError,
 )
 from fedveil.link.tls import write_certificates
-from fedveil.tasks import Task, build
 from fedveil.tasks.tables.column_encoding import Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.csv_file import Wanted, header, read
 from fedveil.tasks.tables.own_tables import Tables, held_out
@@ -41,6 +40,7 @@ from fedveil.vertical import VerticalJob, evaluate, train
 from fedveil.vertical.apart.handshake import difference
 from fedveil.vertical.job_split import make_split
 from fedveil.vertical.predictions import PredictionFile
+from fedveil.vertical.task import Task, build
 from fedveil.vertical.together import look
 from folders import EXAMPLES
 

@@ -13,14 +13,15 @@ import torch
 
 from fedveil.errors import InvalidValue, JobError
 from fedveil.language import text
-from fedveil.language.model import PRESETS
+from fedveil.language.transformer import PRESETS
 from fedveil.link.channel import drive_together
-from fedveil.tasks import averages
 from fedveil.tasks.pangu import TOKENIZER, Pangu
 from fedveil.tasks.task_settings import PanguSettings
 from fedveil.vertical import together
-from fedveil.vertical.party import Batch, Party
+from fedveil.vertical.party import Party
 from fedveil.vertical.split import Joined, Optimizer, SplitModel
+from fedveil.vertical.step import Batch
+from fedveil.vertical.task import averages
 from fedveil.vertical.vertical_job import VerticalJob
 
 TEXT = b"".join(b"%d sheep jumped over %d fences\n" % (i, i * i) for i in range(150))

@@ -15,8 +15,8 @@ from sklearn.metrics import accuracy_score, log_loss
 
 from fedveil.data.datasets import load
 from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
-from fedveil.tasks import Columns, Task, averages, build, initial
 from fedveil.tasks.task_settings import HalvesSettings, TabularSettings
+from fedveil.vertical.task import Columns, Task, averages, build, initial
 from fedveil.vertical.together import train
 from fedveil.vertical.vertical_job import VerticalJob
 
@@ -262,7 +262,7 @@ def test_an_unknown_task_is_one_sentence():
 
 def test_a_task_of_the_user_s_own(tmp_path, monkeypatch):
     (tmp_path / "own_vertical_task.py").write_text(
-        "from fedveil.tasks import build\n"
+        "from fedveil.vertical.task import build\n"
         "def works(seed): return build('tabular', None, seed)\n"
         "def with_folder(folder, seed): return (folder, seed)\n"
         "def raises(seed): raise ValueError('no data today')\n"

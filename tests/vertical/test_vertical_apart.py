@@ -27,9 +27,9 @@ from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
 from fedveil.message import Message
 from fedveil.vertical import VerticalJob, train
-from fedveil.vertical.apart import sessions as machines
-from fedveil.vertical.apart.lone_party import Machine, Session, follower_of
-from fedveil.vertical.apart.sessions import Place, follow, lead
+from fedveil.vertical.apart import sessions
+from fedveil.vertical.apart.machine import Machine, Session, follower_of
+from fedveil.vertical.apart.sessions import Meeting, follow, lead
 
 DEADLINE_S = 60.0
 PATIENCE_S = 20.0
@@ -78,7 +78,7 @@ class Parties:
             self.port = address.port
             self._listening.set()
 
-        place = self._place("lead", 0, listening=listening, **options)
+        place = self._meeting("lead", 0, listening=listening, **options)
         self._start("lead", lambda: lead(machine, place, purpose))
         assert self._listening.wait(DEADLINE_S)
 
@@ -86,7 +86,7 @@ class Parties:
         self, job: VerticalJob, party: str, *, port: int = 0, looks: bool = False, **options: Any
     ) -> None:
         machine = self._machine(job, party)
-        place = self._place(party, port or self.port, **options)
+        place = self._meeting(party, port or self.port, **options)
         self._start(party, lambda: follow(machine, place, looks=looks))
 
     def end(self) -> dict[str, Session | BaseException]:
@@ -117,9 +117,9 @@ class Parties:
         self.machines[party] = machine
         return machine
 
-    def _place(self, party: str, port: int, **options: Any) -> Place:
+    def _meeting(self, party: str, port: int, **options: Any) -> Meeting:
         self.said[party] = []
-        return Place(
+        return Meeting(
             **{
                 "address": Address("127.0.0.1", port),
                 "credentials": Credentials.read(self._certificates, party),
@@ -219,7 +219,7 @@ def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
     """A follower that says nothing more; test_vertical_processes kills the leader too."""
     job = job_of()
     train(job, tmp_path / "together")
-    monkeypatch.setattr(machines, "_closing", silent_where_it_dies)
+    monkeypatch.setattr(sessions, "_closing", silent_where_it_dies)
     apart = parties()
 
     def dying(at: int) -> Callable[[dict[str, Any]], None]:
@@ -248,7 +248,7 @@ def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
 
 
 class silent_where_it_dies:
-    """As `machines._closing`, but that a party that dies says nothing."""
+    """As `sessions._closing`, but that a party that dies says nothing."""
 
     def __init__(self, links: Any) -> None:
         self._links = list(links)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,29 +29,45 @@ from torch import nn
 
 from fedveil._validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
-from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, PeerAborted, RunFolderError
-from fedveil.language.model import Backbone, TiedHead, WordAndPosition
+from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, RunFolderError
 from fedveil.language.text import Tokenizer, join
+from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, only_fields, take
 from fedveil.record.own_modules import make_importable
 from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
-from fedveil.tasks import Task
-from fedveil.tasks.pangu import Pangu
-from fedveil.vertical import crossing as wire
 from fedveil.vertical.account import Figure
+from fedveil.vertical.crossing import (
+    check_not_abort,
+    check_word,
+    from_wire,
+    name_of,
+    to_wire,
+)
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.party import Party
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step_checkpoint import Checkpoint, held
+from fedveil.vertical.task import Task, assists_of
 from fedveil.vertical.vertical_job import VerticalJob
 
 M = TypeVar("M", bound=nn.Module)
-T = TypeVar("T")
 Tell = Callable[[bytes], None]
+
+#: What a session in which a text is continued is for.
+GENERATE = "generate"
+
+
+class TextTask(Task, Protocol):
+    """A task whose model continues a text: `assist` is among its `assists`, under GENERATE."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The leader's."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -108,7 +124,7 @@ def generate(
         make_importable(root.read_lines(IMPORTS))
         job = VerticalJob.load(root.path / JOB)
         stack.enter_context(threads(job.threads))
-        task = _pangu(make_task(job, root.path))
+        task = _text_task(make_task(job, root.path))
         parties = _trained(job, task, root)
         number = request.entropy.stream("reports").integer(1 << 63)
         noise = report_entropy(job).stream("generate", number)
@@ -129,19 +145,19 @@ def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | No
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
-        tokenizer = _pangu(run.setting.task).tokenizer
+        tokenizer = _text_task(run.setting.task).tokenizer
         return write(run.party, run.setting.entropy, tokenizer, request, lambda piece: None)
 
     return side
 
 
-def _pangu(task: Task) -> Pangu:
-    if not isinstance(task, Pangu):
+def _text_task(task: Task) -> TextTask:
+    if assists_of(task).get(GENERATE) is not assist:
         raise InvalidValue("a text is continued by a run of the task pangu, this is another task's")
-    return task
+    return cast(TextTask, task)
 
 
-def _trained(job: VerticalJob, task: Pangu, root: RunFolder) -> dict[str, Party]:
+def _trained(job: VerticalJob, task: Task, root: RunFolder) -> dict[str, Party]:
     """The parties of a run, the leader first, after the last step that all hold."""
     split = make_split(job, task)
     folders = {name: root.within(name) for name in split.parties}
@@ -165,12 +181,12 @@ def write(
     party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
 ) -> Exchange[Continuation | None]:
     """The leader's side: the continuation of the prompt, `noise` being what its reports draw."""
-    return _explained(party, _write(party, noise, tokenizer, request, tell))
+    return party.announcing_failure(_write(party, noise, tokenizer, request, tell))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
     """The follower's side: its layers, until the leader has enough."""
-    return _explained(party, _assist(party, noise))
+    return party.announcing_failure(_assist(party, noise))
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Figure]:
@@ -268,9 +284,9 @@ def _asked(
 ) -> tuple[int, int] | None:
     """The positions that come next, as their first and how many; None where it is enough."""
     if request.get("kind") == "enough":
-        wire.check_word(request, leader, "enough", step)
+        check_word(request, leader, "enough", step)
         return None
-    wire.check_not_abort(request, leader)
+    check_not_abort(request, leader)
     try:
         only_fields(request, "kind", "step", "start", "length")
         number, start = take(request, "step", int), take(request, "start", int)
@@ -329,10 +345,10 @@ def _module(party: Party, part: str, kind: type[M]) -> M:
 
 def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy) -> Message:
     """What a tensor is where it leaves, as in training."""
-    data = wire.to_wire(tensor)
+    data = to_wire(tensor)
     if crossing.privacy is not None:
         data = EmbeddingDP(crossing.privacy.eps).bits(data, noise.stream(crossing.part, step))
-    name = wire.name_of(Transfer(crossing, 0, gradient=False), training=False)
+    name = name_of(Transfer(crossing, 0, gradient=False), training=False)
     return {"kind": "tensor", "name": name, "step": step, "micro": 0, "data": data}
 
 
@@ -340,16 +356,4 @@ def _tensor(message: Message | None, crossing: Crossing, step: int, length: int)
     """What a tensor is where it arrives: (1, length, width), checked as in training."""
     shorter = replace(crossing, output=(length, crossing.output[-1]))
     transfer = Transfer(shorter, 0, gradient=False)
-    return wire.from_wire(message or {}, transfer, training=False, step=step, rows=1)
-
-
-def _explained(party: Party, exchange: Exchange[T]) -> Exchange[T]:
-    """Play a side; where it fails, tell the other."""
-    try:
-        return (yield from exchange)
-    except ExchangeError as error:
-        if not isinstance(error, PeerAborted):
-            split = party.split
-            for peer in split.followers if party.name == split.leader else (split.leader,):
-                yield Send(peer, {"kind": "abort", "reason": error.told})
-        raise
+    return from_wire(message or {}, transfer, training=False, step=step, rows=1)

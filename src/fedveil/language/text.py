@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -78,34 +78,20 @@ def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[b
     return list(documents), []
 
 
-class Tokenizer(Protocol):
-    """Bytes to tokens and back."""
-
-    #: Tokens are 0..vocabulary - 1; the last one is the end of a document.
-    vocabulary: int
-
-    def encode(self, documents: Documents) -> Tokens:
-        """The tokens of the documents one after another, each with the end token behind it."""
-        ...
-
-    def pieces(self) -> Sequence[bytes | None]:
-        """The bytes of each token; None for the end token and for tokens that never occur."""
-        ...
-
-
 class ByteTokenizer:
     """Every byte is its own token."""
 
+    #: Tokens are 0..vocabulary - 1; the last one is the end of a document.
     vocabulary = BYTE_TOKENS
 
     def encode(self, documents: Documents) -> Tokens:
-        """See `Tokenizer`."""
+        """The tokens of the documents one after another, each with the end token behind it."""
         end = np.array([self.vocabulary - 1])
         parts = [part for text in documents for part in (np.frombuffer(text, np.uint8), end)]
         return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
 
     def pieces(self) -> Sequence[bytes | None]:
-        """See `Tokenizer`."""
+        """The bytes of each token; None for the end token."""
         return [*(bytes([value]) for value in range(256)), None]
 
 
@@ -154,7 +140,7 @@ class PairTokenizer:
         return str(self._model.to_str(pretty=True)).encode()
 
     def encode(self, documents: Documents) -> Tokens:
-        """See `Tokenizer`."""
+        """As `ByteTokenizer.encode`."""
         parts = []
         for document in documents:
             found = self._model.encode_batch_fast(list(_pieces([document])))
@@ -163,11 +149,14 @@ class PairTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def pieces(self) -> Sequence[bytes | None]:
-        """See `Tokenizer`."""
+        """The bytes of each token; None for the end token and for tokens that never occur."""
         found: list[bytes | None] = [None] * self.vocabulary
         for text, token in self._model.get_vocab().items():
             found[token] = text.encode("latin-1")
         return found
+
+
+Tokenizer: TypeAlias = ByteTokenizer | PairTokenizer
 
 
 def _library() -> Any:

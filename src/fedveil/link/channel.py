@@ -60,10 +60,6 @@ class Channel(Protocol):
         """The peer's next message; waits for it. Raises LinkLost, PeerRefused."""
         ...
 
-    def close(self) -> None:
-        """Let the link go."""
-        ...
-
 
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
     """Play one party over its channels, to its end or to what a channel or the party raises.
@@ -146,7 +142,8 @@ class _Table(Generic[T]):
                 queue = self._queues[seat.waits_for, party]
                 if not queue:
                     break
-                answer = self._arrived(queue.popleft())
+                message = queue.popleft()
+                answer = decode(message) if isinstance(message, bytes) else message
                 seat.waits_for = None
             elif ahead is not None and self._unread(party) >= ahead:
                 break
@@ -170,9 +167,6 @@ class _Table(Generic[T]):
                 message = request.message
                 queue = self._queues[party, request.peer]
                 queue.append(encode(message) if self._encoded else message)
-
-    def _arrived(self, message: Message | bytes) -> Message:
-        return decode(message) if isinstance(message, bytes) else message
 
     def _unread(self, party: str) -> int:
         return max((len(self._queues[party, peer]) for peer in self._seats), default=0)

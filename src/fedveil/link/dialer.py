@@ -13,7 +13,7 @@ from cryptography import x509
 
 from fedveil.errors import LinkLost, MessageInvalid, PeerRefused
 from fedveil.link.link import Link
-from fedveil.link.streams import METHOD, OPTIONS, Address, Greeting, check_plaintext
+from fedveil.link.streams import CALL, OPTIONS, SERVICE, Address, Greeting, check_plaintext
 from fedveil.link.tls import Credentials, party_of
 
 import grpc  # isort: skip  (after streams, which quiets it)
@@ -89,7 +89,7 @@ class Dialer:
         """One stream from its greeting to its end; whether it came to the leader's welcome."""
         link, attached = self._link, SimpleQueue[int]()
         stream, why = 0, "the stream ended"
-        call = self._call = channel.stream_stream(METHOD)(self._frames(attached))
+        call = self._call = channel.stream_stream(f"/{SERVICE}/{CALL}")(self._frames(attached))
         try:
             if self._stopped.is_set():
                 call.cancel()
@@ -113,7 +113,7 @@ class Dialer:
         return stream != 0
 
     def _frames(self, attached: SimpleQueue[int]) -> Iterator[bytes]:
-        yield Greeting.of(self._party, self._link).to_bytes("hello")
+        yield Greeting(self._party, *self._link.greeting()).to_bytes("hello")
         stream = attached.get()
         if stream:
             yield from self._link.frames(stream)

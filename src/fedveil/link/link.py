@@ -206,11 +206,6 @@ class Link:
                     self._writable.wait()
             yield frame
 
-    def frame(self, stream: int) -> bytes | None:
-        """The next of those `frames`; None where there is none now."""
-        with self._lock:
-            return self._next_frame(stream)
-
     def take(self, stream: int, frame: bytes) -> None:
         """What was read from a stream; waits where too much lies here unread."""
         if len(frame) < _HEADER.size:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from fedveil.errors import LinkLost, MessageInvalid, PeerRefused
 from fedveil.link.link import Link
-from fedveil.link.streams import METHOD, OPTIONS, Address, Greeting, check_plaintext
+from fedveil.link.streams import CALL, OPTIONS, SERVICE, Address, Greeting, check_plaintext
 from fedveil.link.tls import Credentials
 
 import grpc  # isort: skip  (after streams, which quiets it)
@@ -42,9 +42,10 @@ class Listener:
         self._handshakes = _Handshakes(report)
         # One thread stays with each stream; those of broken ones may live a little longer.
         self._threads = ThreadPoolExecutor(4 * len(links) + 4, thread_name_prefix="link")
+        calls = {CALL: grpc.stream_stream_rpc_method_handler(self._stream)}
         self._server = grpc.server(
             self._threads,
-            handlers=[_Handler(self._stream)],
+            handlers=[grpc.method_handlers_generic_handler(SERVICE, calls)],
             # Two leaders on one port would each get some of the followers.
             options=[*OPTIONS, ("grpc.so_reuseport", 0)],
         )
@@ -81,7 +82,7 @@ class Listener:
         self._handshakes.succeeded()
         try:
             link, hello = self._greeted(frames, context)
-            welcome = Greeting.of(self._party, link)
+            welcome = Greeting(self._party, *link.greeting())
             stream = link.attach(hello.session, hello.known, hello.arrived)
         except (PeerRefused, MessageInvalid) as error:
             self._refuse(context, str(error))
@@ -132,16 +133,6 @@ class Listener:
         self._report(f"refused: {reason}")
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         raise AssertionError("abort raises")
-
-
-class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, stream: Callable[..., Iterator[bytes]]) -> None:
-        self._stream = stream
-
-    def service(self, details: Any) -> Any:
-        if details.method != METHOD:
-            return None
-        return grpc.stream_stream_rpc_method_handler(self._stream)
 
 
 class _Handshakes:

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.errors import InvalidValue, MessageInvalid, PeerRefused
-from fedveil.link.link import PROTOCOL, SESSION_BYTES, Link
+from fedveil.link.link import PROTOCOL, SESSION_BYTES
 from fedveil.message import Value, decode, encode, take
 
 # gRPC's own lines on stderr would stand beside this program's sentences.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-SERVICE = "fedveil.vertical"
-METHOD = f"/{SERVICE}/Link"
+SERVICE, CALL = "fedveil.vertical", "Link"
 
 _MEBIBYTE = 1 << 20
 OPTIONS: list[tuple[str, Any]] = [
@@ -93,11 +92,6 @@ class Greeting:
     session: bytes
     known: bytes
     arrived: int
-
-    @classmethod
-    def of(cls, party: str, link: Link) -> Greeting:
-        """What `party` says to its peer at the other end of `link`."""
-        return cls(party, *link.greeting())
 
     def to_bytes(self, kind: str) -> bytes:
         """A `hello` or a `welcome`."""

@@ -27,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedveil._validate import integer
 from fedveil.errors import CertificateError
-from fedveil.vertical.split import check_name
+from fedveil.link.names import check_name
 
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 825

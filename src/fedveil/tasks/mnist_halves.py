@@ -18,10 +18,10 @@ from torch import nn
 
 from fedveil.data.datasets import load
 from fedveil.data.examples import Examples
-from fedveil.errors import InvalidValue
-from fedveil.tasks import Columns, Subset, Unit, initial, scoring
+from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.task_settings import HalvesSettings
 from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.task import Columns, Subset, Unit, check_party, initial
 
 #: An image of 28 x 28 and where its halves meet.
 _SIDE, _MIDDLE = 28, 14
@@ -30,7 +30,7 @@ _HIDDEN = 128
 _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 
-class MnistHalves:
+class MnistHalves(ByLabel):
     """Digits or articles of clothing from two halves that two followers hold."""
 
     leader = "leader"
@@ -77,19 +77,10 @@ class MnistHalves:
         ids = np.arange(first_id, first_id + len(examples))
         if party == self.leader:
             return Columns(ids, labels=torch.from_numpy(examples.y))
-        if party not in self.followers:
-            raise InvalidValue(f"party = {party!r} is not one of leader, left, right")
+        check_party(self, party)
         half = slice(0, _MIDDLE) if party == "left" else slice(_MIDDLE, _SIDE)
         # a copy: the other half is forgotten with the images
         return Columns(ids, {"half": torch.from_numpy(examples.x[..., half].copy())})
-
-    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean cross-entropy."""
-        return scoring.classification_loss(outputs, labels)
-
-    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """loss_sum, correct, examples."""
-        return scoring.classification_metrics(outputs, labels)
 
 
 class Joint(nn.Module):

@@ -9,9 +9,11 @@ An example is a window of `context` tokens, its labels the token after each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +21,8 @@ import torch
 from fedveil.data.data_folders import reading
 from fedveil.errors import InvalidValue
 from fedveil.language import text
-from fedveil.language.model import (
+from fedveil.language.generation import GENERATE, assist
+from fedveil.language.transformer import (
     PRESETS,
     Backbone,
     Shape,
@@ -27,9 +30,9 @@ from fedveil.language.model import (
     WordAndPosition,
     token_loss,
 )
-from fedveil.tasks import Columns, Subset, Unit, initial
 from fedveil.tasks.task_settings import PanguSettings
 from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.task import Assist, Columns, Subset, Unit, initial
 
 #: The leader's file in a run's folder: a tokenizer is learnt once.
 TOKENIZER = "tokenizer.json"
@@ -45,6 +48,7 @@ class Pangu:
     followers: tuple[str, ...] = ("cloud",)
     classes: int | None = None
     unit: Unit = "tokens"
+    assists: ClassVar[Mapping[str, Assist]] = {GENERATE: assist}
 
     def __init__(
         self, settings: PanguSettings | None = None, seed: int = 0, folder: Path | None = None
@@ -62,35 +66,14 @@ class Pangu:
         backbone = initial(self._seed, "backbone", lambda: Backbone(shape))
         inner = (shape.context, shape.width)
         optimizer = _optimizer(shape)
-        return SplitModel(
-            [
-                Part(
-                    name="embedding",
-                    owner=self.leader,
-                    inputs=("data.tokens",),
-                    output=inner,
-                    module=embedding,
-                    optimizer=optimizer,
-                ),
-                Part(
-                    name="backbone",
-                    owner=self.followers[0],
-                    inputs=("embedding",),
-                    output=inner,
-                    module=backbone,
-                    optimizer=optimizer,
-                ),
-                Part(
-                    name="head",
-                    owner=self.leader,
-                    inputs=("backbone",),
-                    output=(shape.context, shape.vocabulary),
-                    module=TiedHead(embedding.word),
-                    optimizer=optimizer,
-                ),
-            ],
-            leader=self.leader,
-        )
+        scores = (shape.context, shape.vocabulary)
+        head, mine, theirs = TiedHead(embedding.word), self.leader, self.followers[0]
+        parts = [
+            Part("embedding", mine, ("data.tokens",), inner, embedding, optimizer=optimizer),
+            Part("backbone", theirs, ("embedding",), inner, backbone, optimizer=optimizer),
+            Part("head", mine, ("backbone",), scores, head, optimizer=optimizer),
+        ]
+        return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """The leader's windows, numbered from the text's beginning; others have nothing."""

@@ -18,9 +18,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from fedveil.tasks import initial
 from fedveil.tasks.mnist_halves import Joint
 from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.task import initial
 
 _HIDDEN = 64
 _OPTIMIZER = Optimizer("adam", lr=0.001)

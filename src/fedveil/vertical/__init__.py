@@ -16,10 +16,11 @@ from fedveil._lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.link.channel import Channel, Receive, Send, drive, drive_together
-    from fedveil.tasks import Columns, Task
     from fedveil.vertical.embedding_layer import EmbeddingDPLayer
-    from fedveil.vertical.party import Batch, Party
+    from fedveil.vertical.party import Party
     from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
+    from fedveil.vertical.step import Batch
+    from fedveil.vertical.task import Columns, Task
     from fedveil.vertical.together import VerticalRun, evaluate, predict, resume, train
     from fedveil.vertical.vertical_job import VerticalJob
 
@@ -46,28 +47,17 @@ __all__ = [
     "train",
 ]
 
+_HOMES = {
+    "fedveil.link.channel": ("Channel", "Receive", "Send", "drive", "drive_together"),
+    "fedveil.vertical.embedding_layer": ("EmbeddingDPLayer",),
+    "fedveil.vertical.party": ("Party",),
+    "fedveil.vertical.split": ("EmbeddingPrivacy", "Optimizer", "Part", "SplitModel"),
+    "fedveil.vertical.step": ("Batch",),
+    "fedveil.vertical.task": ("Columns", "Task"),
+    "fedveil.vertical.together": ("VerticalRun", "evaluate", "predict", "resume", "train"),
+    "fedveil.vertical.vertical_job": ("VerticalJob",),
+}
+
 __getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "Batch": "fedveil.vertical.party",
-        "Channel": "fedveil.link.channel",
-        "Columns": "fedveil.tasks",
-        "EmbeddingDPLayer": "fedveil.vertical.embedding_layer",
-        "EmbeddingPrivacy": "fedveil.vertical.split",
-        "Optimizer": "fedveil.vertical.split",
-        "Part": "fedveil.vertical.split",
-        "Party": "fedveil.vertical.party",
-        "Receive": "fedveil.link.channel",
-        "Send": "fedveil.link.channel",
-        "SplitModel": "fedveil.vertical.split",
-        "Task": "fedveil.tasks",
-        "VerticalJob": "fedveil.vertical.vertical_job",
-        "VerticalRun": "fedveil.vertical.together",
-        "drive": "fedveil.link.channel",
-        "drive_together": "fedveil.link.channel",
-        "evaluate": "fedveil.vertical.together",
-        "predict": "fedveil.vertical.together",
-        "resume": "fedveil.vertical.together",
-        "train": "fedveil.vertical.together",
-    },
+    __name__, {name: home for home, names in _HOMES.items() for name in names}
 )

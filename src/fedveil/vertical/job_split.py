@@ -14,8 +14,8 @@ from torch import nn
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import FedveilError, InvalidValue, JobError
-from fedveil.tasks import Task, build, initial, split_of
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
+from fedveil.vertical.task import Task, build, initial, split_of
 from fedveil.vertical.vertical_blocks import EmbeddingDPSettings, OptimizerSettings, PartSettings
 from fedveil.vertical.vertical_job import VerticalJob
 
@@ -89,19 +89,17 @@ def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] |
         for key, value in settings.model_dump(exclude={"module", "optimizer", "privacy"}).items()
         if value is not None
     }
-    own = base.by_name.get(name)
-    if own is None:
-        _check_complete(name, settings, base)
+    if name in base.by_name:
+        given = vars(base.by_name[name]) | given
     else:
-        known = ("owner", "inputs", "output", "module", "dtype", "frozen", "optimizer", "privacy")
-        given = {key: getattr(own, key) for key in known} | given
+        _check_complete(name, settings, base)
     given["optimizer"] = _optimizer(
         given.get("optimizer", Optimizer()), job.optimizer, settings.optimizer, f"parts.{name}"
     )
     if settings.module is not None:
         mine = here is None or given["owner"] in here
         given["module"] = _own_module(settings.module, name, job.seed) if mine else None
-    return Part(name=name, **given)
+    return Part(**given | {"name": name})
 
 
 def _check_complete(name: str, settings: PartSettings, base: SplitModel) -> None:

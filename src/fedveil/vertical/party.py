@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -19,8 +20,9 @@ from fedveil.link.channel import Exchange, Send
 from fedveil.vertical.reports import Reports
 from fedveil.vertical.schedule import Program, micro_sizes, programs
 from fedveil.vertical.split import SplitModel, module_of
-from fedveil.vertical.step import Batch as Batch
-from fedveil.vertical.step import Context, Loss, Report, Step, last_words
+from fedveil.vertical.step import Batch, Context, Loss, Report, Step, last_words
+
+T = TypeVar("T")
 
 
 class Party:
@@ -97,7 +99,7 @@ class Party:
         self._statistics.keep()
         step = self._pass(number, batch, training=True, occasion=0)
         try:
-            yield from self._protected(step)
+            yield from self._run(step)
         except BaseException:
             self._clear()
             self._statistics.put_back()
@@ -118,8 +120,20 @@ class Party:
         """
         self._switch(training=False)
         step = self._pass(number, batch, training=False, occasion=occasion)
-        yield from self._protected(step)
+        yield from self._run(step)
         return torch.cat(step.outputs) if step.outputs else None
+
+    def announcing_failure(self, exchange: Exchange[T]) -> Exchange[T]:
+        """Play this party's side; where it fails, tell the other parties that it is over."""
+        try:
+            return (yield from exchange)
+        except ExchangeError as error:
+            knows = error.peer if isinstance(error, PeerAborted) else None
+            for peer in self._peers:
+                if peer != knows:
+                    with suppress(LinkLost, PeerRefused):  # the error counts more than its news
+                        yield Send(peer, {"kind": "abort", "reason": error.told})
+            raise
 
     def state(self) -> dict[str, torch.Tensor]:
         """Weights and statistics as `<part>/<name>`, optimisers as `<part>//<parameter>/<name>`."""
@@ -184,17 +198,9 @@ class Party:
             self._programs[key] = program, last_words(program, self.split.leader)
         return self._programs[key]
 
-    def _protected(self, step: Step) -> Exchange[None]:
-        """Run a step; where it fails, tell the other parties that it is over."""
+    def _run(self, step: Step) -> Exchange[None]:
         try:
-            yield from step.run()
-        except ExchangeError as error:
-            knows = error.peer if isinstance(error, PeerAborted) else None
-            for peer in self._peers:
-                if peer != knows:
-                    with suppress(LinkLost, PeerRefused):  # the error counts more than its news
-                        yield Send(peer, {"kind": "abort", "reason": error.told})
-            raise
+            yield from self.announcing_failure(step.run())
         finally:
             self.waited_s += step.waited_s
         self._count(step)

@@ -27,13 +27,13 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Record, Recorder
 from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
-from fedveil.tasks import Subset, Task, averages
 from fedveil.vertical import account
 from fedveil.vertical.party import Party
 from fedveil.vertical.reports import Reports
 from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
+from fedveil.vertical.task import Subset, Task, averages
 from fedveil.vertical.vertical_job import VerticalJob
 
 Progress = Callable[[Record], None]

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.record.run_folder import explained
-from fedveil.tasks import Task, scoring
 from fedveil.vertical.party_run import PartyRun
+from fedveil.vertical.task import Task
 
 TABLE, ARRAYS = ".csv", ".npz"
-Columns = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Predictions:
 
     ids: npt.NDArray[Any]
     outputs: npt.NDArray[Any]
-    columns: Columns
+    columns: Mapping[str, Sequence[str]]
 
 
 class PredictionFile:
@@ -79,11 +79,28 @@ def _fits_a_line(task: Task, output: tuple[int, ...]) -> bool:
     return hasattr(task, "predictions") or output in ((1,), (task.classes,))
 
 
-def _said(task: Task, outputs: npt.NDArray[np.float32]) -> Columns:
+def _said(task: Task, outputs: npt.NDArray[np.float32]) -> Mapping[str, Sequence[str]]:
     own = getattr(task, "predictions", None)
     if own is not None:
-        told: Columns = own(outputs)
+        told: Mapping[str, Sequence[str]] = own(outputs)
         return told
     if task.classes is None:
-        return scoring.told_numbers(outputs[:, 0])
-    return scoring.told_classes(outputs)
+        return told_numbers(outputs[:, 0])
+    return told_classes(outputs)
+
+
+def told_classes(
+    outputs: npt.NDArray[np.float32], names: Sequence[str] | None = None
+) -> dict[str, list[str]]:
+    """The likeliest class of each example, by name or else by number, and how likely it is."""
+    chosen = outputs.argmax(axis=1)
+    shares = torch.softmax(torch.from_numpy(outputs).double(), dim=1).numpy().max(axis=1)
+    return {
+        "prediction": [str(at) if names is None else names[at] for at in chosen],
+        "probability": [f"{share:.6f}" for share in shares],
+    }
+
+
+def told_numbers(numbers: npt.NDArray[np.floating[Any]]) -> dict[str, list[str]]:
+    """The number of each example, to the digits that a float32 has."""
+    return {"prediction": [f"{number:.7g}" for number in numbers]}

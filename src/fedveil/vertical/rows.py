@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
-from fedveil.tasks import Columns
 from fedveil.vertical.step import Batch
+from fedveil.vertical.task import Columns
 
 Positions = npt.NDArray[np.int64]
 Ids = npt.NDArray[Any]
@@ -121,14 +122,11 @@ class Order:
         """The steps of an epoch."""
         return -(-self.count // self.batch_size)
 
-    def epoch(self, number: int) -> Positions:
-        """The positions of all examples in an epoch's order."""
-        return Seeded(self.seed, "order", number).permutation(self.count)
-
     def of_step(self, step: int) -> Positions:
-        """The positions of a step's examples; an epoch's order is kept for its next step."""
+        """The positions of a step's examples."""
         epoch, within = divmod(step - 1, self.steps)
-        return self._order(epoch)[within * self.batch_size : (within + 1) * self.batch_size]
+        order = _epoch(self.seed, self.count, epoch)
+        return order[within * self.batch_size : (within + 1) * self.batch_size]
 
     def in_turn(self) -> list[Positions]:
         """All examples once, as they stand."""
@@ -137,9 +135,8 @@ class Order:
             for begin in range(0, self.count, self.batch_size)
         ]
 
-    def _order(self, epoch: int) -> Positions:
-        held: dict[int, Positions] = self.__dict__.setdefault("_held", {})
-        if epoch not in held:
-            held.clear()
-            held[epoch] = self.epoch(epoch)
-        return held[epoch]
+
+@lru_cache(maxsize=2)  # of parties in one process, some may be an epoch ahead
+def _epoch(seed: int, count: int, number: int) -> Positions:
+    """The positions of all examples in an epoch's order."""
+    return Seeded(seed, "order", number).permutation(count)

@@ -15,7 +15,6 @@ labels and the loss, and every crossing has the leader at one end: followers tal
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,13 +25,12 @@ from torch import nn
 
 from fedveil._validate import choice, integer, non_negative, positive, within
 from fedveil.errors import SplitInvalid
+from fedveil.link.names import check_name
 
 #: Inputs of this form are columns of the owner's data; all others are names of earlier parts.
 DATA = "data."
 #: What a crossing may hold, and the bytes of one value.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
 
 @dataclass(frozen=True)
@@ -279,16 +277,6 @@ def module_of(part: Part) -> nn.Module:
     if part.module is None:
         raise SplitInvalid(f"the part {part.name} of {part.owner} has no module here")
     return part.module
-
-
-def check_name(what: str, name: object) -> str:
-    """`name`, which can be a part's or a party's: it is also a file's and a certificate's."""
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise SplitInvalid(
-            f"{what} {name!r} is not a name: a letter or _, then letters, digits, _ and -, "
-            f"at most 63 in all"
-        )
-    return name
 
 
 def _column(columns: Mapping[str, torch.Tensor], party: str, name: str) -> torch.Tensor:

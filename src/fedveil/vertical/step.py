@@ -16,7 +16,13 @@ import torch
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
-from fedveil.vertical import crossing as wire
+from fedveil.vertical.crossing import (
+    check_not_abort,
+    check_word,
+    from_wire,
+    name_of,
+    to_wire,
+)
 from fedveil.vertical.schedule import (
     Apply,
     Compute,
@@ -36,7 +42,7 @@ Report = Callable[[Crossing, npt.NDArray[np.float32], "Occasion"], npt.NDArray[n
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One party's rows of the examples of a step.
+    """One party's rows of the examples of a step, or of a micro-batch.
 
     `positions` are the examples' places in the list that all parties hold in the same order.
     """
@@ -84,19 +90,6 @@ class Context:
     def places(self) -> Mapping[str, int]:
         """A number for each part, far enough apart to add that of a micro-batch."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
-
-
-@dataclass(frozen=True)
-class _Micro:
-    """One party's rows of a micro-batch."""
-
-    positions: npt.NDArray[np.int64]
-    columns: Mapping[str, torch.Tensor]
-    labels: torch.Tensor | None
-
-    @property
-    def rows(self) -> int:
-        return len(self.positions)
 
 
 class Step:
@@ -167,7 +160,7 @@ class Step:
                     yield self._send(peer, told)
                 case ReceiveWord(word, peer):
                     arrived = yield from self._receive(peer)
-                    wire.check_word(self._hear(arrived, peer, place), peer, word, self.number)
+                    check_word(self._hear(arrived, peer, place), peer, word, self.number)
                 case Apply():
                     return
 
@@ -193,7 +186,7 @@ class Step:
         """The message without the loss, which the leader's last one brings."""
         if place not in self._tells or peer != self._context.split.leader:
             return message
-        wire.check_not_abort(message, peer)
+        check_not_abort(message, peer)
         loss = message.get("loss")
         if type(loss) is not float or not math.isfinite(loss):
             raise ExchangeError(f"{peer} sent the loss {loss!r} where a finite number was due")
@@ -282,12 +275,12 @@ class Step:
         crossing, micro = transfer.crossing, transfer.micro
         if transfer.gradient:
             leaf = self._leaves.pop((crossing.part, micro))
-            data = wire.to_wire(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+            data = to_wire(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
         elif crossing.privacy is not None:
             data = self._report(crossing, micro)
         else:
-            data = wire.to_wire(self._values[crossing.part, micro])
-        name = wire.name_of(transfer, training=self.training)
+            data = to_wire(self._values[crossing.part, micro])
+        name = name_of(transfer, training=self.training)
         return {
             "kind": "tensor",
             "name": name,
@@ -304,14 +297,14 @@ class Step:
             subset: Literal["train", "test"] = "train" if self.training else "test"
             positions = self._micros[micro].positions
             occasion = Occasion(subset, self._occasion, self.number, micro, positions)
-            values = wire.to_wire(self._values[crossing.part, micro])
+            values = to_wire(self._values[crossing.part, micro])
             report = self._context.report(crossing, values, occasion)
             self._reports[crossing.part, micro] = report
         return report
 
     def _arrive(self, transfer: Transfer, message: Message) -> None:
         crossing, micro = transfer.crossing, transfer.micro
-        tensor = wire.from_wire(
+        tensor = from_wire(
             message,
             transfer,
             training=self.training,
@@ -331,13 +324,13 @@ class Step:
         return ExchangeError(f"{told}: {kind}{error}", told=told)
 
 
-def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[_Micro]:
+def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Batch]:
     """The micro-batches; views of the batch where the device is the processor."""
     micros, at = [], 0
     for size in sizes:
         rows = slice(at, at + size)
         micros.append(
-            _Micro(
+            Batch(
                 batch.positions[rows],
                 {name: column[rows].to(device) for name, column in batch.columns.items()},
                 None if batch.labels is None else batch.labels[rows].to(device),

@@ -25,7 +25,6 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.record.own_modules import import_roots, make_importable
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
-from fedveil.tasks import Columns, Subset, Task
 from fedveil.vertical.account import Figure
 from fedveil.vertical.job_split import (
     make_split,
@@ -37,10 +36,10 @@ from fedveil.vertical.job_split import (
 from fedveil.vertical.party_run import PartyRun, Progress, Setting
 from fedveil.vertical.rows import Rows, align
 from fedveil.vertical.split import Joined, SplitModel
+from fedveil.vertical.task import SUBSETS, Columns, Subset, Task
 from fedveil.vertical.vertical_job import VerticalJob
 
 COMMAND = "fedveil vertical run"
-SUBSETS: tuple[Subset, ...] = ("train", "test")
 
 T = TypeVar("T")
 

@@ -16,22 +16,25 @@ import numpy.typing as npt
 import torch
 
 from fedveil.data.data_folders import reading
-from fedveil.errors import DataInvalid, InvalidValue, JobError
+from fedveil.errors import DataInvalid, JobError
+from fedveil.link.names import check_name
 from fedveil.settings.allowed import shown
-from fedveil.tasks import Columns, Subset, Unit, scoring
+from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.tables import csv_file
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.csv_file import Table, Wanted
 from fedveil.tasks.task_settings import TableSettings, TablesSettings
 from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
 from fedveil.vertical.apart.alignment import digests
-from fedveil.vertical.split import SplitModel, check_name
+from fedveil.vertical.predictions import told_classes, told_numbers
+from fedveil.vertical.split import SplitModel
+from fedveil.vertical.task import Columns, Subset, Unit, check_party
 
 _PLACE = "task.tables"
 _HELD_OUT = b"fedveil: held out"
 
 
-class Tables(scoring.ByLabel):
+class Tables(ByLabel):
     """The task of `task.tables` settings.
 
     Numbers that are labels are scaled to mean 0 and variance 1 over the training rows. `folder`
@@ -93,15 +96,13 @@ class Tables(scoring.ByLabel):
         """
         label = self._of(self.leader).encoding.label
         if isinstance(label, Classes):
-            return scoring.told_classes(outputs, label.classes)
+            return told_classes(outputs, label.classes)
         assert isinstance(label, Scale), "the leader has labels"
-        return scoring.told_numbers(label.undone(outputs[:, 0]))
+        return told_numbers(label.undone(outputs[:, 0]))
 
     def _of(self, party: str) -> _Held:
         if party not in self._held:
-            if party not in (self.leader, *self.followers):
-                known = ", ".join((self.leader, *self.followers))
-                raise InvalidValue(f"party = {party!r} is not one of {known}")
+            check_party(self, party)
             kept = None if self._folder is None else self._folder / _file_of(party)
             self._held[party] = _Reader(self._settings, party, self.leader).held(kept)
         return self._held[party]

@@ -25,7 +25,7 @@ from fedveil.link.tls import Credentials
 from fedveil.message import Message, Value
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Unfit
-from fedveil.vertical.apart.lone_party import Machine, Session
+from fedveil.vertical.apart.machine import Machine, Session
 from fedveil.vertical.party_run import PartyRun, Progress
 
 LEADER = "fedveil vertical leader"
@@ -33,7 +33,7 @@ FOLLOWER = "fedveil vertical follower"
 
 
 @dataclass(frozen=True)
-class Place:
+class Meeting:
     """Where a party meets the others, and how it speaks of what happens there.
 
     Without credentials the link is plaintext, which only loopback addresses take. A party that is
@@ -53,7 +53,7 @@ class Place:
 
 def lead(
     machine: Machine,
-    place: Place,
+    meeting: Meeting,
     purpose: str = TRAIN,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
@@ -62,13 +62,15 @@ def lead(
     `own` is as in `Machine.play`.
     """
     followers = machine.split.followers
-    links = {name: Link(name, patience_s=place.patience_s) for name in followers}
+    links = {name: Link(name, patience_s=meeting.patience_s) for name in followers}
     with (
         _how_to_resume(machine, purpose, LEADER),
-        Listener(place.address, links, machine.party, place.credentials, place.report) as listener,
+        Listener(
+            meeting.address, links, machine.party, meeting.credentials, meeting.report
+        ) as listener,
         _closing(links.values()),
     ):
-        place.listening(listener.address)
+        meeting.listening(listener.address)
         attempt = 0
         while True:
             attempt += 1
@@ -85,14 +87,14 @@ def lead(
                     ),
                     links,
                 )
-                _tell(place, agreement)
-                return _noting(links, machine.play(agreement, links, place.progress, own))
+                _tell(meeting, agreement)
+                return _noting(links, machine.play(agreement, links, meeting.progress, own))
             except Unfit as unfit:
-                place.report(f"refused: {unfit}")
+                meeting.report(f"refused: {unfit}")
                 links[unfit.follower].refuse(str(unfit))
                 links[unfit.follower].await_another()
             except PeerRestarted as restart:
-                place.report(f"{restart}: back to the last step that all hold")
+                meeting.report(f"{restart}: back to the last step that all hold")
 
 
 # --- a follower
@@ -112,7 +114,6 @@ class _Attentive:
     def __init__(self, link: Link) -> None:
         self.peer = link.peer
         self.send = link.send
-        self.close = link.close
         self._link = link
 
     def receive(self) -> dict[str, Value]:
@@ -123,22 +124,22 @@ class _Attentive:
         return message
 
 
-def serve(machine: Machine, place: Place) -> NoReturn:
+def serve(machine: Machine, meeting: Meeting) -> NoReturn:
     """Take part in whatever the leader does with the trained model, one session after another."""
     while True:
         try:
-            follow(machine, replace(place, patience_s=math.inf), looks=True)
+            follow(machine, replace(meeting, patience_s=math.inf), looks=True)
         except (LinkLost, ExchangeError) as error:
-            place.report(str(error))
+            meeting.report(str(error))
 
 
-def follow(machine: Machine, place: Place, *, looks: bool = False) -> Session:
+def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Session:
     """A follower's side of a session: training, or with `looks` anything but training."""
     leader = machine.split.leader
-    link = Link(leader, patience_s=place.patience_s)
+    link = Link(leader, patience_s=meeting.patience_s)
     with (
         _how_to_resume(machine, "" if looks else TRAIN, FOLLOWER),
-        Dialer(place.address, link, machine.party, place.credentials),
+        Dialer(meeting.address, link, machine.party, meeting.credentials),
         _closing([link]),
     ):
         begin: Message | None = None
@@ -153,15 +154,12 @@ def follow(machine: Machine, place: Place, *, looks: bool = False) -> Session:
                     raise ExchangeError(
                         f"{machine.party} is here to {here}, and {leader} to {agreement.purpose}"
                     )
-                _tell(place, agreement)
+                _tell(meeting, agreement)
                 attentive = {leader: _Attentive(link)}
-                return _noting({leader: link}, machine.play(agreement, attentive, place.progress))
-            except _StartOver as again:
-                begin = again.begin
-                place.report(f"{again}: back to the last step that all hold")
+                return _noting({leader: link}, machine.play(agreement, attentive, meeting.progress))
             except PeerRestarted as restart:
-                begin = None
-                place.report(f"{restart}: back to the last step that all hold")
+                begin = restart.begin if isinstance(restart, _StartOver) else None
+                meeting.report(f"{restart}: back to the last step that all hold")
 
 
 def _noting(links: Mapping[str, Link], session: Session) -> Session:
@@ -175,11 +173,11 @@ def _noting(links: Mapping[str, Link], session: Session) -> Session:
     return session
 
 
-def _tell(place: Place, agreement: Agreement) -> None:
+def _tell(meeting: Meeting, agreement: Agreement) -> None:
     for note in agreement.notes:
-        place.report(note)
+        meeting.report(note)
     if agreement.step:
-        place.report(f"{agreement.purpose} from step {agreement.step}")
+        meeting.report(f"{agreement.purpose} from step {agreement.step}")
 
 
 @contextmanager
@@ -200,21 +198,22 @@ def _closing(links: Iterable[Link]) -> Iterator[None]:
     reason = ""
     try:
         yield
-    except ExchangeError as error:
-        reason = error.told
-        raise
-    except KeyboardInterrupt:
-        reason = "it was interrupted"
-        raise
-    except LinkLost:
-        reason = "it has lost another party"
-        raise
-    except FedveilError:
-        reason = "it met an error of its own"
-        raise
-    except BaseException:
-        reason = "it failed"
+    except BaseException as error:
+        reason = _told_of(error)
         raise
     finally:
         for link in links:
             link.close(reason)
+
+
+def _told_of(error: BaseException) -> str:
+    match error:
+        case ExchangeError():
+            return error.told
+        case KeyboardInterrupt():
+            return "it was interrupted"
+        case LinkLost():
+            return "it has lost another party"
+        case FedveilError():
+            return "it met an error of its own"
+    return "it failed"

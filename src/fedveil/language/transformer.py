@@ -59,13 +59,6 @@ class Shape:
                 f"the same share of it"
             )
 
-    @property
-    def parameters(self) -> int:
-        """How many weights there are, the word table once."""
-        layer = 12 * self.width**2 + 13 * self.width
-        tables = (self.vocabulary + 2 * self.context) * self.width
-        return tables + self.layers * layer + 4 * self.width
-
 
 #: Shapes by name. `350M` is the source's 350M configuration of PanGu-alpha.
 PRESETS: dict[str, Shape] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -10,26 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fedveil.errors import InvalidValue, JobError, RunFolderError
-from fedveil.vertical.commands import here as cli
-from fedveil.vertical.commands.here import (
-    PATIENCE_S,
-    Insecure,
-    JobPath,
-    Out,
-    Overrides,
-    Patience,
-    Tls,
-)
-from fedveil.vertical.commands.here import app as app
-from fedveil.vertical.heap import keep_freed_memory
+from fedveil.vertical.commands import arguments
+from fedveil.vertical.commands.command_line import interruptible, load, remark, say, say_accounts
+from fedveil.vertical.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from fedveil.link.channel import Exchange
-    from fedveil.tasks import Task
-    from fedveil.vertical.account import Figure
-    from fedveil.vertical.apart.lone_party import Machine, Session
-    from fedveil.vertical.apart.sessions import Place
+    from fedveil.vertical.apart.machine import Machine, Session
+    from fedveil.vertical.apart.sessions import Meeting
     from fedveil.vertical.party_run import PartyRun
+    from fedveil.vertical.task import Task
 
 MustListen: TypeAlias = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free.")
@@ -43,38 +33,36 @@ Resume: TypeAlias = Annotated[
 ]
 
 
-@app.command()
 def leader(
     listen: MustListen,
-    job: JobPath = None,
-    overrides: Overrides = None,
-    out: Out = None,
+    job: arguments.JobPath = None,
+    overrides: arguments.Overrides = None,
+    out: arguments.Out = None,
     resume: Resume = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    patience: Patience = PATIENCE_S,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> None:
     """Train as the leader: waits for the followers, then shows the figures as they come."""
     from fedveil.vertical.apart import sessions
-    from fedveil.vertical.apart.lone_party import leader_of
+    from fedveil.vertical.apart.machine import leader_of
 
     keep_freed_memory()
 
     def work() -> Session:
         with ExitStack() as stack:
             machine = _machine(leader_of, job, overrides, out, resume, sessions.LEADER, stack)
-            place = _place("--listen", listen, machine, tls, insecure, patience)
-            return sessions.lead(machine, place)
+            meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
+            return sessions.lead(machine, meeting)
 
-    _show(cli.interruptible(work))
+    _show(interruptible(work))
 
 
-@app.command()
 def follower(
     connect: Connect,
-    job: JobPath = None,
-    overrides: Overrides = None,
-    out: Out = None,
+    job: arguments.JobPath = None,
+    overrides: arguments.Overrides = None,
+    out: arguments.Out = None,
     resume: Resume = None,
     serve: Annotated[
         Path | None,
@@ -84,13 +72,13 @@ def follower(
         str | None,
         typer.Option(help="Which follower; without it, the only one, or the certificate's."),
     ] = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    patience: Patience = PATIENCE_S,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> None:
     """Train as a follower, or serve: connects to the leader, and goes on when the link breaks."""
     from fedveil.vertical.apart import sessions
-    from fedveil.vertical.apart.lone_party import follower_of
+    from fedveil.vertical.apart.machine import follower_of
 
     if serve is not None and resume is not None:
         raise JobError(["--serve and --resume do not go together: one looks, the other trains"])
@@ -106,16 +94,15 @@ def follower(
                 here, job, overrides, out, resume or serve, sessions.FOLLOWER, stack,
                 finished=serve is not None,
             )  # fmt: skip
-            place = _place("--connect", connect, machine, tls, insecure, patience)
+            meeting = _meeting("--connect", connect, machine, tls, insecure, patience)
             if serve is None:
-                return sessions.follow(machine, place)
-            cli.say(f"{machine.party} serves {serve}; Ctrl-C ends it")
-            return sessions.serve(machine, place)
+                return sessions.follow(machine, meeting)
+            say(f"{machine.party} serves {serve}; Ctrl-C ends it")
+            return sessions.serve(machine, meeting)
 
-    _show(cli.interruptible(work))
+    _show(interruptible(work))
 
 
-@app.command()
 def certificates(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to.")],
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
@@ -125,8 +112,8 @@ def certificates(
     from fedveil.link.tls import write_certificates
 
     for path in write_certificates(directory, party, days=days):
-        cli.say(f"wrote {path}: give this folder to {path.name} and to nobody else")
-    cli.say(f"{directory / 'authority.key'} stays here: whoever has it can pass for any party")
+        say(f"wrote {path}: give this folder to {path.name} and to nobody else")
+    say(f"{directory / 'authority.key'} stays here: whoever has it can pass for any party")
 
 
 def look(
@@ -143,12 +130,12 @@ def look(
     `own` is that side where it is another than the purpose's.
     """
     from fedveil.vertical.apart import sessions
-    from fedveil.vertical.apart.lone_party import Machine, leader_of
+    from fedveil.vertical.apart.machine import Machine, leader_of
 
     with ExitStack() as stack:
         machine = Machine.reopened(run, leader_of, stack)
-        place = _place("--listen", listen, machine, tls, insecure, patience)
-        return sessions.lead(machine, place, purpose, own)
+        meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
+        return sessions.lead(machine, meeting, purpose, own)
 
 
 def _machine(
@@ -162,10 +149,10 @@ def _machine(
     *,
     finished: bool = False,
 ) -> Machine:
-    from fedveil.vertical.apart.lone_party import Machine
+    from fedveil.vertical.apart.machine import Machine
 
     if old is None:
-        return Machine.new(cli.load(job, overrides), here, out, command, stack)
+        return Machine.new(load(job, overrides), here, out, command, stack)
     if job is not None or overrides or out is not None:
         raise JobError(
             ["--resume and --serve take the run's own job: no JOB, --set or --out beside them"]
@@ -179,12 +166,12 @@ def _machine(
     return machine
 
 
-def _place(
+def _meeting(
     option: str, address: str, machine: Machine, tls: Path | None, insecure: bool, patience: float
-) -> Place:
+) -> Meeting:
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
-    from fedveil.vertical.apart.sessions import Place
+    from fedveil.vertical.apart.sessions import Meeting
     from fedveil.vertical.step_lines import line
 
     if (tls is None) != insecure:
@@ -193,17 +180,16 @@ def _place(
             if insecure
             else "--tls DIR is missing: plaintext needs --insecure, and a loopback address"
         )
-    return Place(
+    return Meeting(
         address=Address.parse(option, address),
         credentials=None if tls is None else Credentials.read(tls, machine.party),
         patience_s=patience,
-        report=cli.remark,
-        progress=lambda record: cli.say(line(record)),
-        listening=lambda here: cli.say(f"{machine.party} listens on {here}"),
+        report=remark,
+        progress=lambda record: say(line(record)),
+        listening=lambda here: say(f"{machine.party} listens on {here}"),
     )
 
 
 def _show(session: Session) -> None:
-    figures: Mapping[str, Sequence[Figure]] = {session.run.name: session.figures}
-    cli.account(figures)
-    cli.say(f"run folder: {session.folder}")
+    say_accounts({session.run.name: session.figures})
+    say(f"run folder: {session.folder}")

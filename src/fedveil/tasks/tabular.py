@@ -16,11 +16,12 @@ import numpy.typing as npt
 import torch
 
 from fedveil.data.examples import holdout
-from fedveil.errors import InvalidValue, MissingExtra
-from fedveil.tasks import Columns, Subset, Unit, scoring
+from fedveil.errors import MissingExtra
+from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.task_settings import TabularSettings
 from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
 from fedveil.vertical.split import SplitModel
+from fedveil.vertical.task import Columns, Subset, Unit, check_party
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -32,7 +33,7 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 }
 
 
-class Tabular(scoring.ByLabel):
+class Tabular(ByLabel):
     """One of scikit-learn's tables, the first half of its features with the leader.
 
     A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and
@@ -64,8 +65,7 @@ class Tabular(scoring.ByLabel):
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """The columns `wide` [rows, features · bins] and `deep` [rows, features] of an owner."""
-        if party not in self._features:
-            raise InvalidValue(f"party = {party!r} is not one of leader, bank")
+        check_party(self, party)
         data, target = _table(self._settings.table)
         classes = target if self.classes else np.zeros_like(target)
         train, test = holdout(self._settings.table, classes)

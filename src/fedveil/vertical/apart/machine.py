@@ -13,32 +13,30 @@ from typing import Any
 from fedveil._version import __version__
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
-from fedveil.language import generation
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Receive, Send, drive
 from fedveil.link.tls import named_in
 from fedveil.message import Message, Value
 from fedveil.record.own_modules import import_roots, make_importable
 from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
-from fedveil.tasks import Task
 from fedveil.vertical.account import Figure
 from fedveil.vertical.apart import handshake
-from fedveil.vertical.apart.handshake import SUBSETS, TRAIN, Agreement, Standing
+from fedveil.vertical.apart.handshake import TRAIN, Agreement, Standing
 from fedveil.vertical.job_split import make_split, make_task, own_functions, threads
 from fedveil.vertical.party_run import PartyRun, Progress, Setting
 from fedveil.vertical.rows import Rows
 from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.task import SUBSETS, Task, assists_of
 from fedveil.vertical.vertical_job import VerticalJob
 
 RUN = "run"
 FINISHED = "finished"
 
-#: What a session is for, and the exchange that every party plays in it.
+#: What a session of any task is for, and the exchange that every party plays in it.
 PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
     TRAIN: PartyRun.train,
     "evaluate": PartyRun.evaluate,
     "predict": PartyRun.predict,
-    "generate": lambda run: generation.assist(run.party, run.setting.entropy),
 }
 
 
@@ -131,18 +129,23 @@ class Machine:
 
         `own` is this party's side of it, where that is another than the purpose's.
         """
-        if agreement.purpose not in PURPOSES:
-            raise ExchangeError(
-                f"the leader asks for {agreement.purpose!r}, which is not known here"
-            )
+        side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress)
         run.restore(agreement.step)
         self._introduce(run, agreement)
-        result = drive((own or PURPOSES[agreement.purpose])(run), channels)
+        result = drive(side(run), channels)
         drive(self._farewell(run, channels), channels)
         if agreement.purpose == TRAIN and self.folder is not None:
             self.folder.write_atomically(FINISHED, b"")
         return Session(self.root.path, run, result, run.figures())
+
+    def _side(self, purpose: str) -> Callable[[PartyRun], Exchange[Any]]:
+        if purpose in PURPOSES:
+            return PURPOSES[purpose]
+        assist = assists_of(self.task).get(purpose)
+        if assist is None:
+            raise ExchangeError(f"the leader asks for {purpose!r}, which is not known here")
+        return lambda run: assist(run.party, run.setting.entropy)
 
     def _keep(self, root: RunFolder, stack: ExitStack) -> None:
         self.root = root

@@ -1,0 +1,52 @@
+"""`fedveil vertical generate`: a text continued by the parties of a language model."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Annotated
+
+import typer
+
+from fedveil.vertical.commands import arguments
+from fedveil.vertical.commands.command_line import say
+from fedveil.vertical.commands.machines import look
+
+
+def generate(
+    run: arguments.RunPath,
+    prompt: Annotated[str, typer.Option(help="What is continued.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens at most.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="1: as the model has it; 0: the likeliest token always.")
+    ] = 0.8,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="The same choices every time; without it, others."),
+    ] = None,
+    listen: arguments.Listen = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
+) -> None:
+    """Continue a text with a pangu run's model, through all parties and the same protection."""
+    from fedveil.language import generation
+
+    # A character may be spread over several tokens.
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def tell(piece: bytes, last: bool = False) -> None:
+        typer.echo(characters.decode(piece, last), nl=last)
+
+    request = generation.Request.seeded(prompt.encode(), tokens, temperature, seed)
+    if listen is None:
+        typer.echo(prompt, nl=False)
+        found, split = generation.generate(run, request, tell)
+    else:
+        own = generation.leading(request)
+        session = look(generation.GENERATE, run, listen, tls, insecure, patience, own)
+        found, split = session.result, session.run.setting.split
+        typer.echo(prompt, nl=False)
+        tell(found.text)
+    tell(b"", last=True)
+    for figure in generation.figures(split, found):
+        say(str(figure))

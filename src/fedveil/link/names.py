@@ -1,0 +1,19 @@
+"""What a party may be called: its name is also a file's and a certificate's."""
+
+from __future__ import annotations
+
+import re
+
+from fedveil.errors import SplitInvalid
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
+
+
+def check_name(what: str, name: object) -> str:
+    """`name`, which can be a party's, or a part's."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise SplitInvalid(
+            f"{what} {name!r} is not a name: a letter or _, then letters, digits, _ and -, "
+            f"at most 63 in all"
+        )
+    return name

@@ -1,0 +1,96 @@
+"""`fedveil vertical run | evaluate | predict | show`: every party in this process.
+
+With --listen, evaluate and predict are the leader's part of what parties on other machines do too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.errors import JobError
+from fedveil.vertical.commands import arguments
+from fedveil.vertical.commands.command_line import interruptible, load, say, say_accounts
+from fedveil.vertical.commands.machines import look
+from fedveil.vertical.freed_memory import keep_freed_memory
+
+
+def run(
+    job: arguments.JobPath = None,
+    overrides: arguments.Overrides = None,
+    out: arguments.Out = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder; takes nothing else.")
+    ] = None,
+) -> None:
+    """Train with every party in this process: the leader's figures as they come."""
+    from fedveil.vertical import together
+    from fedveil.vertical.step_lines import line
+
+    keep_freed_memory()
+    if resume is None:
+        settings = load(job, overrides)
+        work = partial(together.train, settings, out)
+    elif job is None and not overrides and out is None:
+        work = partial(together.resume, resume)
+    else:
+        raise JobError(["--resume takes the run's own job: no JOB, --set or --out beside it"])
+    result = interruptible(partial(work, progress=lambda record: say(line(record))))
+    say_accounts(result.figures)
+    say(f"run folder: {result.folder}")
+
+
+def evaluate(
+    run: arguments.RunPath,
+    listen: arguments.Listen = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
+) -> None:
+    """Look at the held-out examples through the same crossings and the same protection."""
+    if listen is None:
+        from fedveil.vertical import together
+
+        quality, figures = together.evaluate(run)
+    else:
+        session = look("evaluate", run, listen, tls, insecure, patience)
+        quality, figures = session.result, {session.run.name: session.figures}
+    for name, value in quality.items():
+        say(f"{name} {value:.6f}")
+    say_accounts(figures)
+
+
+def predict(
+    run: arguments.RunPath,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Where to: a .csv with a line for each, or an .npz with ids and outputs as arrays."
+        ),
+    ] = Path("predictions.csv"),
+    listen: arguments.Listen = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
+) -> None:
+    """Write what the model says of every held-out example."""
+    from fedveil.vertical.predictions import PredictionFile
+
+    file = PredictionFile(out)
+    if listen is None:
+        from fedveil.vertical import together
+
+        found = together.look(run, file.predict)
+    else:
+        session = look("predict", run, listen, tls, insecure, patience, file.predict)
+        found = session.result
+    assert found is not None, "the leader has the outputs"
+    say(f"wrote {out}: {file.write(found)}")
+
+
+def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> None:
+    """Check a vertical job and print it with every key."""
+    typer.echo(load(job, overrides).to_yaml(), nl=False)

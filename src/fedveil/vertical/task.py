@@ -1,0 +1,202 @@
+"""What a split model is trained for: its parts, who holds which columns, the loss, what is counted.
+
+A job names a built-in task or a function of its own, `package.module:function`, which is called
+with the job's seed and returns an object with the attributes of `Task`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import DataInvalid, FedveilError, InvalidValue
+from fedveil.link.channel import Exchange
+from fedveil.settings.base import Settings
+from fedveil.vertical.party import Party
+from fedveil.vertical.split import SplitModel
+
+Subset: TypeAlias = Literal["train", "test"]
+SUBSETS: tuple[Subset, ...] = ("train", "test")
+Unit: TypeAlias = Literal["examples", "tokens"]
+#: A follower's side of something done with the trained model; its reports draw from the entropy.
+Assist: TypeAlias = Callable[[Party, Entropy], Exchange[None]]
+
+#: Built-in tasks: called with their block of the job and its seed.
+TASKS = {
+    "mnist_halves": "fedveil.tasks.mnist_halves:MnistHalves",
+    "tabular": "fedveil.tasks.tabular:Tabular",
+    "tables": "fedveil.tasks.tables.own_tables:Tables",
+    "pangu": "fedveil.tasks.pangu:Pangu",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """What one party holds of a subset: a row of every column for each id.
+
+    Ids are whole numbers or texts, none twice; rows of different parties belong together where
+    their ids are equal, in whatever order each party holds them. Labels are the leader's alone.
+    """
+
+    ids: npt.NDArray[Any]
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    labels: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 1 or self.ids.dtype.kind not in "iuU":
+            raise DataInvalid(
+                f"ids has dtype {self.ids.dtype} and shape {self.ids.shape}, one row of whole "
+                f"numbers or texts is needed"
+            )
+        values, counts = np.unique(self.ids, return_counts=True)
+        if (counts > 1).any():
+            raise DataInvalid(f"the id {values[counts.argmax()]} is there {counts.max()} times")
+        named = dict(self.columns)
+        if self.labels is not None:
+            named["labels"] = self.labels
+        for name, column in named.items():
+            if len(column) != len(self.ids):
+                raise DataInvalid(
+                    f"{name} has {len(column)} rows and ids has {len(self.ids)}, as many are needed"
+                )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A task, the same on every machine that takes part.
+
+    `classes` is how many classes the labels have, numbered from 0; None where a label is no
+    class, so that label_dp does not apply. `unit` is what throughput is counted in, and
+    `units_per_example` how many of them an example has.
+
+    A task may also have
+    - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that a run
+      keeps in its folder, for the task that is made again to read;
+    - `predictions(outputs) -> dict[str, list[str]]`: what the last part's outputs, an array, say
+      of each example, as columns of a table;
+    - `assists: Mapping[str, Assist]`: what followers take part in besides training, evaluating and
+      predicting, by the purpose that the leader names;
+    - an argument `here` of `split_model`: the parties whose modules are needed, where it cannot
+      make the others'; None: all.
+    """
+
+    leader: str
+    followers: tuple[str, ...]
+    classes: int | None
+    unit: Unit
+    units_per_example: int
+
+    def split_model(self) -> SplitModel:
+        """The parts, their initial weights drawn from the seed: everywhere the same."""
+        ...
+
+    def owned(self, party: str, subset: Subset) -> Columns:
+        """What a party holds, and nothing of what the others hold; no ids where it has no data."""
+        ...
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean loss of a batch."""
+        ...
+
+    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+        """Sums over a batch, such as loss_sum and correct, and `examples`; see `averages`."""
+        ...
+
+
+def build(name: str, settings: Settings | None, seed: int, folder: Path | None = None) -> Task:
+    """The task that a job names.
+
+    What makes it is called with those of the arguments `settings` (its block of the job, None for
+    the defaults), `seed` and `folder` (of the run that goes on, where the task's own files are)
+    that it has.
+    """
+    if name not in TASKS and ":" not in name:
+        raise InvalidValue(
+            f"task.name = {name!r} is neither one of {', '.join(TASKS)} nor package.module:function"
+        )
+    module_name, _, attribute = TASKS.get(name, name).partition(":")
+    if name in TASKS:
+        make = getattr(importlib.import_module(module_name), attribute)
+        built: Task = _called(make, settings=settings, seed=seed, folder=folder)
+        return built
+    try:
+        make = getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # the user's module may raise anything
+        raise InvalidValue(f"task.name = {name!r} cannot be imported: {error}") from error
+    try:
+        own: Task = _called(make, seed=seed, folder=folder)
+    except FedveilError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise InvalidValue(
+            f"task.name = {name!r} raised {type(error).__name__}: {error}"
+        ) from error
+    missing = [key for key in (*Task.__annotations__, *_METHODS) if not hasattr(own, key)]
+    if missing:
+        raise InvalidValue(
+            f"task.name = {name!r} returned a {type(own).__name__} without {', '.join(missing)}"
+        )
+    return own
+
+
+def split_of(task: Task, here: Collection[str] | None = None) -> SplitModel:
+    """The task's parts, with the modules of the parties in `here` at least; None: of all."""
+    split: SplitModel = _called(task.split_model, here=here)
+    return split
+
+
+def check_party(task: Task, party: str) -> None:
+    """Refuse a name that is no party's."""
+    parties = (task.leader, *task.followers)
+    if party not in parties:
+        raise InvalidValue(f"party = {party!r} is not one of {', '.join(parties)}")
+
+
+def assists_of(task: Task) -> Mapping[str, Assist]:
+    """What the followers of this task take part in that those of others do not."""
+    own: Mapping[str, Assist] = getattr(task, "assists", {})
+    return own
+
+
+def _called(make: Callable[..., Any], **offered: Any) -> Any:
+    wanted = inspect.signature(make).parameters
+    return make(**{key: value for key, value in offered.items() if key in wanted})
+
+
+_METHODS = ("split_model", "owned", "loss", "metrics")
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def initial(seed: int, part: str, make: Callable[[], M]) -> M:
+    """The module that `make` makes, its initial weights a function of the seed and the part."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(Seeded(seed).stream("part", part).integer(1 << 63))
+        return make()
+
+
+def averages(sums: Mapping[str, float]) -> dict[str, float]:
+    """The figures that sums of `Task.metrics` stand for: x_sum as x, correct as accuracy.
+
+    The divisor is `examples`, or `tokens` where that was counted.
+    """
+    count = sums["tokens"] if "tokens" in sums else sums["examples"]
+    names = {name: name.removesuffix("_sum") for name in sums if name not in ("examples", "tokens")}
+    return {
+        "accuracy" if short == "correct" else short: sums[name] / count
+        for name, short in names.items()
+    }

@@ -1,0 +1,16 @@
+"""`fedveil vertical`: the commands of split learning."""
+
+from __future__ import annotations
+
+import typer
+
+from fedveil.language.generate_command import generate
+from fedveil.vertical.commands.machines import certificates, follower, leader
+from fedveil.vertical.commands.one_process import evaluate, predict, run, show
+
+app = typer.Typer(
+    help="Split learning between parties that hold different features of the same examples.",
+    no_args_is_help=True,
+)
+for command in (run, evaluate, predict, generate, show, leader, follower, certificates):
+    app.command()(command)
