@@ -1,4 +1,4 @@
-"""The phases of a round and what they say: the one table of the protocol.
+"""The phases of a round and what their messages hold.
 
     phase        the server sends                      a client answers
     advertise    round                                 two public keys (signed)
@@ -14,61 +14,48 @@ the masking graph, in ascending order; arrays with a row for each member keep th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message, only_fields, take
+from fedveil.message import Message, take, take_array
 from fedveil.secagg.keys import SEAL_BYTES
 from fedveil.secagg.shamir import SHARE_BYTES
 
 Phase: TypeAlias = Literal["advertise", "share", "masked", "consistency", "unmask"]
+Fields: TypeAlias = dict[Phase, tuple[str, ...]]
 
 #: Phase -> the fields of the server's message, and of the client's answer.
-REQUEST: dict[Phase, tuple[str, ...]] = {
+REQUEST: Fields = {
     "advertise": (),
     "share": ("clients", "cipher_keys", "mask_keys"),
     "masked": ("senders", "sealed"),
     "consistency": ("survivors",),
     "unmask": ("survivors", "dropped"),
 }
-ANSWER: dict[Phase, tuple[str, ...]] = {
+ANSWER: Fields = {
     "advertise": ("cipher_key", "mask_key"),
     "share": ("sealed", "tags"),
     "masked": ("vector", "refused"),
     "consistency": ("signature",),
     "unmask": ("shares",),
 }
-#: What active security adds to them.
-SIGNED_REQUEST: dict[Phase, tuple[str, ...]] = {
-    "share": ("signatures",),
-    "unmask": ("signers", "signatures"),
+#: With active security.
+SIGNED_REQUEST: Fields = {
+    **REQUEST,
+    "share": (*REQUEST["share"], "signatures"),
+    "unmask": (*REQUEST["unmask"], "signers", "signatures"),
 }
-SIGNED_ANSWER: dict[Phase, tuple[str, ...]] = {"advertise": ("signature",)}
+SIGNED_ANSWER: Fields = {**ANSWER, "advertise": (*ANSWER["advertise"], "signature")}
 
 #: A client deals every member a share of its mask's seed and one of its mask key.
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 
 PHASES: tuple[Phase, ...] = tuple(REQUEST)
-
-
-def flow(active_security: bool) -> tuple[Phase, ...]:
-    """The phases of a round, in their order: every legal transition is from one to the next."""
-    return tuple(p for p in PHASES if active_security or p != "consistency")
-
-
-def check_fields(
-    message: Message,
-    phase: Phase,
-    fields: Mapping[Phase, tuple[str, ...]],
-    signed: Mapping[Phase, tuple[str, ...]] | None,
-) -> None:
-    """Refuse a message of `phase` that holds other fields than the table says."""
-    more = (signed or {}).get(phase, ())
-    only_fields(message, "phase", "round", *fields[phase], *more)
 
 
 def take_ids(message: Message, name: str) -> list[int]:
@@ -85,3 +72,21 @@ def take_ids(message: Message, name: str) -> list[int]:
 def as_ids(clients: Sequence[int]) -> np.ndarray:
     """Client numbers as a field."""
     return np.array(clients, np.int64)
+
+
+def take_bytes(message: Message, name: str, size: int) -> bytes:
+    """So many bytes in the field `name` of an untrusted message."""
+    value: bytes = take(message, name, bytes)
+    if len(value) != size:
+        raise MessageInvalid(f"field {name} has the wrong length")
+    return value
+
+
+def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]:
+    """So many strings of so many bytes in the field `name` of an untrusted message."""
+    return [row.tobytes() for row in take_array(message, name, "uint8", (count, size))]
+
+
+def as_rows(rows: Sequence[bytes], size: int) -> npt.NDArray[np.uint8]:
+    """Strings of so many bytes each as a field."""
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
