@@ -14,10 +14,18 @@ from fedveil.packing import pack
 from fedveil.secagg import keys, phases, shamir
 from fedveil.secagg.keys import Identity, KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
-from fedveil.secagg.phases import SEALED_BYTES, Phase, as_ids, as_rows, take_ids, take_rows
+from fedveil.secagg.phases import (
+    SEALED_BYTES,
+    Phase,
+    as_ids,
+    as_rows,
+    take_ids,
+    take_rows,
+    take_table,
+)
 from fedveil.secagg.secret import SECRET_BYTES, Secret
 from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
-from fedveil.secagg.state_table import Event, client_state
+from fedveil.secagg.state_table import CLIENT, SIGNING_CLIENT, Event, RoundState, client_refuses
 from fedveil.secagg.terms import Terms
 
 _DEALT_BYTES = 2 * shamir.SHARE_BYTES
@@ -42,7 +50,8 @@ class Client:
         self.terms = terms
         self._entropy = entropy
         self._identity = identity
-        self._state = client_state(terms.active_security)
+        table = SIGNING_CLIENT if terms.active_security else CLIENT
+        self._state = RoundState(table, client_refuses)
         self._tagger = Tagger(terms.context)
         self._cipher = KeyPair.draw(entropy)
         self._mask = KeyPair.draw(entropy)
@@ -96,11 +105,11 @@ class Client:
         self._mask = KeyPair(Secret(take(kept, "mask", bytes)))
         self._seed = Secret(take(kept, "seed", bytes))
         self._sharers = take_ids(kept, "sharers")
-        self._mask_keys = _read_table(kept, "mask_keys", keys.KEY_BYTES)
-        self._channels = _read_table(kept, "channels", keys.KEY_BYTES)
-        self._held = _read_table(kept, "held", _DEALT_BYTES)
+        self._mask_keys = take_table(kept, "mask_keys_of", "mask_keys", keys.KEY_BYTES)
+        self._channels = take_table(kept, "channels_of", "channels", keys.KEY_BYTES)
+        self._held = take_table(kept, "held_of", "held", _DEALT_BYTES)
         self._signed = take_ids(kept, "signed") if "signed" in kept else None
-        self._state = client_state(self.terms.active_security, take(kept, "next", str))
+        self._state.resume(take(kept, "next", str))
 
     def _expected(self, message: Message) -> Phase:
         """The phase of a message that is the next one; no table has a word that is no phase."""
@@ -108,8 +117,8 @@ class Client:
         if take(message, "round", int) != self.terms.round:
             raise ClientWithheld("the message is of another round")
         self._state.after(phase)
-        fields = phases.SIGNED_REQUEST if self.terms.active_security else phases.REQUEST
-        only_fields(message, "phase", "round", *fields[phase])
+        fields = phases.SIGNED_FIELDS if self.terms.active_security else phases.FIELDS
+        only_fields(message, "phase", "round", *fields[phase][0])
         return phase
 
     def _answer(
@@ -129,7 +138,7 @@ class Client:
 
     def _advertise(self) -> dict[str, Value]:
         public = (self._cipher.public, self._mask.public)
-        answer: dict[str, Value] = dict(zip(phases.ANSWER["advertise"], public, strict=True))
+        answer: dict[str, Value] = {"cipher_key": public[0], "mask_key": public[1]}
         if self._identity is not None and self.terms.active_security:
             answer["signature"] = self._identity.sign_keys(self.terms.context, self.client, public)
         return answer
@@ -193,15 +202,13 @@ class Client:
 
     def _masked(self, message: Message, vector: npt.NDArray[Any] | None) -> dict[str, Value]:
         """Open what was dealt to this client, and mask the vector."""
-        senders = take_ids(message, "senders")
-        sealed = take_rows(message, "sealed", len(senders), SEALED_BYTES)
-        if not self._channels.keys() >= set(senders):
+        sealed = take_table(message, "senders", "sealed", SEALED_BYTES)
+        if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
-        self._check_enough(len(senders) + 1)
-        boxes = zip(senders, sealed, strict=True)
-        refused = [peer for peer, box in boxes if not self._open(peer, box)]
-        self._sharers = sorted([*senders, self.client])
-        return {"vector": self._mask_vector(senders, vector), "refused": as_ids(refused)}
+        self._check_enough(len(sealed) + 1)
+        refused = [peer for peer, box in sealed.items() if not self._open(peer, box)]
+        self._sharers = sorted([*sealed, self.client])
+        return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, dealer: int, sealed: bytes) -> bool:
         """Keep the shares that a dealer has sealed for this client, if that is what they are."""
@@ -268,14 +275,11 @@ class Client:
         """At least `threshold` survivors must have signed the list that this client has signed."""
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")
-        signers = take_ids(message, "signers")
-        signatures = take_rows(message, "signatures", len(signers), keys.SIGNATURE_BYTES)
-        context, roster = self.terms.context, self.terms.roster
-        if len(signers) < self.terms.threshold or not set(signers) <= set(survivors):
-            raise ClientWithheld(
-                f"{len(signers)} signatures of survivors, {self.terms.threshold} are needed"
-            )
-        for signer, signature in zip(signers, signatures, strict=True):
+        signed = take_table(message, "signers", "signatures", keys.SIGNATURE_BYTES)
+        context, roster, needed = self.terms.context, self.terms.roster, self.terms.threshold
+        if len(signed) < needed or not signed.keys() <= set(survivors):
+            raise ClientWithheld(f"{len(signed)} signatures of survivors, {needed} are needed")
+        for signer, signature in signed.items():
             if not keys.survivors_signed(roster(signer), signature, context, survivors):
                 raise ClientWithheld("a survivor has not signed the list of survivors")
 
@@ -288,8 +292,3 @@ def _table(name: str, table: dict[int, bytes], size: int) -> dict[str, Value]:
     """What is known of other clients as two fields, in ascending order of their numbers."""
     rows = [table[client] for client in sorted(table)]
     return {name: as_rows(rows, size), f"{name}_of": as_ids(sorted(table))}
-
-
-def _read_table(kept: Message, name: str, size: int) -> dict[int, bytes]:
-    clients = take_ids(kept, f"{name}_of")
-    return dict(zip(clients, take_rows(kept, name, len(clients), size), strict=True))

@@ -29,6 +29,8 @@ class Disclosure:
         self._tags: dict[int, bytes] = {}
         self._sharers: frozenset[int] = frozenset()
         self._survivors: Collection[int] = ()
+        #: Who has dealt and is not in the sum, in order.
+        self.dropped: list[int] = []
         #: Holder -> the dealers whose boxes it could not open.
         self._refused: dict[int, frozenset[int]] = {}
         self._shares: dict[int, shamir.Field] = {}
@@ -67,6 +69,7 @@ class Disclosure:
     def decide(self, survivors: Collection[int]) -> None:
         """Who is in the sum: their seeds are disclosed, and the others' keys."""
         self._survivors = survivors
+        self.dropped = sorted(self._sharers.difference(survivors))
 
     def fewest(self, answered: Sequence[int]) -> int:
         """The smallest number of a dealer's holders that have answered and hold its shares."""

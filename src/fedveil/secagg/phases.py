@@ -1,13 +1,5 @@
 """The phases of a round and what their messages hold.
 
-    phase        the server sends                      a client answers
-    advertise    round                                 two public keys (signed)
-    share        its neighbourhood's keys              its secrets' shares, sealed, and their tags
-    masked       the shares that are meant for it      its masked vector; what it could not open
-    consistency  who is in the sum                     that list, signed (active_security only)
-    unmask       who is in the sum and who is not      one share of each: of the mask seed of
-                 (and the signatures)                  who is, of the mask key of who is not
-
 Every message also carries `phase` and `round`. A neighbourhood is a client and its neighbours in
 the masking graph, in ascending order; arrays with a row for each member keep that order.
 """
@@ -27,35 +19,33 @@ from fedveil.secagg.keys import SEAL_BYTES
 from fedveil.secagg.shamir import SHARE_BYTES
 
 Phase: TypeAlias = Literal["advertise", "share", "masked", "consistency", "unmask"]
-Fields: TypeAlias = dict[Phase, tuple[str, ...]]
+#: Phase -> the fields of the server's message, and of a client's answer.
+Fields: TypeAlias = dict[Phase, tuple[tuple[str, ...], tuple[str, ...]]]
 
-#: Phase -> the fields of the server's message, and of the client's answer.
-REQUEST: Fields = {
-    "advertise": (),
-    "share": ("clients", "cipher_keys", "mask_keys"),
-    "masked": ("senders", "sealed"),
-    "consistency": ("survivors",),
-    "unmask": ("survivors", "dropped"),
-}
-ANSWER: Fields = {
-    "advertise": ("cipher_key", "mask_key"),
-    "share": ("sealed", "tags"),
-    "masked": ("vector", "refused"),
-    "consistency": ("signature",),
-    "unmask": ("shares",),
+FIELDS: Fields = {
+    # Two public keys.
+    "advertise": ((), ("cipher_key", "mask_key")),
+    # The neighbourhood's keys; shares of the client's two secrets, sealed, and their tags.
+    "share": (("clients", "cipher_keys", "mask_keys"), ("sealed", "tags")),
+    # The shares that are meant for it; its masked vector, and whose shares did not open.
+    "masked": (("senders", "sealed"), ("vector", "refused")),
+    # Who is in the sum; that list, signed (active security only).
+    "consistency": (("survivors",), ("signature",)),
+    # Who is in the sum and who is not; a share of each, of the seed of one, the key of the other.
+    "unmask": (("survivors", "dropped"), ("shares",)),
 }
 #: With active security.
-SIGNED_REQUEST: Fields = {
-    **REQUEST,
-    "share": (*REQUEST["share"], "signatures"),
-    "unmask": (*REQUEST["unmask"], "signers", "signatures"),
+SIGNED_FIELDS: Fields = {
+    **FIELDS,
+    "advertise": ((), ("cipher_key", "mask_key", "signature")),
+    "share": (("clients", "cipher_keys", "mask_keys", "signatures"), ("sealed", "tags")),
+    "unmask": (("survivors", "dropped", "signers", "signatures"), ("shares",)),
 }
-SIGNED_ANSWER: Fields = {**ANSWER, "advertise": (*ANSWER["advertise"], "signature")}
 
 #: A client deals every member a share of its mask's seed and one of its mask key.
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 
-PHASES: tuple[Phase, ...] = tuple(REQUEST)
+PHASES: tuple[Phase, ...] = tuple(FIELDS)
 
 
 def take_ids(message: Message, name: str) -> list[int]:
@@ -85,6 +75,12 @@ def take_bytes(message: Message, name: str, size: int) -> bytes:
 def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]:
     """So many strings of so many bytes in the field `name` of an untrusted message."""
     return [row.tobytes() for row in take_array(message, name, "uint8", (count, size))]
+
+
+def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, bytes]:
+    """The clients in the field `ids` of an untrusted message, each with its row of `name`."""
+    clients = take_ids(message, ids)
+    return dict(zip(clients, take_rows(message, name, len(clients), size), strict=True))
 
 
 def as_rows(rows: Sequence[bytes], size: int) -> npt.NDArray[np.uint8]:

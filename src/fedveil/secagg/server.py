@@ -19,7 +19,14 @@ from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import SEALED_BYTES, Phase, as_ids, as_rows, take_bytes, take_ids
 from fedveil.secagg.shamir import SHARE_BYTES
 from fedveil.secagg.share_tags import TAG_BYTES, Tagger
-from fedveil.secagg.state_table import Event, State, server_state
+from fedveil.secagg.state_table import (
+    SERVER,
+    SIGNING_SERVER,
+    Event,
+    RoundState,
+    State,
+    server_refuses,
+)
 from fedveil.secagg.terms import Terms
 from fedveil.secagg.unmasking import Masks
 
@@ -45,7 +52,8 @@ class Server:
         self._entropy = entropy
         self._processes = integer("processes", processes, 1)
         self._cohort = frozenset(cohort)
-        self._state = server_state(terms.active_security)
+        table = SIGNING_SERVER if terms.active_security else SERVER
+        self._state = RoundState(table, server_refuses)
         self._asked: frozenset[int] = self._cohort
         self._answered: set[int] = set()
         #: Client -> its cipher key and its mask key.
@@ -55,7 +63,6 @@ class Server:
         self._neighbourhoods: dict[int, list[int]] = {}
         self._sealed: dict[int, bytes] = {}
         self._total = np.zeros(terms.length, self.ring.lane)
-        self._sharers: list[int] = []
         self._disclosure = Disclosure(Tagger(terms.context), terms.threshold)
         self._helpers: list[Helper] = []
         self.survivors: frozenset[int] = frozenset()
@@ -87,8 +94,8 @@ class Server:
             self._state.after(phase)
             if take(message, "round", int) != self.terms.round:
                 raise ReportRejected(client, "wrong round")
-            fields = phases.SIGNED_ANSWER if self.terms.active_security else phases.ANSWER
-            only_fields(message, "phase", "round", *fields[phase])
+            fields = phases.SIGNED_FIELDS if self.terms.active_security else phases.FIELDS
+            only_fields(message, "phase", "round", *fields[phase][1])
             _TAKES_IN[phase](self, client, message)
         except (MessageInvalid, InvalidValue) as error:
             raise ReportRejected(client, str(error)) from None
@@ -109,7 +116,11 @@ class Server:
 
     def _close(self, closed: State, answered: list[int]) -> list[int]:
         """Leave a phase, if there are enough to go on; those that are asked next."""
-        got, needed = self._fewest(closed, answered), self.terms.threshold
+        if closed == "share":
+            self._disclosure.share(answered)
+        # What is signed is nobody's share.
+        got = len(answered) if closed == "consistency" else self._disclosure.fewest(answered)
+        needed = self.terms.threshold
         self._state.step(Event.ENOUGH if got >= needed else Event.TOO_FEW)
         if got < needed:
             raise RoundVoid(closed, got, needed)
@@ -131,9 +142,8 @@ class Server:
         return {"phase": phase, "round": self.terms.round, **fields}
 
     def _take_keys(self, client: int, message: Message) -> None:
-        names = phases.ANSWER["advertise"]
-        cipher_key, mask_key = (take_bytes(message, name, keys.KEY_BYTES) for name in names)
-        public = (cipher_key, mask_key)
+        cipher_key = take_bytes(message, "cipher_key", keys.KEY_BYTES)
+        public = (cipher_key, take_bytes(message, "mask_key", keys.KEY_BYTES))
         if public[0] == public[1] or self._seen_keys & set(public):
             raise MessageInvalid("a key that is another client's, or both keys the same")
         if any(map(keys.has_low_order, public)):
@@ -176,14 +186,6 @@ class Server:
         rows = len(self._disclosure.asked_of(client))
         shares = take_array(message, "shares", "uint8", (rows, SHARE_BYTES))
         self._disclosure.take(client, shares.tobytes())
-
-    def _fewest(self, closed: State, answered: list[int]) -> int:
-        """How many have answered, or of a neighbourhood where shares are counted."""
-        if closed == "share":
-            self._sharers = answered
-            self._disclosure.share(answered)
-        counted = closed in ("share", "masked", "unmask")
-        return self._disclosure.fewest(answered) if counted else len(answered)
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
         """Those that go on: all, or as many as the terms allow, at random."""
@@ -263,8 +265,8 @@ class Server:
 
     def _start_helpers(self) -> None:
         """Let them start while the clients answer."""
-        gone = [client for client in self._sharers if client not in self.survivors]
-        masks = len(self.survivors) + sum(len(self._disclosure.dealers_to(c)) for c in gone)
+        gone = map(self._disclosure.dealers_to, self._disclosure.dropped)
+        masks = len(self.survivors) + sum(map(len, gone))
         count = helpers_worth_having(masks, self._total.nbytes, self._processes)
         self._helpers = [Helper() for _ in range(count)]
 
@@ -288,9 +290,7 @@ class Server:
         """What the survivors' seeds and the others' mask keys make, from the shares of them."""
         secrets = self._disclosure.join()
         pairs = {}
-        for client in self._sharers:
-            if client in self.survivors:
-                continue
+        for client in self._disclosure.dropped:
             secret = secrets[client]
             if keys.KeyPair(secret).public != self._public[client][1]:
                 self._disclosure.spoilt(client)

@@ -46,6 +46,7 @@ class Event(Enum):
 
 #: State -> event -> the next state.
 Table: TypeAlias = Mapping[State, Mapping[Phase | Event, State]]
+Refuses: TypeAlias = Callable[[State, Phase | Event], FedveilError]
 
 CLIENT: Table = {
     "advertise": {"advertise": "share", Event.REFUSAL: "withheld"},
@@ -79,7 +80,8 @@ SIGNING_SERVER: Table = {
 _OPEN: Mapping[State, Phase] = {phase: phase for phase in PHASES}
 
 
-def _client_refuses(state: State, event: Phase | Event) -> ClientWithheld:
+def client_refuses(state: State, event: Phase | Event) -> ClientWithheld:
+    """What a client says to an event that is illegal for it."""
     if state == "withheld":
         return ClientWithheld("this client has ended the round before")
     if state == "done":
@@ -87,7 +89,8 @@ def _client_refuses(state: State, event: Phase | Event) -> ClientWithheld:
     return ClientWithheld(f"phase out of order: {state} is next")
 
 
-def _server_refuses(state: State, event: Phase | Event) -> InvalidValue:
+def server_refuses(state: State, event: Phase | Event) -> InvalidValue:
+    """What a server says to one."""
     if not isinstance(event, Event):
         return InvalidValue("wrong phase")
     if state not in _OPEN:
@@ -98,14 +101,10 @@ def _server_refuses(state: State, event: Phase | Event) -> InvalidValue:
 class RoundState:
     """The state of one half, and the only way to change it."""
 
-    def __init__(
-        self, table: Table, illegal: Callable[[State, Phase | Event], FedveilError], name: State
-    ) -> None:
-        if name not in table:
-            raise InvalidValue(f"{name!r} is not a state of this round")
-        self.name = name
+    def __init__(self, table: Table, refuses: Refuses) -> None:
         self._table = table
-        self._illegal = illegal
+        self._refuses = refuses
+        self.name: State = "advertise"
 
     @property
     def phase(self) -> Phase | None:
@@ -116,19 +115,15 @@ class RoundState:
         """The state that an event leads to; raises where it is illegal."""
         row = self._table[self.name]
         if event not in row:
-            raise self._illegal(self.name, event)
+            raise self._refuses(self.name, event)
         return row[event]
 
     def step(self, event: Phase | Event) -> None:
         """Go on to that state."""
         self.name = self.after(event)
 
-
-def client_state(active_security: bool, name: State = "advertise") -> RoundState:
-    """Of a client that begins, or goes on, in the state of that name."""
-    return RoundState(SIGNING_CLIENT if active_security else CLIENT, _client_refuses, name)
-
-
-def server_state(active_security: bool) -> RoundState:
-    """Of a server that begins."""
-    return RoundState(SIGNING_SERVER if active_security else SERVER, _server_refuses, "advertise")
+    def resume(self, name: State) -> None:
+        """Go on where another stood."""
+        if name not in self._table:
+            raise InvalidValue(f"{name!r} is no state of this round")
+        self.name = name
