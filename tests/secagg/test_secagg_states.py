@@ -22,9 +22,8 @@ from fedveil.secagg.state_table import (
     SIGNING_CLIENT,
     SIGNING_SERVER,
     Event,
-    RoundState,
-    client_refuses,
-    server_refuses,
+    client_state,
+    server_state,
 )
 from fedveil.secagg.unmasking import Masks
 from secagg_parts import Played
@@ -266,7 +265,7 @@ def server_cell(active: bool, state: str, event: Any) -> tuple[str | None, str]:
 def test_every_cell_of_the_servers_table(active: bool, state: str, event: Any) -> None:
     following, refusal = server_cell(active, state, event)
     assert SERVER_TABLES[active][state].get(event) == following  # type: ignore[index]
-    held = RoundState(SERVER_TABLES[active], server_refuses)
+    held = server_state(active)
     held.resume(state)  # type: ignore[arg-type]
     if following is None:
         with pytest.raises(InvalidValue, match=f"^{refusal}$"):
@@ -352,27 +351,29 @@ def test_an_answer_of_no_phase_is_refused(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "refuses", "states", "events", "ends"),
+    ("tables", "begin", "states", "events", "ends"),
     [
-        (CLIENT, client_refuses, CLIENT_STATES[False], CLIENT_EVENTS, {"withheld"}),
-        (SIGNING_CLIENT, client_refuses, CLIENT_STATES[True], CLIENT_EVENTS, {"withheld"}),
-        (SERVER, server_refuses, SERVER_STATES[False], SERVER_EVENTS, {"complete", "void"}),
-        (SIGNING_SERVER, server_refuses, SERVER_STATES[True], SERVER_EVENTS, {"complete", "void"}),
+        (CLIENT_TABLES, client_state, CLIENT_STATES, CLIENT_EVENTS, {"withheld"}),
+        (SERVER_TABLES, server_state, SERVER_STATES, SERVER_EVENTS, {"complete", "void"}),
     ],
 )
-def test_a_table_is_whole(table: Any, refuses: Any, states: Any, events: Any, ends: Any) -> None:
+@pytest.mark.parametrize("active", [False, True])
+def test_a_table_is_whole(
+    active: bool, tables: Any, begin: Any, states: Any, events: Any, ends: Any
+) -> None:
     """Every pair is a step or is refused; every state can be reached; the ends have no way out."""
-    assert set(table) == set(states)
+    table = tables[active]
+    assert set(table) == set(states[active])
     assert {event for row in table.values() for event in row} <= set(events)
     assert {state for state, row in table.items() if not row} == ends
     reached, found = set(), {"advertise"}
     while found:
         reached |= found
         found = {after for state in found for after in table[state].values()} - reached
-    assert reached == set(states)
-    for state in states:
+    assert reached == set(table)
+    for state in table:
         for event in events:
-            held = RoundState(table, refuses)
+            held = begin(active)
             held.resume(state)
             if event in table[state]:
                 assert held.after(event) == table[state][event]

@@ -14,18 +14,10 @@ from fedveil.packing import pack
 from fedveil.secagg import keys, phases, shamir
 from fedveil.secagg.keys import Identity, KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
-from fedveil.secagg.phases import (
-    SEALED_BYTES,
-    Phase,
-    as_ids,
-    as_rows,
-    take_ids,
-    take_rows,
-    take_table,
-)
+from fedveil.secagg.phases import Phase, as_ids, as_rows, take_ids, take_rows, take_table
 from fedveil.secagg.secret import SECRET_BYTES, Secret
 from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
-from fedveil.secagg.state_table import CLIENT, SIGNING_CLIENT, Event, RoundState, client_refuses
+from fedveil.secagg.state_table import Event, client_state
 from fedveil.secagg.terms import Terms
 
 _DEALT_BYTES = 2 * shamir.SHARE_BYTES
@@ -50,8 +42,7 @@ class Client:
         self.terms = terms
         self._entropy = entropy
         self._identity = identity
-        table = SIGNING_CLIENT if terms.active_security else CLIENT
-        self._state = RoundState(table, client_refuses)
+        self._state = client_state(terms.active_security)
         self._tagger = Tagger(terms.context)
         self._cipher = KeyPair.draw(entropy)
         self._mask = KeyPair.draw(entropy)
@@ -112,7 +103,7 @@ class Client:
         self._state.resume(take(kept, "next", str))
 
     def _expected(self, message: Message) -> Phase:
-        """The phase of a message that is the next one; no table has a word that is no phase."""
+        """The phase of a message, if it is the next; a word that is no phase is in no row."""
         phase: Phase = take(message, "phase", str)
         if take(message, "round", int) != self.terms.round:
             raise ClientWithheld("the message is of another round")
@@ -155,12 +146,12 @@ class Client:
             tags += self._tagger.tags([(self.client, peer)] * 2, (SEED, KEY), dealt)
             if peer == self.client:
                 self._held[peer] = dealt
-                sealed.append(bytes(SEALED_BYTES))
+                sealed.append(bytes(phases.SEALED_BYTES))
                 continue
             channel = self._cipher.agree(public_key(cipher_keys[peer]))
             self._channels[peer] = channel
             sealed.append(keys.seal(channel, self.terms.context, self.client, peer, dealt))
-        return {"sealed": as_rows(sealed, SEALED_BYTES), "tags": as_rows(tags, TAG_BYTES)}
+        return {"sealed": as_rows(sealed, phases.SEALED_BYTES), "tags": as_rows(tags, TAG_BYTES)}
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
         """Keep the mask keys of the neighbourhood and give its cipher keys; check them all."""
@@ -202,7 +193,7 @@ class Client:
 
     def _masked(self, message: Message, vector: npt.NDArray[Any] | None) -> dict[str, Value]:
         """Open what was dealt to this client, and mask the vector."""
-        sealed = take_table(message, "senders", "sealed", SEALED_BYTES)
+        sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
         if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
         self._check_enough(len(sealed) + 1)

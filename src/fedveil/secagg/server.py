@@ -19,14 +19,7 @@ from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import SEALED_BYTES, Phase, as_ids, as_rows, take_bytes, take_ids
 from fedveil.secagg.shamir import SHARE_BYTES
 from fedveil.secagg.share_tags import TAG_BYTES, Tagger
-from fedveil.secagg.state_table import (
-    SERVER,
-    SIGNING_SERVER,
-    Event,
-    RoundState,
-    State,
-    server_refuses,
-)
+from fedveil.secagg.state_table import Event, State, server_state
 from fedveil.secagg.terms import Terms
 from fedveil.secagg.unmasking import Masks
 
@@ -52,8 +45,7 @@ class Server:
         self._entropy = entropy
         self._processes = integer("processes", processes, 1)
         self._cohort = frozenset(cohort)
-        table = SIGNING_SERVER if terms.active_security else SERVER
-        self._state = RoundState(table, server_refuses)
+        self._state = server_state(terms.active_security)
         self._asked: frozenset[int] = self._cohort
         self._answered: set[int] = set()
         #: Client -> its cipher key and its mask key.
@@ -111,14 +103,14 @@ class Server:
             self._unmask()
             return None
         finally:
-            if self.phase is None:
-                self._end_helpers()
+            while self.phase is None and self._helpers:
+                self._helpers.pop().close()
 
     def _close(self, closed: State, answered: list[int]) -> list[int]:
-        """Leave a phase, if there are enough to go on; those that are asked next."""
+        """Leave the phase, if enough can go on; gives those that are asked next."""
         if closed == "share":
             self._disclosure.share(answered)
-        # What is signed is nobody's share.
+        # Signatures are counted, not whose shares their signers hold.
         got = len(answered) if closed == "consistency" else self._disclosure.fewest(answered)
         needed = self.terms.threshold
         self._state.step(Event.ENOUGH if got >= needed else Event.TOO_FEW)
@@ -149,8 +141,9 @@ class Server:
         if any(map(keys.has_low_order, public)):
             raise MessageInvalid("a key of low order")
         if self.terms.active_security:
-            signature, roster = _signature(message), self.terms.roster(client)
-            if not keys.keys_signed(roster, signature, self.terms.context, client, public):
+            signature = take_bytes(message, "signature", keys.SIGNATURE_BYTES)
+            roster, context = self.terms.roster(client), self.terms.context
+            if not keys.keys_signed(roster, signature, context, client, public):
                 raise MessageInvalid("the keys are not signed by this client")
             self._signatures[client] = signature
         self._seen_keys.update(public)
@@ -176,9 +169,9 @@ class Server:
         packing.add_packed(vector, bits, self._total)
 
     def _take_signature(self, client: int, message: Message) -> None:
-        signature, roster = _signature(message), self.terms.roster(client)
-        survivors = sorted(self.survivors)
-        if not keys.survivors_signed(roster, signature, self.terms.context, survivors):
+        signature = take_bytes(message, "signature", keys.SIGNATURE_BYTES)
+        roster, context = self.terms.roster(client), self.terms.context
+        if not keys.survivors_signed(roster, signature, context, sorted(self.survivors)):
             raise MessageInvalid("the list of survivors is not signed by this client")
         self._signatures[client] = signature
 
@@ -270,11 +263,6 @@ class Server:
         count = helpers_worth_having(masks, self._total.nbytes, self._processes)
         self._helpers = [Helper() for _ in range(count)]
 
-    def _end_helpers(self) -> None:
-        for helper in self._helpers:
-            helper.close()
-        self._helpers.clear()
-
     def _unmask(self) -> None:
         """Take the masks off."""
         try:
@@ -290,7 +278,7 @@ class Server:
         """What the survivors' seeds and the others' mask keys make, from the shares of them."""
         secrets = self._disclosure.join()
         pairs = {}
-        for client in self._disclosure.dropped:
+        for client in sorted(self._disclosure.dropped):
             secret = secrets[client]
             if keys.KeyPair(secret).public != self._public[client][1]:
                 self._disclosure.spoilt(client)
@@ -302,10 +290,6 @@ class Server:
             pairs,
             {client: self._public[client][1] for client in sorted(self.survivors)},
         )
-
-
-def _signature(message: Message) -> bytes:
-    return take_bytes(message, "signature", keys.SIGNATURE_BYTES)
 
 
 #: Phase -> what is done with an answer, and what the clients that go on to it are asked.

@@ -46,7 +46,6 @@ class Event(Enum):
 
 #: State -> event -> the next state.
 Table: TypeAlias = Mapping[State, Mapping[Phase | Event, State]]
-Refuses: TypeAlias = Callable[[State, Phase | Event], FedveilError]
 
 CLIENT: Table = {
     "advertise": {"advertise": "share", Event.REFUSAL: "withheld"},
@@ -80,8 +79,7 @@ SIGNING_SERVER: Table = {
 _OPEN: Mapping[State, Phase] = {phase: phase for phase in PHASES}
 
 
-def client_refuses(state: State, event: Phase | Event) -> ClientWithheld:
-    """What a client says to an event that is illegal for it."""
+def _client_refusal(state: State, event: Phase | Event) -> ClientWithheld:
     if state == "withheld":
         return ClientWithheld("this client has ended the round before")
     if state == "done":
@@ -89,8 +87,7 @@ def client_refuses(state: State, event: Phase | Event) -> ClientWithheld:
     return ClientWithheld(f"phase out of order: {state} is next")
 
 
-def server_refuses(state: State, event: Phase | Event) -> InvalidValue:
-    """What a server says to one."""
+def _server_refusal(state: State, event: Phase | Event) -> InvalidValue:
     if not isinstance(event, Event):
         return InvalidValue("wrong phase")
     if state not in _OPEN:
@@ -101,9 +98,11 @@ def server_refuses(state: State, event: Phase | Event) -> InvalidValue:
 class RoundState:
     """The state of one half, and the only way to change it."""
 
-    def __init__(self, table: Table, refuses: Refuses) -> None:
+    def __init__(
+        self, table: Table, refusal: Callable[[State, Phase | Event], FedveilError]
+    ) -> None:
         self._table = table
-        self._refuses = refuses
+        self._refusal = refusal
         self.name: State = "advertise"
 
     @property
@@ -115,7 +114,7 @@ class RoundState:
         """The state that an event leads to; raises where it is illegal."""
         row = self._table[self.name]
         if event not in row:
-            raise self._refuses(self.name, event)
+            raise self._refusal(self.name, event)
         return row[event]
 
     def step(self, event: Phase | Event) -> None:
@@ -127,3 +126,13 @@ class RoundState:
         if name not in self._table:
             raise InvalidValue(f"{name!r} is no state of this round")
         self.name = name
+
+
+def client_state(active_security: bool) -> RoundState:
+    """Where a client begins."""
+    return RoundState(SIGNING_CLIENT if active_security else CLIENT, _client_refusal)
+
+
+def server_state(active_security: bool) -> RoundState:
+    """Where the server begins."""
+    return RoundState(SIGNING_SERVER if active_security else SERVER, _server_refusal)
