@@ -14,7 +14,7 @@ from fedveil.packing import pack
 from fedveil.secagg import keys, phases, shamir
 from fedveil.secagg.keys import Identity, KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
-from fedveil.secagg.phases import Phase, as_ids, as_rows, take_ids, take_rows, take_table
+from fedveil.secagg.phases import Phase, as_ids, as_rows, as_table, take_ids, take_rows, take_table
 from fedveil.secagg.secret import SECRET_BYTES, Secret
 from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
 from fedveil.secagg.state_table import Event, client_state
@@ -82,9 +82,9 @@ class Client:
             "mask": self._mask.secret.reveal(),
             "seed": self._seed.reveal(),
             "sharers": as_ids(self._sharers),
-            **_table("mask_keys", self._mask_keys, keys.KEY_BYTES),
-            **_table("channels", self._channels, keys.KEY_BYTES),
-            **_table("held", self._held, _DEALT_BYTES),
+            **as_table("mask_keys_of", "mask_keys", self._mask_keys, keys.KEY_BYTES),
+            **as_table("channels_of", "channels", self._channels, keys.KEY_BYTES),
+            **as_table("held_of", "held", self._held, _DEALT_BYTES),
         }
         if self._signed is not None:
             kept["signed"] = as_ids(self._signed)
@@ -277,9 +277,3 @@ class Client:
 
 def _part(dealt: bytes, kind: int) -> bytes:
     return dealt[kind * shamir.SHARE_BYTES : (kind + 1) * shamir.SHARE_BYTES]
-
-
-def _table(name: str, table: dict[int, bytes], size: int) -> dict[str, Value]:
-    """What is known of other clients as two fields, in ascending order of their numbers."""
-    rows = [table[client] for client in sorted(table)]
-    return {name: as_rows(rows, size), f"{name}_of": as_ids(sorted(table))}

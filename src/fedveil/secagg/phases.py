@@ -6,7 +6,7 @@ the masking graph, in ascending order; arrays with a row for each member keep th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message, take, take_array
+from fedveil.message import Message, Value, take, take_array
 from fedveil.secagg.keys import SEAL_BYTES
 from fedveil.secagg.shamir import SHARE_BYTES
 
@@ -72,6 +72,11 @@ def take_bytes(message: Message, name: str, size: int) -> bytes:
     return value
 
 
+def as_rows(rows: Sequence[bytes], size: int) -> npt.NDArray[np.uint8]:
+    """Strings of so many bytes each as a field."""
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
+
+
 def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]:
     """So many strings of so many bytes in the field `name` of an untrusted message."""
     return [row.tobytes() for row in take_array(message, name, "uint8", (count, size))]
@@ -83,6 +88,7 @@ def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, by
     return dict(zip(clients, take_rows(message, name, len(clients), size), strict=True))
 
 
-def as_rows(rows: Sequence[bytes], size: int) -> npt.NDArray[np.uint8]:
-    """Strings of so many bytes each as a field."""
-    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
+def as_table(ids: str, name: str, table: Mapping[int, bytes], size: int) -> dict[str, Value]:
+    """What is known of clients as these two fields, in ascending order of their numbers."""
+    clients = sorted(table)
+    return {ids: as_ids(clients), name: as_rows([table[c] for c in clients], size)}
