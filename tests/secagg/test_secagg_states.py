@@ -161,13 +161,18 @@ def test_a_client_goes_on_in_every_state_that_is_kept(active: bool) -> None:
         again = honest(active).new_client(WHO)
         again.take_up(kept)
         assert_client_in(active, again, state)
-    with pytest.raises(InvalidValue, match="'void' is no state of this round"):
-        again.take_up({**kept, "next": "void"})
+    with pytest.raises(InvalidValue, match="state advertise of this round cannot become void"):
+        honest(active).new_client(WHO).take_up({**kept, "next": "void"})
+    for state in CLIENT_STATES[active][1:]:
+        stands = client_in(active, state)
+        with pytest.raises(InvalidValue, match=f"state {state} of this round cannot become unmask"):
+            stands.take_up(kept)
+        assert stands._state.name == state
 
 
 def test_a_client_does_not_go_on_in_a_phase_that_its_round_does_not_have() -> None:
     kept = client_in(False, "unmask").keep()
-    with pytest.raises(InvalidValue, match="'consistency' is no state of this round"):
+    with pytest.raises(InvalidValue, match="advertise of this round cannot become consistency"):
         honest(False).new_client(WHO).take_up({**kept, "next": "consistency"})
 
 

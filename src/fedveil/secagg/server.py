@@ -189,12 +189,8 @@ class Server:
 
     def _keys(self, answered: list[int]) -> dict[int, Message]:
         """To each client the keys of its neighbourhood; in the complete graph one message."""
-        if self.terms.neighbours is None:
-            self._neighbourhoods = masking_graph.complete(answered)
-        else:
-            self._neighbourhoods = masking_graph.sparse(
-                answered, self.terms.neighbours, self._entropy
-            )
+        neighbours = self.terms.neighbours or len(answered) - 1
+        self._neighbourhoods = masking_graph.sparse(answered, neighbours, self._entropy)
         return self._to_each(self._neighbourhoods, self._keys_of)
 
     def _to_each(

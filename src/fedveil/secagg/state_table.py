@@ -1,25 +1,24 @@
-"""Where a client and the server of a round stand, and what takes them on: the tables.
+"""Where a client and the server of a round stand, and what takes them on: the two tables.
 
-A round is a conversation in lockstep. The server asks, the clients answer, and no phase begins
-before the one before it is closed. Each half is in one state at a time, a row of its table, and
-an event takes it to the state that the row names. What a row does not name is illegal there and
-is refused. Nothing but `RoundState` moves a half, and it knows nothing but the tables; what a
-half does with a message, and which clients have answered, stands beside them.
+A round goes in lockstep: the server asks, the clients answer, and no phase begins before the one
+before it is closed. Each half is in one state, a row of its table, and an event takes it to the
+state that the row names. What a row does not name is illegal there and refused. Nothing but
+`RoundState` moves a half; what a half does with a message, and which clients have answered,
+stands beside the tables.
 
 A client's state is the phase whose message it waits for. Answering takes it on, so that the same
-message a second time is out of order: a client that could be asked twice could be asked for both
-kinds of share of one peer. A refusal, whatever the reason, takes it to `withheld` from anywhere,
-and a server that has lied once gets nothing more. A message out of order is refused like any
-other lie. `done` has answered everything, and only a refusal can follow.
+message a second time is out of order: who is asked twice could be asked for both kinds of share
+of one peer. A message out of order, and any other that is refused, takes it to `withheld` for
+good: a server that has lied once gets nothing more. After its last answer it is `done`.
 
-The server's state is the phase whose answers it takes. An answer that it takes in leaves it
-there; one of another phase is illegal, which costs its sender nothing but the answer. Closing a
-phase opens the next one if enough have answered, and ends in `void` if not: below the threshold
-nothing can be unmasked any more, and nothing must be. After the last phase it is `unmasking`,
-and the sum is `complete`, or the shares turn out not to be of a dealer's secret.
+The server's state is the phase whose answers it takes; one of another phase is illegal, and
+changes nothing. Closing a phase opens the next if enough have answered and ends in `void` if not,
+since fewer than the threshold can unmask nothing. After the last phase it is `unmasking`, and
+then `complete`, or `void` if what a dealer has dealt are not shares of its secret.
 
-Active security puts a phase between two others. Before anybody discloses a share the survivors
-sign the list of survivors that they were shown, so that no two lists find `threshold` signers.
+Active security puts in a phase before any share is disclosed: the survivors sign the list of
+survivors that they were shown, so that the server cannot show one list to some and another to
+others.
 """
 
 from __future__ import annotations
@@ -122,9 +121,9 @@ class RoundState:
         self.name = self.after(event)
 
     def resume(self, name: State) -> None:
-        """Go on where another stood."""
-        if name not in self._table:
-            raise InvalidValue(f"{name!r} is no state of this round")
+        """Go on where another stood; only who has just begun can."""
+        if name not in self._table or self.name != "advertise":
+            raise InvalidValue(f"state {self.name} of this round cannot become {name}")
         self.name = name
 
 
