@@ -7,21 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.entropy import Secure, Seeded
+from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld
 from fedveil.message import decode, encode
-from fedveil.secagg import Client, Identity
+from fedveil.secagg import Client
 from secagg_parts import Played
 
 
 def replaced(played: Played, entropy: Any) -> Any:
     """Before every message, put clients in place that took up what the old ones have kept."""
-    root = Seeded(0, "round")
 
     def down(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
         if phase != "advertise":
             kept = decode(encode(played.clients[client].keep()))
-            identity = Identity.draw(root.stream("identity", client))
+            identity = played.identities[client]
             played.clients[client] = Client(client, played.terms, entropy, identity)
             played.clients[client].take_up(kept)
         return message
@@ -42,12 +41,11 @@ def test_the_sum_is_the_same(active: bool, drop: dict[str, list[int]]):
 
 def test_the_same_bytes_where_the_randomness_is_the_same():
     plain, played = Played().play(), Played()
-    root = Seeded(0, "round")
 
     def same_stream(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
         kept = played.clients[client].keep()
         if phase != "advertise":
-            played.clients[client] = Client(client, played.terms, root.stream("client", client))
+            played.clients[client] = played.new_client(client)
             played.clients[client].take_up(kept)
         return message
 

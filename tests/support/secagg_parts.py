@@ -30,26 +30,33 @@ class Played:
         self, clients: int = 5, threshold: int = 3, *, seed: int = 0, **terms: Any
     ) -> None:
         self.ids = [3 * i for i in range(clients)]
-        root = Seeded(seed, "round")
-        identities = {c: Identity.draw(root.stream("identity", c)) for c in self.ids}
+        self.root = root = Seeded(seed, "round")
+        self.identities = {c: Identity.draw(root.stream("identity", c)) for c in self.ids}
         values = {
             "job": b"test", "round": 4, "length": 8, "bits": Ring.for_sum(clients, LARGEST).bits,
             "threshold": threshold, "sharing": clients,
-            "roster": {c: i.public for c, i in identities.items()}.get, **terms,
+            "roster": {c: i.public for c, i in self.identities.items()}.get, **terms,
         }  # fmt: skip
         self.terms = Terms(**values)
         self.vectors = {
             c: root.stream("vector", c).integers(2 * LARGEST + 1, 8) - LARGEST for c in self.ids
         }
-        self.clients = {
-            c: Client(c, self.terms, root.stream("client", c), identities[c]) for c in self.ids
-        }
-        self.server = Server(self.terms, self.ids, root.stream("server"))
+        self.clients = {c: self.new_client(c) for c in self.ids}
+        self.server = self.new_server()
         self.rejected: dict[int, str] = {}
         self.withheld: dict[int, str] = {}
         #: Every answer that was sent, by phase and client, and every request.
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.requests: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def new_client(self, client: int) -> Client:
+        """A client at the start; two of them draw the same secrets."""
+        entropy = self.root.stream("client", client)
+        return Client(client, self.terms, entropy, self.identities[client])
+
+    def new_server(self) -> Server:
+        """A server at the start."""
+        return Server(self.terms, self.ids, self.root.stream("server"))
 
     def play(
         self,

@@ -40,7 +40,7 @@ from fedveil.secagg.client import Client
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.keys import Identity
 from fedveil.secagg.masking import Ring
-from fedveil.secagg.phases import PHASES, TRAINS, flow
+from fedveil.secagg.phases import PHASES, TRAINS
 from fedveil.secagg.server import Server
 from fedveil.secagg.terms import Terms
 from fedveil.settings.base import Settings
@@ -198,7 +198,8 @@ class PWEncrypt(Protection):
     @property
     def flow(self) -> tuple[str, ...]:
         """The consistency phase is there under active security alone."""
-        return flow(self.settings.active_security)
+        signing = self.settings.active_security
+        return tuple(phase for phase in PHASES if signing or phase != "consistency")
 
     @property
     def deadline_s(self) -> float:

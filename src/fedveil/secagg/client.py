@@ -9,14 +9,15 @@ import numpy.typing as npt
 
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
-from fedveil.message import Message, Value, take, take_array
+from fedveil.message import Message, Value, only_fields, take
 from fedveil.packing import pack
 from fedveil.secagg import keys, phases, shamir
 from fedveil.secagg.keys import Identity, KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
-from fedveil.secagg.phases import SEALED_BYTES, as_ids, take_ids
+from fedveil.secagg.phases import Phase, as_ids, as_rows, as_table, take_ids, take_rows, take_table
 from fedveil.secagg.secret import SECRET_BYTES, Secret
 from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
+from fedveil.secagg.state_table import Event, client_state
 from fedveil.secagg.terms import Terms
 
 _DEALT_BYTES = 2 * shamir.SHARE_BYTES
@@ -41,9 +42,7 @@ class Client:
         self.terms = terms
         self._entropy = entropy
         self._identity = identity
-        self._flow = iter(phases.flow(terms.active_security))
-        self._next: phases.Phase | None = next(self._flow)
-        self._ended = False
+        self._state = client_state(terms.active_security)
         self._tagger = Tagger(terms.context)
         self._cipher = KeyPair.draw(entropy)
         self._mask = KeyPair.draw(entropy)
@@ -57,16 +56,16 @@ class Client:
 
     def respond(self, message: Message, vector: npt.NDArray[np.int64] | None = None) -> Message:
         """The answer to the server's message; `vector` goes into the masked phase's."""
-        if self._ended:
-            raise ClientWithheld("this client has ended the round before")
-        self._ended = True
+        self._state.after(Event.REFUSAL)  # who has refused cannot refuse again
+        event: Phase | Event = Event.REFUSAL
         try:
             phase = self._expected(message)
             answer = self._answer(phase, message, vector)
+            event = phase
         except (MessageInvalid, InvalidValue) as error:
             raise ClientWithheld(f"the server's message is refused: {error}") from None
-        self._ended = False
-        self._next = next(self._flow, None)
+        finally:
+            self._state.step(event)
         return {"phase": phase, "round": self.terms.round, **answer}
 
     def keep(self) -> Message:
@@ -75,17 +74,17 @@ class Client:
         Empty where this client answers nothing more. Two clients that go on from the same state
         could be asked for both kinds of share of one peer: who stores it must give it out once.
         """
-        if self._ended or self._next is None:
+        if self._state.phase is None:
             return {}
         kept: dict[str, Value] = {
-            "next": self._next,
+            "next": self._state.name,
             "cipher": self._cipher.secret.reveal(),
             "mask": self._mask.secret.reveal(),
             "seed": self._seed.reveal(),
             "sharers": as_ids(self._sharers),
-            **_table("mask_keys", self._mask_keys, keys.KEY_BYTES),
-            **_table("channels", self._channels, keys.KEY_BYTES),
-            **_table("held", self._held, _DEALT_BYTES),
+            **as_table("mask_keys_of", "mask_keys", self._mask_keys, keys.KEY_BYTES),
+            **as_table("channels_of", "channels", self._channels, keys.KEY_BYTES),
+            **as_table("held_of", "held", self._held, _DEALT_BYTES),
         }
         if self._signed is not None:
             kept["signed"] = as_ids(self._signed)
@@ -97,27 +96,24 @@ class Client:
         self._mask = KeyPair(Secret(take(kept, "mask", bytes)))
         self._seed = Secret(take(kept, "seed", bytes))
         self._sharers = take_ids(kept, "sharers")
-        self._mask_keys = _read_table(kept, "mask_keys", keys.KEY_BYTES)
-        self._channels = _read_table(kept, "channels", keys.KEY_BYTES)
-        self._held = _read_table(kept, "held", _DEALT_BYTES)
+        self._mask_keys = take_table(kept, "mask_keys_of", "mask_keys", keys.KEY_BYTES)
+        self._channels = take_table(kept, "channels_of", "channels", keys.KEY_BYTES)
+        self._held = take_table(kept, "held_of", "held", _DEALT_BYTES)
         self._signed = take_ids(kept, "signed") if "signed" in kept else None
-        while self._next != kept["next"]:
-            self._next = next(self._flow)
+        self._state.resume(take(kept, "next", str))
 
-    def _expected(self, message: Message) -> phases.Phase:
-        phase = take(message, "phase", str)
+    def _expected(self, message: Message) -> Phase:
+        """The phase of a message, if it is the next; a word that is no phase is in no row."""
+        phase: Phase = take(message, "phase", str)
         if take(message, "round", int) != self.terms.round:
             raise ClientWithheld("the message is of another round")
-        if self._next is None:
-            raise ClientWithheld("a second unmask request")
-        if phase != self._next:
-            raise ClientWithheld(f"phase out of order: {self._next} is next")
-        signed = phases.SIGNED_REQUEST if self.terms.active_security else None
-        phases.check_fields(message, self._next, phases.REQUEST, signed)
-        return self._next
+        self._state.after(phase)
+        fields = phases.SIGNED_FIELDS if self.terms.active_security else phases.FIELDS
+        only_fields(message, "phase", "round", *fields[phase][0])
+        return phase
 
     def _answer(
-        self, phase: phases.Phase, message: Message, vector: npt.NDArray[Any] | None
+        self, phase: Phase, message: Message, vector: npt.NDArray[Any] | None
     ) -> dict[str, Value]:
         match phase:
             case "advertise":
@@ -133,7 +129,7 @@ class Client:
 
     def _advertise(self) -> dict[str, Value]:
         public = (self._cipher.public, self._mask.public)
-        answer: dict[str, Value] = dict(zip(phases.ANSWER["advertise"], public, strict=True))
+        answer: dict[str, Value] = {"cipher_key": public[0], "mask_key": public[1]}
         if self._identity is not None and self.terms.active_security:
             answer["signature"] = self._identity.sign_keys(self.terms.context, self.client, public)
         return answer
@@ -150,22 +146,18 @@ class Client:
             tags += self._tagger.tags([(self.client, peer)] * 2, (SEED, KEY), dealt)
             if peer == self.client:
                 self._held[peer] = dealt
-                sealed.append(bytes(SEALED_BYTES))
+                sealed.append(bytes(phases.SEALED_BYTES))
                 continue
             channel = self._cipher.agree(public_key(cipher_keys[peer]))
             self._channels[peer] = channel
             sealed.append(keys.seal(channel, self.terms.context, self.client, peer, dealt))
-        return {
-            "sealed": _rows(sealed, SEALED_BYTES),
-            "tags": _rows(tags, TAG_BYTES),
-        }
+        return {"sealed": as_rows(sealed, phases.SEALED_BYTES), "tags": as_rows(tags, TAG_BYTES)}
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
         """Keep the mask keys of the neighbourhood and give its cipher keys; check them all."""
         members = take_ids(message, "clients")
-        shape = (len(members), keys.KEY_BYTES)
-        cipher_keys = _byte_rows(take_array(message, "cipher_keys", "uint8", shape))
-        mask_keys = _byte_rows(take_array(message, "mask_keys", "uint8", shape))
+        cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
+        mask_keys = take_rows(message, "mask_keys", len(members), keys.KEY_BYTES)
         by_client = dict(zip(members, zip(cipher_keys, mask_keys, strict=True), strict=True))
         if by_client.get(self.client) != (self._cipher.public, self._mask.public):
             raise ClientWithheld("the list of keys has another key than this client's own")
@@ -179,41 +171,35 @@ class Client:
 
     def _check_size(self, members: int) -> None:
         terms, most = self.terms, self.terms.sharing
-        if members < terms.threshold:
-            raise ClientWithheld(f"{members} clients share secrets, {terms.threshold} are needed")
+        self._check_enough(members)
         if terms.neighbours is not None:
             # One more where both the neighbours and the clients are odd in number.
             most = min(most, terms.neighbours + 2)
         if members > most:
             raise ClientWithheld(f"{members} clients share secrets, {most} are allowed")
 
+    def _check_enough(self, sharers: int) -> None:
+        if sharers < (needed := self.terms.threshold):
+            raise ClientWithheld(f"{sharers} clients share secrets, {needed} are needed")
+
     def _check_signatures(
         self, message: Message, by_client: dict[int, tuple[bytes, bytes]]
     ) -> None:
-        shape = (len(by_client), keys.SIGNATURE_BYTES)
-        signatures = take_array(message, "signatures", "uint8", shape)
+        context, roster = self.terms.context, self.terms.roster
+        signatures = take_rows(message, "signatures", len(by_client), keys.SIGNATURE_BYTES)
         for (peer, public), signature in zip(by_client.items(), signatures, strict=True):
-            theirs = self.terms.roster(peer) or b""
-            if not keys.keys_signed(theirs, signature.tobytes(), self.terms.context, peer, public):
+            if not keys.keys_signed(roster(peer), signature, context, peer, public):
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
     def _masked(self, message: Message, vector: npt.NDArray[Any] | None) -> dict[str, Value]:
         """Open what was dealt to this client, and mask the vector."""
-        senders = take_ids(message, "senders")
-        sealed = take_array(message, "sealed", "uint8", (len(senders), SEALED_BYTES))
-        if not self._channels.keys() >= set(senders):
+        sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
+        if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
-        if len(senders) + 1 < self.terms.threshold:
-            raise ClientWithheld(
-                f"{len(senders) + 1} clients share secrets, {self.terms.threshold} are needed"
-            )
-        refused = [
-            peer
-            for peer, box in zip(senders, sealed, strict=True)
-            if not self._open(peer, box.tobytes())
-        ]
-        self._sharers = sorted([*senders, self.client])
-        return {"vector": self._mask_vector(senders, vector), "refused": as_ids(refused)}
+        self._check_enough(len(sealed) + 1)
+        refused = [peer for peer, box in sealed.items() if not self._open(peer, box)]
+        self._sharers = sorted([*sealed, self.client])
+        return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, dealer: int, sealed: bytes) -> bool:
         """Keep the shares that a dealer has sealed for this client, if that is what they are."""
@@ -274,45 +260,20 @@ class Client:
             for peer in self._sharers
             if peer in self._held
         ]
-        return {"shares": _rows(shares, shamir.SHARE_BYTES)}
+        return {"shares": as_rows(shares, shamir.SHARE_BYTES)}
 
     def _check_consistency(self, message: Message, survivors: list[int]) -> None:
         """At least `threshold` survivors must have signed the list that this client has signed."""
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")
-        signers = take_ids(message, "signers")
-        shape = (len(signers), keys.SIGNATURE_BYTES)
-        signatures = take_array(message, "signatures", "uint8", shape)
-        context, roster = self.terms.context, self.terms.roster
-        if len(signers) < self.terms.threshold or not set(signers) <= set(survivors):
-            raise ClientWithheld(
-                f"{len(signers)} signatures of survivors, {self.terms.threshold} are needed"
-            )
-        for signer, signature in zip(signers, signatures, strict=True):
-            theirs = roster(signer) or b""
-            if not keys.survivors_signed(theirs, signature.tobytes(), context, survivors):
+        signed = take_table(message, "signers", "signatures", keys.SIGNATURE_BYTES)
+        context, roster, needed = self.terms.context, self.terms.roster, self.terms.threshold
+        if len(signed) < needed or not signed.keys() <= set(survivors):
+            raise ClientWithheld(f"{len(signed)} signatures of survivors, {needed} are needed")
+        for signer, signature in signed.items():
+            if not keys.survivors_signed(roster(signer), signature, context, survivors):
                 raise ClientWithheld("a survivor has not signed the list of survivors")
 
 
 def _part(dealt: bytes, kind: int) -> bytes:
     return dealt[kind * shamir.SHARE_BYTES : (kind + 1) * shamir.SHARE_BYTES]
-
-
-def _table(name: str, table: dict[int, bytes], size: int) -> dict[str, Value]:
-    """What is known of other clients as two fields, in ascending order of their numbers."""
-    rows = [table[client] for client in sorted(table)]
-    return {name: _rows(rows, size), f"{name}_of": as_ids(sorted(table))}
-
-
-def _read_table(kept: Message, name: str, size: int) -> dict[int, bytes]:
-    clients = take_ids(kept, f"{name}_of")
-    rows = _byte_rows(take_array(kept, name, "uint8", (len(clients), size)))
-    return dict(zip(clients, rows, strict=True))
-
-
-def _rows(rows: list[bytes], size: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
-
-
-def _byte_rows(array: npt.NDArray[np.uint8]) -> list[bytes]:
-    return [row.tobytes() for row in array]

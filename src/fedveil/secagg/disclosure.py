@@ -28,7 +28,8 @@ class Disclosure:
         self._members: dict[int, list[int]] = {}
         self._tags: dict[int, bytes] = {}
         self._sharers: frozenset[int] = frozenset()
-        self._survivors: Collection[int] = ()
+        #: Who has dealt and is not in the sum.
+        self.dropped: frozenset[int] = frozenset()
         #: Holder -> the dealers whose boxes it could not open.
         self._refused: dict[int, frozenset[int]] = {}
         self._shares: dict[int, shamir.Field] = {}
@@ -66,7 +67,7 @@ class Disclosure:
 
     def decide(self, survivors: Collection[int]) -> None:
         """Who is in the sum: their seeds are disclosed, and the others' keys."""
-        self._survivors = survivors
+        self.dropped = self._sharers.difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
         """The smallest number of a dealer's holders that have answered and hold its shares."""
@@ -90,8 +91,8 @@ class Disclosure:
     def take(self, holder: int, shares: bytes) -> None:
         """The shares that a holder discloses; refuses them all if one is not what was dealt."""
         places = dict(zip(self.dealers_to(holder), self.places_of(holder), strict=True))
-        asked, survivors, tags = self.asked_of(holder), self._survivors, self._tags
-        kinds: list[Kind] = [SEED if dealer in survivors else KEY for dealer in asked]
+        asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
+        kinds: list[Kind] = [KEY if dealer in dropped else SEED for dealer in asked]
         found = self._tagger.tags([(dealer, holder) for dealer in asked], kinds, shares)
         starts = [(2 * places[d] + kind) * TAG_BYTES for d, kind in zip(asked, kinds, strict=True)]
         expected = [tags[d][at : at + TAG_BYTES] for d, at in zip(asked, starts, strict=True)]

@@ -133,14 +133,14 @@ class Identity:
 
 
 def keys_signed(
-    public: bytes, signature: bytes, context: bytes, client: int, keys: Iterable[bytes]
+    public: bytes | None, signature: bytes, context: bytes, client: int, keys: Iterable[bytes]
 ) -> bool:
-    """Whether `signature` is the one of `Identity.sign_keys`."""
+    """Whether `signature` is the one of `Identity.sign_keys`; a stranger, None, signs nothing."""
     return _verified(public, signature, _signed_keys(context, client, keys))
 
 
 def survivors_signed(
-    public: bytes, signature: bytes, context: bytes, survivors: Iterable[int]
+    public: bytes | None, signature: bytes, context: bytes, survivors: Iterable[int]
 ) -> bool:
     """Whether `signature` is the one of `Identity.sign_survivors`."""
     return _verified(public, signature, _signed_survivors(context, survivors))
@@ -154,9 +154,9 @@ def _signed_survivors(context: bytes, survivors: Iterable[int]) -> bytes:
     return b"fedveil survivors" + context + _ids(survivors)
 
 
-def _verified(public: bytes, signature: bytes, text: bytes) -> bool:
+def _verified(public: bytes | None, signature: bytes, text: bytes) -> bool:
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
+        Ed25519PublicKey.from_public_bytes(public or b"").verify(signature, text)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -1,12 +1,4 @@
-"""The phases of a round and what they say: the one table of the protocol.
-
-    phase        the server sends                      a client answers
-    advertise    round                                 two public keys (signed)
-    share        its neighbourhood's keys              its secrets' shares, sealed, and their tags
-    masked       the shares that are meant for it      its masked vector; what it could not open
-    consistency  who is in the sum                     that list, signed (active_security only)
-    unmask       who is in the sum and who is not      one share of each: of the mask seed of
-                 (and the signatures)                  who is, of the mask key of who is not
+"""The phases of a round and what their messages hold.
 
 Every message also carries `phase` and `round`. A neighbourhood is a client and its neighbours in
 the masking graph, in ascending order; arrays with a row for each member keep that order.
@@ -19,58 +11,43 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message, only_fields, take
+from fedveil.message import Message, Value, take, take_array
 from fedveil.secagg.keys import SEAL_BYTES
 from fedveil.secagg.shamir import SHARE_BYTES
 
 Phase: TypeAlias = Literal["advertise", "share", "masked", "consistency", "unmask"]
+#: Phase -> the fields of the server's message, and of a client's answer.
+Fields: TypeAlias = dict[Phase, tuple[tuple[str, ...], tuple[str, ...]]]
 
-#: Phase -> the fields of the server's message, and of the client's answer.
-REQUEST: dict[Phase, tuple[str, ...]] = {
-    "advertise": (),
-    "share": ("clients", "cipher_keys", "mask_keys"),
-    "masked": ("senders", "sealed"),
-    "consistency": ("survivors",),
-    "unmask": ("survivors", "dropped"),
+FIELDS: Fields = {
+    # Two public keys.
+    "advertise": ((), ("cipher_key", "mask_key")),
+    # The neighbourhood's keys; shares of the client's two secrets, sealed, and their tags.
+    "share": (("clients", "cipher_keys", "mask_keys"), ("sealed", "tags")),
+    # The shares that are meant for it; its masked vector, and whose shares did not open.
+    "masked": (("senders", "sealed"), ("vector", "refused")),
+    # Who is in the sum; that list, signed (active security only).
+    "consistency": (("survivors",), ("signature",)),
+    # Who is in the sum and who is not; a share of each, of the seed of one, the key of the other.
+    "unmask": (("survivors", "dropped"), ("shares",)),
 }
-ANSWER: dict[Phase, tuple[str, ...]] = {
-    "advertise": ("cipher_key", "mask_key"),
-    "share": ("sealed", "tags"),
-    "masked": ("vector", "refused"),
-    "consistency": ("signature",),
-    "unmask": ("shares",),
+#: With active security.
+SIGNED_FIELDS: Fields = {
+    **FIELDS,
+    "advertise": ((), ("cipher_key", "mask_key", "signature")),
+    "share": (("clients", "cipher_keys", "mask_keys", "signatures"), ("sealed", "tags")),
+    "unmask": (("survivors", "dropped", "signers", "signatures"), ("shares",)),
 }
-#: What active security adds to them.
-SIGNED_REQUEST: dict[Phase, tuple[str, ...]] = {
-    "share": ("signatures",),
-    "unmask": ("signers", "signatures"),
-}
-SIGNED_ANSWER: dict[Phase, tuple[str, ...]] = {"advertise": ("signature",)}
 
 #: A client deals every member a share of its mask's seed and one of its mask key.
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 
-PHASES: tuple[Phase, ...] = tuple(REQUEST)
+PHASES: tuple[Phase, ...] = tuple(FIELDS)
 #: The phase in which what a client sends depends on its vector.
 TRAINS: Phase = "masked"
-
-
-def flow(active_security: bool) -> tuple[Phase, ...]:
-    """The phases of a round, in their order: every legal transition is from one to the next."""
-    return tuple(p for p in PHASES if active_security or p != "consistency")
-
-
-def check_fields(
-    message: Message,
-    phase: Phase,
-    fields: Mapping[Phase, tuple[str, ...]],
-    signed: Mapping[Phase, tuple[str, ...]] | None,
-) -> None:
-    """Refuse a message of `phase` that holds other fields than the table says."""
-    more = (signed or {}).get(phase, ())
-    only_fields(message, "phase", "round", *fields[phase], *more)
 
 
 def take_ids(message: Message, name: str) -> list[int]:
@@ -87,3 +64,33 @@ def take_ids(message: Message, name: str) -> list[int]:
 def as_ids(clients: Sequence[int]) -> np.ndarray:
     """Client numbers as a field."""
     return np.array(clients, np.int64)
+
+
+def take_bytes(message: Message, name: str, size: int) -> bytes:
+    """So many bytes in the field `name` of an untrusted message."""
+    value: bytes = take(message, name, bytes)
+    if len(value) != size:
+        raise MessageInvalid(f"field {name} has the wrong length")
+    return value
+
+
+def as_rows(rows: Sequence[bytes], size: int) -> npt.NDArray[np.uint8]:
+    """Strings of so many bytes each as a field."""
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
+
+
+def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]:
+    """So many strings of so many bytes in the field `name` of an untrusted message."""
+    return [row.tobytes() for row in take_array(message, name, "uint8", (count, size))]
+
+
+def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, bytes]:
+    """The clients in the field `ids` of an untrusted message, each with its row of `name`."""
+    clients = take_ids(message, ids)
+    return dict(zip(clients, take_rows(message, name, len(clients), size), strict=True))
+
+
+def as_table(ids: str, name: str, table: Mapping[int, bytes], size: int) -> dict[str, Value]:
+    """What is known of clients as these two fields, in ascending order of their numbers."""
+    clients = sorted(table)
+    return {ids: as_ids(clients), name: as_rows([table[c] for c in clients], size)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +11,15 @@ from fedveil import packing
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
-from fedveil.message import Message, Value, take, take_array
+from fedveil.message import Message, Value, only_fields, take, take_array
 from fedveil.secagg import keys, masking_graph, phases
 from fedveil.secagg.disclosure import Disclosure
 from fedveil.secagg.helper_process import Helper, helpers_worth_having
 from fedveil.secagg.masking import Ring
-from fedveil.secagg.phases import SEALED_BYTES, as_ids, take_ids
+from fedveil.secagg.phases import SEALED_BYTES, Phase, as_ids, as_rows, take_bytes, take_ids
 from fedveil.secagg.shamir import SHARE_BYTES
 from fedveil.secagg.share_tags import TAG_BYTES, Tagger
+from fedveil.secagg.state_table import Event, State, server_state
 from fedveil.secagg.terms import Terms
 from fedveil.secagg.unmasking import Masks
 
@@ -48,8 +48,7 @@ class Server:
         self._entropy = entropy
         self._processes = integer("processes", processes, 1)
         self._cohort = frozenset(cohort)
-        self._flow = iter(phases.flow(terms.active_security))
-        self.phase: phases.Phase | None = next(self._flow)
+        self._state = server_state(terms.active_security)
         self._asked: frozenset[int] = self._cohort
         self._answered: set[int] = set()
         #: Client -> its cipher key and its mask key.
@@ -59,11 +58,19 @@ class Server:
         self._neighbourhoods: dict[int, list[int]] = {}
         self._sealed: dict[int, bytes] = {}
         self._total = np.zeros(terms.length, self.ring.lane)
-        self._sharers: list[int] = []
         self._disclosure = Disclosure(Tagger(terms.context), terms.threshold)
         self._helpers: list[Helper] = []
         self.survivors: frozenset[int] = frozenset()
-        self.complete = False
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase whose answers are taken; None when the round has ended."""
+        return self._state.phase
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sum is to be had."""
+        return self._state.name == "complete"
 
     def opening(self) -> Message:
         """The first message, the same for every client."""
@@ -78,53 +85,47 @@ class Server:
         if client in self._answered:
             raise ReportRejected(client, "repeated sender")
         try:
-            if take(message, "phase", str) != self.phase:
-                raise ReportRejected(client, "wrong phase")
+            phase: Phase = take(message, "phase", str)
+            self._state.after(phase)
             if take(message, "round", int) != self.terms.round:
                 raise ReportRejected(client, "wrong round")
-            signed = phases.SIGNED_ANSWER if self.terms.active_security else None
-            phases.check_fields(message, self.phase, phases.ANSWER, signed)
-            self._take_in(self.phase, client, message)
+            fields = phases.SIGNED_FIELDS if self.terms.active_security else phases.FIELDS
+            only_fields(message, "phase", "round", *fields[phase][1])
+            _TAKES_IN[phase](self, client, message)
         except (MessageInvalid, InvalidValue) as error:
             raise ReportRejected(client, str(error)) from None
+        self._state.step(phase)
         self._answered.add(client)
 
     def advance(self) -> dict[int, Message] | None:
         """Close the phase: the next one's messages; None when the masks are off the sum."""
-        if self.phase is None:
-            raise InvalidValue("the round has ended")
         try:
-            return self._advance(self.phase, sorted(self._answered))
-        except RoundVoid:
-            self.phase = None
-            raise
+            answered = self._close(self._state.name, sorted(self._answered))
+            if self.phase is not None:
+                return _ASKS[self.phase](self, answered)
+            self._unmask()
+            return None
         finally:
-            if self.phase is None:
-                self._end_helpers()
+            while self.phase is None and self._helpers:
+                self._helpers.pop().close()
 
-    def _advance(self, closed: phases.Phase, answered: list[int]) -> dict[int, Message] | None:
-        self._check_enough(closed, answered)
+    def _close(self, closed: State, answered: list[int]) -> list[int]:
+        """Leave the phase, if enough can go on; gives those that are asked next."""
+        if closed == "share":
+            self._disclosure.share(answered)
+        # Signatures are counted, not whose shares their signers hold.
+        got = len(answered) if closed == "consistency" else self._disclosure.fewest(answered)
+        needed = self.terms.threshold
+        self._state.step(Event.ENOUGH if got >= needed else Event.TOO_FEW)
+        if got < needed:
+            raise RoundVoid(closed, got, needed)
         if closed == "advertise":
             answered = self._draw_sharers(answered)
-        self.phase = next(self._flow, None)
         self._asked, self._answered = frozenset(answered), set()
         if closed == "masked":
             self.survivors = self._asked
             self._disclosure.decide(self.survivors)
-        match self.phase:
-            case "share":
-                return self._keys(answered)
-            case "masked":
-                return self._shares(answered)
-            case "consistency":
-                return dict.fromkeys(
-                    answered, self._message("consistency", survivors=as_ids(answered))
-                )
-            case "unmask":
-                return self._requests(answered)
-        self._unmask()
-        self.complete = True
-        return None
+        return answered
 
     def total(self) -> npt.NDArray[np.int64]:
         """The sum of the survivors' vectors, once `advance` has returned None."""
@@ -132,40 +133,26 @@ class Server:
             raise InvalidValue("the sum is asked for and the masks are not off it")
         return self.ring.signed(self._total)
 
-    def _message(self, phase: phases.Phase, **fields: Value) -> Message:
+    def _message(self, phase: Phase, **fields: Value) -> Message:
         return {"phase": phase, "round": self.terms.round, **fields}
 
-    def _take_in(self, phase: phases.Phase, client: int, message: Message) -> None:
-        match phase:
-            case "advertise":
-                self._take_keys(client, message)
-            case "share":
-                self._take_shares(client, message)
-            case "masked":
-                self._take_vector(client, message)
-            case "consistency":
-                self._take_signature(client, message)
-            case "unmask":
-                rows = len(self._disclosure.asked_of(client))
-                shares = take_array(message, "shares", "uint8", (rows, SHARE_BYTES))
-                self._disclosure.take(client, shares.tobytes())
-
     def _take_keys(self, client: int, message: Message) -> None:
-        public = (_key(message, "cipher_key"), _key(message, "mask_key"))
+        cipher_key = take_bytes(message, "cipher_key", keys.KEY_BYTES)
+        public = (cipher_key, take_bytes(message, "mask_key", keys.KEY_BYTES))
         if public[0] == public[1] or self._seen_keys & set(public):
             raise MessageInvalid("a key that is another client's, or both keys the same")
         if any(map(keys.has_low_order, public)):
             raise MessageInvalid("a key of low order")
         if self.terms.active_security:
-            signature = _signature(message)
-            roster = self.terms.roster(client) or b""
-            if not keys.keys_signed(roster, signature, self.terms.context, client, public):
+            signature = take_bytes(message, "signature", keys.SIGNATURE_BYTES)
+            roster, context = self.terms.roster(client), self.terms.context
+            if not keys.keys_signed(roster, signature, context, client, public):
                 raise MessageInvalid("the keys are not signed by this client")
             self._signatures[client] = signature
         self._seen_keys.update(public)
         self._public[client] = public
 
-    def _take_shares(self, client: int, message: Message) -> None:
+    def _take_sealed(self, client: int, message: Message) -> None:
         members = self._neighbourhoods[client]
         sealed = take_array(message, "sealed", "uint8", (len(members), SEALED_BYTES))
         tags = take_array(message, "tags", "uint8", (2 * len(members), TAG_BYTES))
@@ -185,23 +172,16 @@ class Server:
         packing.add_packed(vector, bits, self._total)
 
     def _take_signature(self, client: int, message: Message) -> None:
-        signature, roster = _signature(message), self.terms.roster(client) or b""
-        survivors = sorted(self.survivors)
-        if not keys.survivors_signed(roster, signature, self.terms.context, survivors):
+        signature = take_bytes(message, "signature", keys.SIGNATURE_BYTES)
+        roster, context = self.terms.roster(client), self.terms.context
+        if not keys.survivors_signed(roster, signature, context, sorted(self.survivors)):
             raise MessageInvalid("the list of survivors is not signed by this client")
         self._signatures[client] = signature
 
-    def _check_enough(self, phase: phases.Phase, answered: list[int]) -> None:
-        needed = self.terms.threshold
-        if phase in ("share", "masked", "unmask"):
-            if phase == "share":
-                self._sharers = answered
-                self._disclosure.share(answered)
-            got = self._disclosure.fewest(answered)
-        else:
-            got = len(answered)
-        if got < needed:
-            raise RoundVoid(phase, got, needed)
+    def _take_disclosed(self, client: int, message: Message) -> None:
+        rows = len(self._disclosure.asked_of(client))
+        shares = take_array(message, "shares", "uint8", (rows, SHARE_BYTES))
+        self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
         """Those that go on: all, or as many as the terms allow, at random."""
@@ -212,117 +192,116 @@ class Server:
 
     def _keys(self, answered: list[int]) -> dict[int, Message]:
         """To each client the keys of its neighbourhood; in the complete graph one message."""
-        if self.terms.neighbours is None:
-            self._neighbourhoods = masking_graph.complete(answered)
-        else:
-            self._neighbourhoods = masking_graph.sparse(
-                answered, self.terms.neighbours, self._entropy
-            )
-        made: dict[int, Message] = {}
-        for members in self._neighbourhoods.values():
-            if id(members) not in made:
-                made[id(members)] = self._keys_of(members)
-        return {c: made[id(members)] for c, members in self._neighbourhoods.items()}
+        neighbours = self.terms.neighbours or len(answered) - 1
+        self._neighbourhoods = masking_graph.sparse(answered, neighbours, self._entropy)
+        return self._to_each(self._neighbourhoods, self._keys_of)
 
-    def _keys_of(self, members: Sequence[int]) -> Message:
+    def _to_each(
+        self, clients: Iterable[int], make: Callable[[int], Message]
+    ) -> dict[int, Message]:
+        """To each client what is said to its neighbourhood, made once for all that share it."""
+        made: dict[int, Message] = {}
+        for client in clients:
+            if id(self._neighbourhoods[client]) not in made:
+                made[id(self._neighbourhoods[client])] = make(client)
+        return {client: made[id(self._neighbourhoods[client])] for client in clients}
+
+    def _keys_of(self, client: int) -> Message:
+        members = self._neighbourhoods[client]
         fields: dict[str, Value] = {"clients": as_ids(members)}
         for i, name in enumerate(("cipher_keys", "mask_keys")):
-            fields[name] = _rows([self._public[c][i] for c in members], keys.KEY_BYTES)
+            fields[name] = as_rows([self._public[c][i] for c in members], keys.KEY_BYTES)
         if self.terms.active_security:
-            fields["signatures"] = _rows(
-                [self._signatures[c] for c in members], keys.SIGNATURE_BYTES
-            )
+            fields["signatures"] = self._signatures_of(members)
         return self._message("share", **fields)
+
+    def _signatures_of(self, clients: list[int]) -> np.ndarray:
+        return as_rows([self._signatures[c] for c in clients], keys.SIGNATURE_BYTES)
 
     def _shares(self, answered: list[int]) -> dict[int, Message]:
         """To each client what the others have sealed for it."""
         messages: dict[int, Message] = {}
         for client in answered:
-            dealers, places = (
-                self._disclosure.dealers_to(client),
-                self._disclosure.places_of(client),
-            )
+            dealers = self._disclosure.dealers_to(client)
+            places = self._disclosure.places_of(client)
             boxes = [
                 self._sealed[dealer][place * SEALED_BYTES : (place + 1) * SEALED_BYTES]
                 for dealer, place in zip(dealers, places, strict=True)
                 if dealer != client
             ]
             senders = as_ids([dealer for dealer in dealers if dealer != client])
-            sealed = _rows(boxes, SEALED_BYTES)
+            sealed = as_rows(boxes, SEALED_BYTES)
             messages[client] = self._message("masked", senders=senders, sealed=sealed)
         self._sealed.clear()
         return messages
 
+    def _survivor_list(self, answered: list[int]) -> dict[int, Message]:
+        """To each client who is in the sum."""
+        return dict.fromkeys(answered, self._message("consistency", survivors=as_ids(answered)))
+
     def _requests(self, answered: list[int]) -> dict[int, Message]:
         """To each client which of its neighbours are in the sum and which are not."""
-        extra: dict[str, Value] = {}
+        signed: dict[str, Value] = {}
         if self.terms.active_security:
-            extra["signers"] = as_ids(answered)
-            rows = [self._signatures[c] for c in answered]
-            extra["signatures"] = _rows(rows, keys.SIGNATURE_BYTES)
-        made: dict[int, Message] = {}
-        messages = {}
-        for client in answered:
-            members = self._neighbourhoods[client]
-            if id(members) not in made:
-                dealers = self._disclosure.dealers_to(client)
-                made[id(members)] = self._message(
-                    "unmask",
-                    survivors=as_ids([d for d in dealers if d in self.survivors]),
-                    dropped=as_ids([d for d in dealers if d not in self.survivors]),
-                    **extra,
-                )
-            messages[client] = made[id(members)]
+            signed = {"signers": as_ids(answered), "signatures": self._signatures_of(answered)}
+
+        def request(client: int) -> Message:
+            dealers = self._disclosure.dealers_to(client)
+            there = as_ids([d for d in dealers if d in self.survivors])
+            gone = as_ids([d for d in dealers if d not in self.survivors])
+            return self._message("unmask", survivors=there, dropped=gone, **signed)
+
+        messages = self._to_each(answered, request)
         self._start_helpers()
         return messages
 
     def _start_helpers(self) -> None:
         """Let them start while the clients answer."""
-        gone = [client for client in self._sharers if client not in self.survivors]
-        masks = len(self.survivors) + sum(len(self._disclosure.dealers_to(c)) for c in gone)
+        gone = map(self._disclosure.dealers_to, self._disclosure.dropped)
+        masks = len(self.survivors) + sum(map(len, gone))
         count = helpers_worth_having(masks, self._total.nbytes, self._processes)
         self._helpers = [Helper() for _ in range(count)]
 
-    def _end_helpers(self) -> None:
-        for helper in self._helpers:
-            helper.close()
-        self._helpers.clear()
-
     def _unmask(self) -> None:
-        """Reconstruct the survivors' seeds and the others' mask keys, and take the masks off."""
+        """Take the masks off."""
+        try:
+            masks = self._masks()
+        except RoundVoid:
+            self._state.step(Event.SPOILT)
+            raise
+        masks.remove_from(self._total, self.ring, self._helpers)
+        self.ring.reduce(self._total)
+        self._state.step(Event.MASKS_OFF)
+
+    def _masks(self) -> Masks:
+        """What the survivors' seeds and the others' mask keys make, from the shares of them."""
         secrets = self._disclosure.join()
         pairs = {}
-        for client in self._sharers:
-            if client in self.survivors:
-                continue
+        for client in sorted(self._disclosure.dropped):
             secret = secrets[client]
             if keys.KeyPair(secret).public != self._public[client][1]:
                 self._disclosure.spoilt(client)
             peers = [p for p in self._disclosure.dealers_to(client) if p in self.survivors]
             pairs[client] = (secret, peers)
-        masks = Masks(
+        return Masks(
             self.terms.context,
             [secrets[client] for client in sorted(self.survivors)],
             pairs,
             {client: self._public[client][1] for client in sorted(self.survivors)},
         )
-        masks.remove_from(self._total, self.ring, self._helpers)
-        self.ring.reduce(self._total)
 
 
-def _key(message: Message, name: str) -> bytes:
-    value: bytes = take(message, name, bytes)
-    if len(value) != keys.KEY_BYTES:
-        raise MessageInvalid(f"field {name} has the wrong length")
-    return value
-
-
-def _signature(message: Message) -> bytes:
-    value: bytes = take(message, "signature", bytes)
-    if len(value) != keys.SIGNATURE_BYTES:
-        raise MessageInvalid("field signature has the wrong length")
-    return value
-
-
-def _rows(rows: Sequence[bytes], size: int) -> npt.NDArray[Any]:
-    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
+#: Phase -> what is done with an answer, and what the clients that go on to it are asked.
+_TAKES_IN: Mapping[Phase, Callable[[Server, int, Message], None]] = {
+    "advertise": Server._take_keys,
+    "share": Server._take_sealed,
+    "masked": Server._take_vector,
+    "consistency": Server._take_signature,
+    "unmask": Server._take_disclosed,
+}
+_ASKS: Mapping[Phase, Callable[[Server, list[int]], dict[int, Message]]] = {
+    "share": Server._keys,
+    "masked": Server._shares,
+    "consistency": Server._survivor_list,
+    "unmask": Server._requests,
+}

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.message import Message, Value, decode, encode, take
+from fedveil.message import Message, decode, encode, take
 from fedveil.secagg.helper_process import Helper
 from fedveil.secagg.keys import KEY_BYTES, KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Lanes, Ring, add_masks
+from fedveil.secagg.phases import as_ids, as_rows, as_table, take_ids, take_table
 from fedveil.secagg.secret import SECRET_BYTES, Secret
 
 _SEEDS_AT_ONCE = 4096
@@ -29,9 +30,9 @@ class Masks:
     """
 
     context: bytes
-    seeds: Sequence[Secret] = ()
-    pairs: Mapping[int, tuple[Secret, Sequence[int]]] = field(default_factory=dict)
-    public: Mapping[int, bytes] = field(default_factory=dict)
+    seeds: Sequence[Secret]
+    pairs: Mapping[int, tuple[Secret, Sequence[int]]]
+    public: Mapping[int, bytes]
 
     def remove_from(self, total: Lanes, ring: Ring, helpers: Sequence[Helper] = ()) -> None:
         """Take the masks off; each helper does as much as this process."""
@@ -44,13 +45,11 @@ class Masks:
 
     def _parts(self, count: int) -> list[Masks]:
         """The work in so many parts of about the same size."""
-        slices: list[dict[int, tuple[Secret, Sequence[int]]]] = [{} for _ in range(count)]
-        for client, (secret, peers) in self.pairs.items():
-            for i in range(count):
-                slices[i][client] = (secret, peers[i::count])
-        return [
-            Masks(self.context, self.seeds[i::count], slices[i], self.public) for i in range(count)
-        ]
+        parts = []
+        for i in range(count):
+            pairs = {client: (key, peers[i::count]) for client, (key, peers) in self.pairs.items()}
+            parts.append(Masks(self.context, self.seeds[i::count], pairs, self.public))
+        return parts
 
     def _remove(self, total: Lanes) -> None:
         signed = [(seed.reveal(), False) for seed in self.seeds]
@@ -68,42 +67,28 @@ class Masks:
 
     def to_message(self, ring: Ring, length: int) -> Message:
         """This work, on a vector of that length, for a helper process."""
-        fields: dict[str, Value] = {"context": self.context, "bits": ring.bits, "length": length}
-        fields["seeds"] = b"".join(seed.reveal() for seed in self.seeds)
-        fields["survivors"] = np.array(list(self.public), np.int64)
-        fields["public"] = b"".join(self.public.values())
-        fields["dropped"] = np.array(list(self.pairs), np.int64)
-        fields["secrets"] = b"".join(secret.reveal() for secret, _ in self.pairs.values())
-        fields["counts"] = np.array([len(peers) for _, peers in self.pairs.values()], np.int64)
-        peers = [peer for _, some in self.pairs.values() for peer in some]
-        fields["peers"] = np.array(peers, np.int64)
-        return fields
+        secrets = {client: secret.reveal() for client, (secret, _) in self.pairs.items()}
+        return {
+            "context": self.context,
+            "bits": ring.bits,
+            "length": length,
+            "seeds": as_rows([seed.reveal() for seed in self.seeds], SECRET_BYTES),
+            **as_table("survivors", "public", self.public, KEY_BYTES),
+            **as_table("dropped", "secrets", secrets, SECRET_BYTES),
+            **{f"peers {client}": as_ids(peers) for client, (_, peers) in self.pairs.items()},
+        }
 
     @classmethod
     def from_message(cls, fields: Message) -> tuple[Masks, Ring, int]:
         """The inverse of `to_message`."""
-        survivors, dropped, counts, peers = (
-            take(fields, name, np.ndarray) for name in ("survivors", "dropped", "counts", "peers")
-        )
-        parts = np.split(peers, np.cumsum(counts))[: len(counts)]
-        secrets = _secrets(take(fields, "secrets", bytes))
-        pairs = zip(secrets, [part.tolist() for part in parts], strict=True)
-        public = _cut(take(fields, "public", bytes), KEY_BYTES)
+        secrets = take_table(fields, "dropped", "secrets", SECRET_BYTES)
         masks = cls(
             take(fields, "context", bytes),
-            _secrets(take(fields, "seeds", bytes)),
-            dict(zip(dropped.tolist(), pairs, strict=True)),
-            dict(zip(survivors.tolist(), public, strict=True)),
+            [Secret(row.tobytes()) for row in take(fields, "seeds", np.ndarray)],
+            {c: (Secret(raw), take_ids(fields, f"peers {c}")) for c, raw in secrets.items()},
+            take_table(fields, "survivors", "public", KEY_BYTES),
         )
         return masks, Ring(take(fields, "bits", int)), take(fields, "length", int)
-
-
-def _secrets(data: bytes) -> list[Secret]:
-    return [Secret(part) for part in _cut(data, SECRET_BYTES)]
-
-
-def _cut(data: bytes, size: int) -> list[bytes]:
-    return [data[i : i + size] for i in range(0, len(data), size)]
 
 
 def main() -> None:
