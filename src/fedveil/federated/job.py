@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fedveil.errors import InvalidValue
 from fedveil.federated import job_rules
+from fedveil.own_code import is_function
 from fedveil.protections.base import Settings, Weighting
 from fedveil.protections.dp_encrypt import DPEncryptSettings
 from fedveil.protections.pw_encrypt import PWEncryptSettings
@@ -45,14 +46,6 @@ BLOCKS = {
 }
 #: Positions whose guarantee needs clients that count equally.
 EQUAL_POSITIONS = ("dp_encrypt", "signds", "rr", "oue")
-
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-
-
-def is_function(name: str) -> bool:
-    """Whether `name` has the form package.module:function."""
-    return _FUNCTION.fullmatch(name) is not None
-
 
 DatasetName = Annotated[
     str, AfterValidator(TextRule(DATASETS, "package.module:function", is_function))

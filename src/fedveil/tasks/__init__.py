@@ -7,7 +7,6 @@ with the job's seed and returns an object with the attributes of `Task`.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ import torch
 from torch import nn
 
 from fedveil.entropy import Seeded
-from fedveil.errors import DataInvalid, FedveilError, InvalidValue
+from fedveil.errors import DataInvalid, InvalidValue
+from fedveil.own_code import called, load, told
 from fedveil.protections.base import Settings
 from fedveil.vertical.split import SplitModel
 
@@ -116,44 +116,24 @@ def build(name: str, settings: Settings | None, seed: int, folder: Path | None =
     the defaults), `seed` and `folder` (of the run that goes on, where the task's own files are)
     that it has.
     """
-    if name not in TASKS and ":" not in name:
-        raise InvalidValue(
-            f"task.name = {name!r} is neither one of {', '.join(TASKS)} nor package.module:function"
-        )
-    module_name, _, attribute = TASKS.get(name, name).partition(":")
     if name in TASKS:
+        module_name, _, attribute = TASKS[name].partition(":")
         make = getattr(importlib.import_module(module_name), attribute)
-        built: Task = _called(make, settings=settings, seed=seed, folder=folder)
+        built: Task = called(make, settings=settings, seed=seed, folder=folder)
         return built
-    try:
-        make = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # the user's module may raise anything
-        raise InvalidValue(f"task.name = {name!r} cannot be imported: {error}") from error
-    try:
-        own: Task = _called(make, seed=seed, folder=folder)
-    except FedveilError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise InvalidValue(
-            f"task.name = {name!r} raised {type(error).__name__}: {error}"
-        ) from error
-    missing = [key for key in (*Task.__annotations__, *_METHODS) if not hasattr(own, key)]
+    key = f"task.name = {name!r}"
+    make = load(name, key=key, error=InvalidValue, built_in=TASKS)
+    with told(key, InvalidValue):
+        own: Task = called(make, seed=seed, folder=folder)
+    missing = [has for has in (*Task.__annotations__, *_METHODS) if not hasattr(own, has)]
     if missing:
-        raise InvalidValue(
-            f"task.name = {name!r} returned a {type(own).__name__} without {', '.join(missing)}"
-        )
+        raise InvalidValue(f"{key} returned a {type(own).__name__} without {', '.join(missing)}")
     return own
 
 
 def split_of(task: Task, here: Collection[str] | None = None) -> SplitModel:
     """The task's parts, with the modules of the parties in `here` at least; None: of all."""
-    split: SplitModel = _called(task.split_model, here=here)
-    return split
-
-
-def _called(make: Callable[..., Any], **offered: Any) -> Any:
-    wanted = inspect.signature(make).parameters
-    return make(**{key: value for key, value in offered.items() if key in wanted})
+    return called(task.split_model, here=here)
 
 
 _METHODS = ("split_model", "owned", "loss", "metrics")

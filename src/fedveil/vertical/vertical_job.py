@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from fedveil.federated.job import Block, Device, RunName, is_function
+from fedveil.federated.job import Block, Device, RunName
+from fedveil.own_code import is_function
 from fedveil.protections.base import Settings
 from fedveil.settings import allowed, yaml_file
 from fedveil.settings.allowed import TextRule
