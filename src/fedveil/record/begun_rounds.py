@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.message import decode, encode, only_fields
+from fedveil.message import decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
+from fedveil.record.sealed_message import intact
 
 _FILE = f"{CHECKPOINT}/begun"
 
@@ -38,10 +38,8 @@ def _read(folder: RunFolder) -> dict[int, int]:
     path = folder.path / _FILE
     if not path.exists():
         return {}
-    try:
+    with intact(path):
         fields = decode(path.read_bytes())
         only_fields(fields, "rounds", "times")
-        rounds, times = (np.asarray(fields[name]).tolist() for name in ("rounds", "times"))
-    except (MessageInvalid, OSError) as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from None
-    return dict(zip(rounds, times, strict=True))
+        rounds, times = (take(fields, name, np.ndarray).tolist() for name in ("rounds", "times"))
+        return dict(zip(rounds, times, strict=True))

@@ -6,20 +6,27 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from fedveil.record.run_folder import IMPORTS, RunFolder
 
-def import_roots(names: Iterable[str]) -> list[str]:
-    """The folders that hold the modules of `package.module:function` names, once each."""
-    roots = []
+
+def keep_import_roots(folder: RunFolder, names: Iterable[str]) -> None:
+    """Write down the folders that hold the modules of `package.module:function` names, once each.
+
+    Other names are left aside.
+    """
+    roots: dict[Path, None] = {}
     for name in names:
         module_name, is_own, _ = name.partition(":")
         file = getattr(sys.modules.get(module_name), "__file__", None)
         if is_own and file is not None:
             path = Path(file).resolve()
             depth = module_name.count(".") + (path.name == "__init__.py")
-            roots.append(str(path.parents[depth]))
-    return list(dict.fromkeys(roots))
+            roots[path.parents[depth]] = None
+    folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
 
-def make_importable(folders: Iterable[str]) -> None:
-    """Look for modules in `folders` too, after everywhere else."""
-    sys.path += [folder for folder in folders if folder not in sys.path]
+def make_importable(folder: RunFolder) -> None:
+    """Look for modules where the run's own were found too, after everywhere else."""
+    path = folder.path / IMPORTS
+    roots = path.read_text().splitlines() if path.exists() else []
+    sys.path += [root for root in roots if root not in sys.path]

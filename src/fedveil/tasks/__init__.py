@@ -24,6 +24,7 @@ from fedveil.protections.base import Settings
 from fedveil.vertical.split import SplitModel
 
 Subset: TypeAlias = Literal["train", "test"]
+SUBSETS: tuple[Subset, ...] = ("train", "test")
 Unit: TypeAlias = Literal["examples", "tokens"]
 
 #: Built-in tasks: called with their block of the job and its seed.

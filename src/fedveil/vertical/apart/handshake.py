@@ -23,12 +23,11 @@ from fedveil.errors import DataInvalid, ExchangeError, FedveilError, MessageInva
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, take
 from fedveil.settings.allowed import shown
-from fedveil.tasks import Subset
+from fedveil.tasks import SUBSETS, Subset
 from fedveil.vertical.apart import alignment
 from fedveil.vertical.rows import Ids, Positions
 from fedveil.vertical.split import SplitModel
 
-SUBSETS: tuple[Subset, ...] = ("train", "test")
 TRAIN = "train"
 RUN_BYTES = 16
 _NOTHING: Any = object()
