@@ -21,7 +21,7 @@ from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.message import Message, Value, decode, encode, take_array
+from fedveil.message import Message, decode, encode, take_array
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.lifecycle import keep_job
@@ -104,10 +104,6 @@ class PartyRun:
     def total(self) -> int:
         """The steps of the whole run."""
         return self.setting.job.epochs * self._order.steps
-
-    def held_steps(self) -> list[int]:
-        """The steps that this party can go on from."""
-        return held(self.setting.folder)
 
     def restore(self, step: int) -> None:
         """Go back, or on, to the checkpoint after `step`."""
@@ -224,13 +220,15 @@ class PartyRun:
 
     def _record_step(self, epoch: int, within: int) -> None:
         task = self.setting.task
+        figures = self._window.figures(task.unit, task.units_per_example)
+        self._window = _Window(self.party)
         self._keep(
             {
                 "party": self.name,
                 "epoch": epoch,
                 "step": within,
                 "steps": self._order.steps,
-                **self._window.end(task.unit, task.units_per_example),
+                **figures,
             }
         )
 
@@ -249,7 +247,7 @@ class PartyRun:
                 step=self.done,
                 fingerprint=self._fingerprint,
                 metrics_bytes=metrics_bytes,
-                window=self._window.state(),
+                window=self._window.kept,
                 tensors=self.party.state(),
             ).write(self.setting.folder)
 
@@ -286,30 +284,35 @@ class PartyRun:
 
 
 class _Window:
-    """What has happened in the steps since the last line; a checkpoint keeps what can be kept."""
+    """What has happened in the steps since the last line; `kept` is what a checkpoint keeps of it.
 
-    def __init__(self, party: Party, state: Message | None = None) -> None:
-        state = state or {}
+    That is all but the clock's figures.
+    """
+
+    def __init__(self, party: Party, kept: Message | None = None) -> None:
         self._party = party
-        self._loss = float(state.get("loss", 0.0))
-        self._losses = int(state.get("losses", 0))
-        self._steps = int(state.get("steps", 0))
-        self._sent = int(state.get("sent", 0))
-        self._received = int(state.get("received", 0))
+        self.kept: dict[str, Any] = {
+            "loss": 0.0,
+            "losses": 0,
+            "steps": 0,
+            "sent": 0,
+            "received": 0,
+            **(kept or {}),
+        }
         self._rows, self._seconds, self._waited = 0, 0.0, 0.0
         self.look_away()
 
     def add(self, loss: float | None, rows: int) -> None:
         """A step has ended."""
         if loss is not None:
-            self._loss += loss
-            self._losses += 1
+            self.kept["loss"] += loss
+            self.kept["losses"] += 1
         began, sent, received, waited = self._at
         self.look_away()
-        self._steps += 1
+        self.kept["steps"] += 1
+        self.kept["sent"] += self._at[1] - sent
+        self.kept["received"] += self._at[2] - received
         self._rows += rows
-        self._sent += self._at[1] - sent
-        self._received += self._at[2] - received
         self._seconds += self._at[0] - began
         self._waited += self._at[3] - waited
 
@@ -318,27 +321,16 @@ class _Window:
         party = self._party
         self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
 
-    def end(self, unit: str, units_per_example: int) -> Record:
-        """The figures of the window; the next one begins."""
-        record: Record = {"loss": self._loss / self._losses} if self._losses else {}
-        record |= {
-            "bytes_sent_per_step": self._sent / self._steps,
-            "bytes_received_per_step": self._received / self._steps,
+    def figures(self, unit: str, units_per_example: int) -> Record:
+        """The figures of the window."""
+        kept = self.kept
+        return {
+            **({"loss": kept["loss"] / kept["losses"]} if kept["losses"] else {}),
+            "bytes_sent_per_step": kept["sent"] / kept["steps"],
+            "bytes_received_per_step": kept["received"] / kept["steps"],
             "unit": unit,
             "seconds_per_unit": self._seconds / max(self._rows * units_per_example, 1),
             "seconds_waiting": self._waited,
-        }
-        self.__init__(self._party)  # type: ignore[misc]
-        return record
-
-    def state(self) -> dict[str, Value]:
-        """What a resumed run goes on with: all but the clock's figures."""
-        return {
-            "loss": self._loss,
-            "losses": self._losses,
-            "steps": self._steps,
-            "sent": self._sent,
-            "received": self._received,
         }
 
 

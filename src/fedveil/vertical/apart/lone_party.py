@@ -56,11 +56,19 @@ class Machine:
     `here` picks the party from the task's leader and followers.
     """
 
+    root: RunFolder
+
     def __init__(
-        self, job: VerticalJob, here: Callable[[Task], str], old: Path | None = None
+        self,
+        job: VerticalJob,
+        here: Callable[[Task], str],
+        stack: ExitStack,
+        old: Path | None = None,
     ) -> None:
         check_device("device", job.device)
         self._began = time.perf_counter()
+        self._stack = stack
+        stack.enter_context(threads(job.threads))
         self.job = job
         self.task = make_task(job, old)
         self.party = here(self.task)
@@ -80,11 +88,9 @@ class Machine:
         stack: ExitStack,
     ) -> Machine:
         """A party at the beginning of a run, with a new folder."""
-        stack.enter_context(threads(job.threads))
-        machine = cls(job, here)
-        folder = RunFolder.create(out, job.name, command)
-        stack.callback(folder.close)
-        machine._keep(folder, stack)
+        machine = cls(job, here, stack)
+        machine.root = RunFolder.create(out, job.name, command)
+        stack.callback(machine.root.close)
         if machine.party == machine.task.leader:
             machine._run = Secure().token(handshake.RUN_BYTES)
         return machine
@@ -92,12 +98,11 @@ class Machine:
     @classmethod
     def reopened(cls, path: Path, here: Callable[[Task], str], stack: ExitStack) -> Machine:
         """A party that goes on with the run in its folder."""
-        folder, job = reopen(path, VerticalJob.load, stack)
-        stack.enter_context(threads(job.threads))
-        machine = cls(job, here, path)
+        root, job = reopen(path, VerticalJob.load, stack)
+        machine = cls(job, here, stack, path)
+        machine.root = root
         if not (path / machine.party).is_dir():
             raise RunFolderError(f"{path} holds no party {machine.party}")
-        machine._keep(folder, stack)
         machine._write()
         machine._check_run(path)
         return machine
@@ -143,10 +148,6 @@ class Machine:
             self.folder.write_atomically(FINISHED, b"")
         return Session(self.root.path, run, result, run.figures())
 
-    def _keep(self, root: RunFolder, stack: ExitStack) -> None:
-        self.root = root
-        stack.callback(self._close)
-
     def _write(self) -> None:
         """What the folder holds of a run from its first agreement on; a refused party has none."""
         keep_run(self.root, self.job, self.task, [self.party])
@@ -165,10 +166,6 @@ class Machine:
             )
         if self.party == self.task.leader:  # it was killed before it had written the run's name
             self._run = Secure().token(handshake.RUN_BYTES)
-
-    def _close(self) -> None:
-        if self._last is not None:
-            self._last[1].close()
 
     def _run_for(self, agreement: Agreement, progress: Progress | None) -> PartyRun:
         """The party's run: one for the process, whatever becomes of the others."""
@@ -200,6 +197,7 @@ class Machine:
             folder=self.folder,
         )
         run = PartyRun(setting, progress)
+        self._stack.callback(run.close)
         self._last = agreement, run
         return run
 
