@@ -46,13 +46,12 @@ def load(
                 f"{key}: there is no module {missing.name}, neither in the current folder nor "
                 f"installed"
             ) from None
-    found = getattr(module, attribute, None)
+    found: object = getattr(module, attribute, None)
     if found is None:
         raise error(f"{key}: the module {module_name} has no {attribute}")
     if not callable(found):
         raise error(f"{key}: {attribute} is not a function")
-    function: Callable[..., Any] = found
-    return function
+    return found
 
 
 def called(function: Callable[..., T], **offered: object) -> T:

@@ -135,17 +135,9 @@ class Federation:
         stack.callback(self._recorder.close)
         self._executor = engine.start(job, task, self._weights, self._recorder.event)
         stack.callback(self._executor.close)
-        introduce(
-            self._recorder.event,
-            beginning("round", self._done),
-            began,
-            [
-                f"randomness of reports: {report_entropy(job).description}",
-                *engine.describe(),
-                *self._layout.explain(),
-                *job.warnings,
-            ],
-        )
+        randomness = f"randomness of reports: {report_entropy(job).description}"
+        lines = (randomness, *engine.describe(), *self._layout.explain(), *job.warnings)
+        introduce(self._recorder.event, beginning("round", self._done), began, lines)
 
     def _restore(self, saved: Checkpoint | None) -> tuple[int, int]:
         """Take over a checkpoint; gives the rounds done and the bytes of metrics that count."""
@@ -193,12 +185,7 @@ class Federation:
                 figures = ", ".join(f"{k} {v:.4f}" for k, v in self._quality().items())
                 self._recorder.event(f"the model at its end: {figures}")
         return Run(
-            self.job,
-            self._recorder.records,
-            self._model,
-            self._folder.path,
-            self._ledger,
-            stopped,
+            self.job, self._recorder.records, self._model, self._folder.path, self._ledger, stopped
         )
 
     def _round(self, number: int) -> Record:

@@ -119,9 +119,8 @@ def build(name: str, settings: Settings | None, seed: int, folder: Path | None =
     """
     if name in TASKS:
         module_name, _, attribute = TASKS[name].partition(":")
-        make = getattr(importlib.import_module(module_name), attribute)
-        built: Task = called(make, settings=settings, seed=seed, folder=folder)
-        return built
+        built_in: Callable[..., Task] = getattr(importlib.import_module(module_name), attribute)
+        return called(built_in, settings=settings, seed=seed, folder=folder)
     key = f"task.name = {name!r}"
     make = load(name, key=key, error=InvalidValue, built_in=TASKS)
     with told(key, InvalidValue):

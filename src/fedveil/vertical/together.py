@@ -123,10 +123,7 @@ def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
 
 
 def reopened(
-    path: str | Path,
-    stack: ExitStack,
-    progress: Progress | None = None,
-    encoded: bool = False,
+    path: str | Path, stack: ExitStack, progress: Progress | None = None, encoded: bool = False
 ) -> _Parties:
     """The parties of a run that was begun before."""
     folder, job = reopen(path, VerticalJob.load, stack)
