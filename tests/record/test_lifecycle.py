@@ -20,14 +20,13 @@ from fedveil.record.sealed_message import intact, sealed, unsealed
 def test_a_reopened_run_has_its_job_and_finds_its_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    support = str(Path(__file__).parents[1] / "support")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != support])
     assert parts.data  # it is imported
     folder = RunFolder.create(tmp_path / "run")
     keep_job(folder, "rounds: 2\n", ["parts:data", "digits", "parts:plain", "never_imported:f"])
     folder.close()
-    support = str(Path(__file__).parents[1] / "support")
     assert (tmp_path / "run" / "imports.txt").read_text() == f"{support}\n"
-    sys.path.remove(support)
     with ExitStack() as stack:
         folder, text = reopen(tmp_path / "run", Path.read_text, stack)
         assert text == "rounds: 2\n"
