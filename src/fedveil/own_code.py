@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from fedveil.errors import FedveilError
 
 T = TypeVar("T")
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+#: The form package.module:function.
+FUNCTION = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 
 
 def is_function(name: str) -> bool:
     """Whether `name` has the form package.module:function."""
-    return _FUNCTION.fullmatch(name) is not None
+    return re.fullmatch(FUNCTION, name) is not None
 
 
 def load(
@@ -46,13 +47,12 @@ def load(
                 f"{key}: there is no module {missing.name}, neither in the current folder nor "
                 f"installed"
             ) from None
-    found = getattr(module, attribute, None)
+    found: object = getattr(module, attribute, None)
     if found is None:
         raise error(f"{key}: the module {module_name} has no {attribute}")
     if not callable(found):
         raise error(f"{key}: {attribute} is not a function")
-    function: Callable[..., Any] = found
-    return function
+    return found
 
 
 def called(function: Callable[..., T], **offered: object) -> T:

@@ -324,15 +324,23 @@ def test_cohorts_are_drawn_uniformly_and_without_repetition(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "error", "sentence"),
     [
-        ({"model": "parts:missing"}, ModelInvalid, "cannot be imported"),
-        ({"model": "nowhere:net"}, ModelInvalid, "cannot be imported"),
+        (
+            {"model": "parts:missing"},
+            ModelInvalid,
+            "'parts:missing': the module parts has no missing",
+        ),
+        (
+            {"model": "nowhere:net"},
+            ModelInvalid,
+            "model = 'nowhere:net': there is no module nowhere",
+        ),
         ({"model": "lenet"}, ModelInvalid, r"needs examples of shape \(1, 28, 28\), not \(6,\)"),
         ({"model": "parts:data"}, ModelInvalid, "returned a dict, not an nn.Module"),
         ({"data": {"name": "nowhere:data"}}, FedveilError, "nowhere"),
         ({"training": {"device": "cuda:7"}}, JobError, "training.device = cuda:7 cannot be used"),
         ({"training": {"engine": "vmap"}}, ModelInvalid, "vmap cannot train the buffers"),
         ({"protection": "signds"}, ModelInvalid, r"signds perturbs .* 1\.running_mean"),
-        ({"model": "broken:net"}, ModelInvalid, "cannot be imported: SyntaxError"),
+        ({"model": "broken:net"}, ModelInvalid, "importing broken raised SyntaxError: not Python"),
         ({"model": "parts:lazy"}, ModelInvalid, "weight is not initialised"),
     ],
 )

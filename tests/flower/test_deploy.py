@@ -88,7 +88,7 @@ def test_a_package_travels_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(str(tmp_path))
     write_app(tmp_path / "app", deployable(job(model="mine.deep.nets:net")))
     assert (tmp_path / "app/mine/deep/nets.py").read_text() == "from parts import plain as net\n"
-    with pytest.raises(DeploymentError, match="nowhere:net cannot be imported"):
+    with pytest.raises(DeploymentError, match="nowhere:net: there is no module nowhere, neither"):
         write_app(tmp_path / "other", deployable(job(model="nowhere:net")))
     assert not (tmp_path / "other").exists()
     sys.modules.pop("mine.deep.nets", None)

@@ -358,7 +358,7 @@ def test_labels_are_drawn_once_and_kept() -> None:
         ({"parts": {"left": {"owner": "eve"}, "right": {}, "top": {}}}, "parts.left.owner = eve"),
         (
             {"parts": {"left": {"module": "nowhere:f"}, "right": {}, "top": {}}},
-            "parts.left.module = 'nowhere:f' failed: ModuleNotFoundError",
+            "parts.left.module = 'nowhere:f': there is no module nowhere, neither",
         ),
         ({"parts": {"left": {"inputs": ["data.y"]}, "right": {}, "top": {}}}, "the column y is"),
         (
@@ -366,7 +366,10 @@ def test_labels_are_drawn_once_and_kept() -> None:
             "parts.embedding.optimizer.momentum = 0.9 belongs to sgd; under adam only 0 is",
         ),
         ({"device": "cuda:99"}, "device = cuda:99 cannot be used here"),
-        ({"task": "vertical_parts:nothing"}, "task.name = 'vertical_parts:nothing' cannot be"),
+        (
+            {"task": "vertical_parts:nothing"},
+            "task.name = 'vertical_parts:nothing': the module vertical_parts has no",
+        ),
         (
             {"task": "vertical_parts:unsplit", "privacy": {"embedding_dp": {"eps": 1}}},
             "privacy.embedding_dp protects nothing",

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from fedveil import own_code
 from fedveil.data.examples import Array, Dataset, make_dataset
 from fedveil.errors import DataInvalid
 
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 _OPTIONAL = ("client_ids", "classes")
 _ALLOWED = (
@@ -35,15 +34,11 @@ _ALLOWED = (
 
 def read(name: str) -> Dataset:
     """Call the function that `name` names and check what it returns; raises `DataInvalid`."""
-    if not _NAME.fullmatch(name):
-        raise DataInvalid(f"data {name}: package.module:function is needed")
-    module_name, _, function_name = name.partition(":")
+    key = f"data {name}"
     with _current_folder_importable():
-        function = _find(name, module_name, function_name)
-        try:
+        function = own_code.load(name, key=key, error=DataInvalid)
+        with own_code.told(key, DataInvalid):
             result = function()
-        except Exception as error:
-            raise DataInvalid(f"data {name}: the function raised {_told(error)}") from error
         parts = _parts(name, result)
     return make_dataset(
         name,
@@ -63,34 +58,6 @@ def _current_folder_importable() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(folder)
-
-
-def _find(name: str, module_name: str, function_name: str) -> Callable[[], Any]:
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise DataInvalid(
-                f"data {name}: importing {module_name} raised {_told(error)}"
-            ) from error
-        raise DataInvalid(
-            f"data {name}: there is no module {error.name}, neither in the current folder nor "
-            f"installed"
-        ) from None
-    except Exception as error:
-        raise DataInvalid(f"data {name}: importing {module_name} raised {_told(error)}") from error
-    function = getattr(module, function_name, None)
-    if function is None:
-        raise DataInvalid(f"data {name}: the module {module_name} has no {function_name}")
-    if not callable(function):
-        raise DataInvalid(f"data {name}: {function_name} is not a function")
-    found: Callable[[], Any] = function
-    return found
-
-
-def _told(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _parts(name: str, result: Any) -> dict[str, Any]:
@@ -131,7 +98,9 @@ def _array(name: str, part: str, value: Any) -> Array:
     try:
         return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except Exception as error:  # a ragged list, or whatever an object's own __array__ raises
-        raise DataInvalid(f"data {name}: {part} is not an array: {_told(error)}") from None
+        raise DataInvalid(
+            f"data {name}: {part} is not an array: {own_code.described(error)}"
+        ) from None
 
 
 def _stacked(name: str, part: str, dataset: Any) -> tuple[Array, Array]:
@@ -144,12 +113,8 @@ def _stacked(name: str, part: str, dataset: Any) -> tuple[Array, Array]:
         )
     examples, labels = [], []
     for index in range(len(dataset)):
-        try:
+        with own_code.told(f"data {name}", DataInvalid, f"item {index} of the {part} Dataset"):
             item = dataset[index]
-        except Exception as error:
-            raise DataInvalid(
-                f"data {name}: item {index} of the {part} Dataset raised {_told(error)}"
-            ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataInvalid(
                 f"data {name}: item {index} of the {part} Dataset is {_described(item)}, a pair "

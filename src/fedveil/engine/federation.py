@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -16,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil._version import __version__
 from fedveil.data.datasets import Dataset, load
 from fedveil.engine.assembly import (
     ModelShape,
@@ -36,10 +34,10 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import Protection, RoundContext, Spending, State
 from fedveil.record.begun_rounds import Attempts
+from fedveil.record.lifecycle import beginning, how_to_resume, introduce, keep_job
 from fedveil.record.model_file import model_bytes
-from fedveil.record.own_modules import import_roots
 from fedveil.record.recorder import Record, Recorder, find_board
-from fedveil.record.run_folder import IMPORTS, JOB, MODEL, RunFolder, uninterrupted
+from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import Carrier, Outcome, drive
 
@@ -136,21 +134,19 @@ class Federation:
         self._fingerprint = _fingerprint(self._dataset, engine.identify(), shape.fingerprint)
         self._folder = open_folder()
         stack.callback(self._folder.close)
-        stack.push(self._tell_how_to_resume)
+        how = engine.how_to_resume.format(folder=self._folder.path)
+        stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done, kept = self._restore(Checkpoint.read(self._folder))
         self._attempts = Attempts(self._folder, self._done)
-        self._folder.write_atomically(JOB, job.to_yaml().encode())
-        roots = import_roots([job.model, job.data.name, job.protection.name])
-        self._folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
+        own_names = [job.model, job.data.name, job.protection.name]
+        keep_job(self._folder, job.to_yaml(), own_names)
         self._recorder = Recorder(self._folder, keep_bytes=kept, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
         self._executor = engine.start(job, shape, self._protection, self._recorder.event)
         stack.callback(self._executor.close)
-        self._introduce(time.perf_counter() - began)
-
-    def _tell_how_to_resume(self, kind: object, end: BaseException | None, trace: object) -> None:
-        if isinstance(end, RunStopped | KeyboardInterrupt):
-            end.add_note(self._engine.how_to_resume.format(folder=self._folder.path))
+        randomness = f"randomness of reports: {report_entropy(job).description}"
+        lines = (randomness, *engine.describe(), *self._layout.explain(), *job.warnings)
+        introduce(self._recorder.event, beginning("round", self._done), began, lines)
 
     def _restore(self, saved: Checkpoint | None) -> tuple[int, int]:
         """Take over a checkpoint; gives the rounds done and the bytes of metrics that count."""
@@ -165,17 +161,6 @@ class Federation:
         self._state = saved.protection
         self._ledger = Ledger.from_state(saved.ledger)
         return saved.round, saved.metrics_bytes
-
-    def _introduce(self, seconds: float) -> None:
-        event = self._recorder.event
-        event(
-            f"{f'went on after round {self._done}' if self._done else 'began'}: "
-            f"fedveil {__version__}, Python {platform.python_version()}, NumPy {np.__version__}, "
-            f"torch {torch.__version__}, {platform.machine()}; ready after {seconds:.1f} s"
-        )
-        event(f"randomness of reports: {report_entropy(self.job).description}")
-        for line in (*self._engine.describe(), *self._layout.explain(), *self.job.warnings):
-            event(line)
 
     def run(self, progress: Progress | None = None) -> Run:
         """All rounds that are left."""
@@ -209,12 +194,7 @@ class Federation:
                 figures = ", ".join(f"{k} {v:.4f}" for k, v in self._quality().items())
                 self._recorder.event(f"the model at its end: {figures}")
         return Run(
-            self.job,
-            self._recorder.records,
-            self._model,
-            self._folder.path,
-            self._ledger,
-            stopped,
+            self.job, self._recorder.records, self._model, self._folder.path, self._ledger, stopped
         )
 
     def _round(self, number: int) -> Record:

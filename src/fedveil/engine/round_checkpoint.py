@@ -1,24 +1,24 @@
 """What a run needs to go on from its last complete round, in one file that is replaced whole.
 
-The file is a message (data only, every length checked) and its SHA-256. All randomness is named
-by seed, round and client, so that the seed and the round's number are the random state.
+All randomness is named by seed, round and client, so that the seed and the round's number are the
+random state.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.message import Message, Value, decode, encode
+from fedveil.message import Message, decode, encode, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
+from fedveil.record.sealed_message import intact, sealed, unsealed
 
 _FILE = f"{CHECKPOINT}/latest"
-_DIGEST_BYTES = 32
+_MESSAGES = ("optimizer", "protection", "ledger")
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,9 @@ class Checkpoint:
 
     def write(self, folder: RunFolder) -> None:
         """Replace the folder's checkpoint."""
-        fields: dict[str, Value] = {
-            "round": self.round,
-            "metrics_bytes": self.metrics_bytes,
-            "fingerprint": self.fingerprint,
-            "weights": self.weights,
-            "optimizer": encode(self.optimizer),
-            "protection": encode(self.protection),
-            "ledger": encode(self.ledger),
-        }
-        data = encode(fields)
-        folder.write_atomically(_FILE, data + hashlib.sha256(data).digest())
+        fields = vars(self)
+        encoded = {name: encode(fields[name]) for name in _MESSAGES}
+        folder.write_atomically(_FILE, sealed(fields | encoded))
 
     @classmethod
     def read(cls, folder: RunFolder) -> Checkpoint | None:
@@ -53,17 +45,7 @@ class Checkpoint:
         path = folder.path / _FILE
         if not path.exists():
             return None
-        try:
-            raw = path.read_bytes()
-        except OSError as error:
-            raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error
-        data, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
-        try:
-            if hashlib.sha256(data).digest() != digest:
-                raise MessageInvalid("its digest does not match")
-            fields = dict(decode(data))
-            for name in ("optimizer", "protection", "ledger"):
-                fields[name] = decode(fields[name])  # type: ignore[arg-type,assignment]
-            return cls(**fields)  # type: ignore[arg-type]
-        except (MessageInvalid, TypeError) as error:
-            raise RunFolderError(f"{path} is damaged: {error}") from None
+        with intact(path):
+            fields: dict[str, Any] = unsealed(path.read_bytes())
+            decoded = {name: decode(take(fields, name, bytes)) for name in _MESSAGES}
+            return cls(**fields | decoded)

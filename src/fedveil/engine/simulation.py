@@ -30,8 +30,8 @@ from fedveil.engine.federation import Executor, Federation, Progress
 from fedveil.engine.federation import Run as Run
 from fedveil.federated.job import Job
 from fedveil.protections.base import Protection
-from fedveil.record.own_modules import make_importable
-from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
+from fedveil.record.lifecycle import reopen
+from fedveil.record.run_folder import RunFolder
 
 
 def simulate(
@@ -56,11 +56,8 @@ def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
     Its own job decides everything; with seeded randomness it ends with the bytes that it would
     have ended with if nothing had happened. `progress` is called with the old records first.
     """
-    opened = RunFolder.reopen(Path(folder))
     with ExitStack() as stack:
-        stack.callback(opened.close)
-        make_importable(opened.read_lines(IMPORTS))
-        job = Job.load(opened.path / JOB)
+        opened, job = reopen(folder, Job.load, stack)
         return Federation(job, Simulator(), lambda: opened, stack).run(progress)
 
 

@@ -29,14 +29,14 @@ from torch import nn
 
 from fedveil._validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
-from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, RunFolderError
+from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid
 from fedveil.language.text import Tokenizer, join
 from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, only_fields, take
-from fedveil.record.own_modules import make_importable
-from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
+from fedveil.record.lifecycle import reopen
+from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.account import Figure
 from fedveil.vertical.crossing import (
     check_not_abort,
@@ -50,7 +50,7 @@ from fedveil.vertical.party import Party
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import Crossing, SplitModel
-from fedveil.vertical.step_checkpoint import Checkpoint, held
+from fedveil.vertical.step_checkpoint import Checkpoint, last_common
 from fedveil.vertical.task import Task, assists_of
 from fedveil.vertical.vertical_job import VerticalJob
 
@@ -119,10 +119,7 @@ def generate(
     the run's reports too, the same comes every time. `encoded` is as in `train`.
     """
     with ExitStack() as stack:
-        root = RunFolder.reopen(Path(folder))
-        stack.callback(root.close)
-        make_importable(root.read_lines(IMPORTS))
-        job = VerticalJob.load(root.path / JOB)
+        root, job = reopen(folder, VerticalJob.load, stack)
         stack.enter_context(threads(job.threads))
         task = _text_task(make_task(job, root.path))
         parties = _trained(job, task, root)
@@ -161,19 +158,13 @@ def _trained(job: VerticalJob, task: Task, root: RunFolder) -> dict[str, Party]:
     """The parties of a run, the leader first, after the last step that all hold."""
     split = make_split(job, task)
     folders = {name: root.within(name) for name in split.parties}
-    common = set.intersection(*(set(held(folder)) for folder in folders.values()))
-    if not common:
-        missing = [name for name, folder in folders.items() if not held(folder)]
-        raise RunFolderError(
-            f"{root.path} has no step that all parties hold"
-            + (f": nothing of {', '.join(missing)} is in it" if missing else "")
-        )
+    step = last_common(root.path, folders)
     parties = {}
     for name, folder in folders.items():
         party = parties[name] = Party(
             name, split, loss=task.loss if name == split.leader else None, device=job.device
         )
-        party.restore(Checkpoint.read(folder, max(common)).tensors)
+        party.restore(Checkpoint.read(folder, step).tensors)
     return parties
 
 

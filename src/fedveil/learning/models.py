@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
+from fedveil import own_code
 from fedveil.entropy import Entropy
 from fedveil.errors import ModelInvalid
 
@@ -97,22 +96,10 @@ def build(name: str, shape: Sequence[int], classes: int, entropy: Entropy) -> nn
 
 
 def _user_model(name: str, shape: Sequence[int], classes: int) -> nn.Module:
-    module_name, _, function_name = name.partition(":")
-    if not function_name:
-        raise ModelInvalid(
-            f"model = {name!r} is neither one of {', '.join(MODELS)} nor package.module:function"
-        )
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:  # the user's code may raise anything
-        why = error if isinstance(error, ImportError | AttributeError) else repr(error)
-        raise ModelInvalid(f"model = {name!r} cannot be imported: {why}") from error
-    offered = {"shape": tuple(shape), "classes": classes}
-    try:
-        wanted = inspect.signature(function).parameters
-        model = function(**{key: value for key, value in offered.items() if key in wanted})
-    except Exception as error:  # the user's code may raise anything
-        raise ModelInvalid(f"model = {name!r} raised {type(error).__name__}: {error}") from error
+    key = f"model = {name!r}"
+    function = own_code.load(name, key=key, error=ModelInvalid, built_in=MODELS)
+    with own_code.told(key, ModelInvalid):
+        model = own_code.called(function, shape=tuple(shape), classes=classes)
     if not isinstance(model, nn.Module):
-        raise ModelInvalid(f"model = {name!r} returned a {type(model).__name__}, not an nn.Module")
+        raise ModelInvalid(f"{key} returned a {type(model).__name__}, not an nn.Module")
     return model.cpu()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.message import decode, encode, only_fields
+from fedveil.message import decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
+from fedveil.record.sealed_message import intact
 
 _FILE = f"{CHECKPOINT}/begun"
 
@@ -16,7 +16,15 @@ class Attempts:
 
     def __init__(self, folder: RunFolder, done: int) -> None:
         self._folder = folder
-        self._begun = {number: n for number, n in _read(folder).items() if number > done}
+        self._begun: dict[int, int] = {}
+        path = folder.path / _FILE
+        if path.exists():
+            with intact(path):
+                fields = decode(path.read_bytes())
+                only_fields(fields, "rounds", "times")
+                rounds, times = (take(fields, name, np.ndarray) for name in ("rounds", "times"))
+                self._begun = dict(zip(rounds.tolist(), times.tolist(), strict=True))
+            self.checkpointed(done)
 
     def before(self, round: int) -> int:
         """How often `round` was begun before."""
@@ -25,23 +33,9 @@ class Attempts:
     def begin(self, round: int) -> None:
         """Write down that `round` begins."""
         self._begun[round] = self.before(round) + 1
-        rounds = np.array(sorted(self._begun), np.int64)
-        times = np.array([self._begun[number] for number in sorted(self._begun)], np.int64)
+        rounds, times = np.array(sorted(self._begun.items()), np.int64).T
         self._folder.write_atomically(_FILE, encode({"rounds": rounds, "times": times}))
 
     def checkpointed(self, round: int) -> None:
         """Rounds up to `round` will not be begun again."""
         self._begun = {number: n for number, n in self._begun.items() if number > round}
-
-
-def _read(folder: RunFolder) -> dict[int, int]:
-    path = folder.path / _FILE
-    if not path.exists():
-        return {}
-    try:
-        fields = decode(path.read_bytes())
-        only_fields(fields, "rounds", "times")
-        rounds, times = (np.asarray(fields[name]).tolist() for name in ("rounds", "times"))
-    except (MessageInvalid, OSError) as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from None
-    return dict(zip(rounds, times, strict=True))

@@ -72,11 +72,6 @@ class RunFolder:
             path.mkdir(exist_ok=True)
         return RunFolder(path, self._lock)
 
-    def read_lines(self, name: str) -> list[str]:
-        """The lines of a file; none where there is no such file."""
-        path = self.path / name
-        return path.read_text().splitlines() if path.exists() else []
-
     def close(self) -> None:
         """Let another process write here."""
         self._lock.close()

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
+from fedveil.own_code import FUNCTION
 from fedveil.settings.allowed import TextRule
-
-_FUNCTION = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
-
-
-def is_function(name: str) -> bool:
-    """Whether `name` has the form package.module:function."""
-    return re.fullmatch(_FUNCTION, name) is not None
 
 
 def text(form: str, pattern: str, *words: str) -> AfterValidator:
@@ -25,12 +18,12 @@ def text(form: str, pattern: str, *words: str) -> AfterValidator:
 
 def function_text(form: str, *words: str) -> AfterValidator:
     """What makes a text one of the words, or the name of a thing in a module of the user's."""
-    return text(form, _FUNCTION, *words)
+    return text(form, FUNCTION, *words)
 
 
 def or_function(*words: str) -> AfterValidator:
     """What makes a text one of the words, or the name of a function of the user's."""
-    return text("package.module:function", _FUNCTION, *words)
+    return text("package.module:function", FUNCTION, *words)
 
 
 _ONE_LINE = "text of at most 100 characters on one line, without slashes"

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import decode, encode, take, take_array
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss, format_epsilon
 from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import intact
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import Part, SplitModel
 
@@ -113,13 +113,11 @@ class Releases:
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
         if not counts.exists() or not begun.exists():
             return 0, 0, 0
-        try:
+        with intact(counts, begun):
             fields = decode(counts.read_bytes())
             self.train = take_array(fields, "train", np.int64, self.train.shape).copy()
             step, looks = np.frombuffer(begun.read_bytes(), "<i8").tolist()
             return take(fields, "step", int), step, looks
-        except ValueError as error:
-            raise RunFolderError(f"{counts} or {begun} is damaged: {error}") from None
 
 
 def private_parts(split: SplitModel, party: str) -> list[Part]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,8 @@ import torch
 from torch import nn
 
 from fedveil.entropy import Entropy, Secure, Seeded
-from fedveil.errors import FedveilError, InvalidValue, JobError
+from fedveil.errors import InvalidValue, JobError
+from fedveil.own_code import load, told
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
 from fedveil.vertical.task import Task, build, initial, split_of
 from fedveil.vertical.vertical_blocks import EmbeddingDPSettings, OptimizerSettings, PartSettings
@@ -151,15 +151,10 @@ def _optimizer(
 
 def _own_module(name: str, part: str, seed: int) -> nn.Module:
     """What a function of the user's returns; its initial weights are the seed's and the part's."""
-    module_name, _, function = name.partition(":")
     place = f"parts.{part}.module = {name!r}"
-    try:
-        make = getattr(importlib.import_module(module_name), function)
+    make = load(name, key=place, error=InvalidValue)
+    with told(place, InvalidValue):
         made = initial(seed, part, lambda: make(seed))
-    except FedveilError:
-        raise
-    except Exception as error:  # the user's module may raise anything
-        raise InvalidValue(f"{place} failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, nn.Module):
         raise InvalidValue(f"{place} gave {type(made).__name__}, an nn.Module is needed")
     return made

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,20 +18,24 @@ import numpy.typing as npt
 import torch
 
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.errors import RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.message import Message, Value, decode, encode, take_array
+from fedveil.message import Message, decode, encode, take_array
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.record.lifecycle import keep_job
 from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Record, Recorder
 from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
+from fedveil.record.sealed_message import intact
 from fedveil.vertical import account
+from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.party import Party
 from fedveil.vertical.reports import Reports
 from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import SplitModel, module_of
+from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
 from fedveil.vertical.task import Subset, Task, averages
 from fedveil.vertical.vertical_job import VerticalJob
@@ -94,16 +98,12 @@ class PartyRun:
         self._window = _Window(self.party)
         self._recorder: Recorder | None = None
         if not held(setting.folder):
-            self._checkpoint(metrics_bytes=0)
+            self._checkpoint()
 
     @property
     def total(self) -> int:
         """The steps of the whole run."""
         return self.setting.job.epochs * self._order.steps
-
-    def held_steps(self) -> list[int]:
-        """The steps that this party can go on from."""
-        return held(self.setting.folder)
 
     def restore(self, step: int) -> None:
         """Go back, or on, to the checkpoint after `step`."""
@@ -151,24 +151,19 @@ class PartyRun:
     def evaluate(self) -> Exchange[dict[str, float]]:
         """Look at the held-out examples: the leader's result is the task's averages."""
         sums: dict[str, float] = {}
-        self._releases.begin_look()
-        for number, positions in enumerate(self._looked_at().in_turn(), start=1):
-            batch = self._rows["test"].batch(positions)
-            outputs = yield from self.party.look(number, batch, occasion=self.done)
-            if outputs is not None and batch.labels is not None:
-                for name, value in self.setting.task.metrics(outputs.cpu(), batch.labels).items():
+
+        def add(outputs: torch.Tensor, batch: Batch) -> None:
+            if batch.labels is not None:
+                for name, value in self.setting.task.metrics(outputs, batch.labels).items():
                     sums[name] = sums.get(name, 0.0) + value
+
+        yield from self._look(add)
         return averages(sums) if sums else {}
 
     def predict(self) -> Exchange[npt.NDArray[Any] | None]:
         """Look at the held-out examples: the leader's result is the last part's outputs."""
-        found = []
-        self._releases.begin_look()
-        for number, positions in enumerate(self._looked_at().in_turn(), start=1):
-            batch = self._rows["test"].batch(positions)
-            outputs = yield from self.party.look(number, batch, occasion=self.done)
-            if outputs is not None:
-                found.append(outputs.cpu().float().numpy())
+        found: list[npt.NDArray[Any]] = []
+        yield from self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
         return np.concatenate(found) if found else None
 
     def figures(self) -> list[account.Figure]:
@@ -194,8 +189,15 @@ class PartyRun:
         self._reports.close()
         self._releases.close()
 
-    def _looked_at(self) -> Order:
-        return replace(self._order, count=self._rows["test"].count)
+    def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
+        """All held-out examples go through the parties; the leader takes each batch's outputs."""
+        self._releases.begin_look()
+        order = replace(self._order, count=self._rows["test"].count)
+        for number, positions in enumerate(order.in_turn(), start=1):
+            batch = self._rows["test"].batch(positions)
+            outputs = yield from self.party.look(number, batch, occasion=self.done)
+            if outputs is not None:
+                take(outputs.cpu(), batch)
 
     def _looks_after(self, epoch: int) -> bool:
         every = self.setting.job.evaluation.every_epochs
@@ -218,13 +220,15 @@ class PartyRun:
 
     def _record_step(self, epoch: int, within: int) -> None:
         task = self.setting.task
+        figures = self._window.figures(task.unit, task.units_per_example)
+        self._window = _Window(self.party)
         self._keep(
             {
                 "party": self.name,
                 "epoch": epoch,
                 "step": within,
                 "steps": self._order.steps,
-                **self._window.end(task.unit, task.units_per_example),
+                **figures,
             }
         )
 
@@ -233,7 +237,8 @@ class PartyRun:
         self._recorder.record(record)
         self._tell(record)
 
-    def _checkpoint(self, metrics_bytes: int | None = None) -> None:
+    def _checkpoint(self) -> None:
+        metrics_bytes = 0
         if self._recorder is not None:
             self._recorder.sync()
             metrics_bytes = self._recorder.metrics_bytes
@@ -241,8 +246,8 @@ class PartyRun:
             Checkpoint(
                 step=self.done,
                 fingerprint=self._fingerprint,
-                metrics_bytes=metrics_bytes or 0,
-                window=self._window.state(),
+                metrics_bytes=metrics_bytes,
+                window=self._window.kept,
                 tensors=self.party.state(),
             ).write(self.setting.folder)
 
@@ -267,10 +272,8 @@ class PartyRun:
         mechanism = LabelDP(settings.eps)
         path = self.setting.folder.path / _LABELS
         if path.exists():
-            try:
+            with intact(path):
                 told = take_array(decode(path.read_bytes()), "labels", np.int64, (rows.count,))
-            except MessageInvalid as error:
-                raise RunFolderError(f"{path} is damaged: {error}") from None
         else:
             truth = rows.labels.reshape(-1).long().numpy()
             told = mechanism.perturb_classes(truth, classes, self.setting.entropy.stream("labels"))
@@ -281,30 +284,35 @@ class PartyRun:
 
 
 class _Window:
-    """What has happened in the steps since the last line; a checkpoint keeps what can be kept."""
+    """What has happened in the steps since the last line; `kept` is what a checkpoint keeps of it.
 
-    def __init__(self, party: Party, state: Message | None = None) -> None:
-        state = state or {}
+    That is all but the clock's figures.
+    """
+
+    def __init__(self, party: Party, kept: Message | None = None) -> None:
         self._party = party
-        self._loss = float(state.get("loss", 0.0))
-        self._losses = int(state.get("losses", 0))
-        self._steps = int(state.get("steps", 0))
-        self._sent = int(state.get("sent", 0))
-        self._received = int(state.get("received", 0))
+        self.kept: dict[str, Any] = {
+            "loss": 0.0,
+            "losses": 0,
+            "steps": 0,
+            "sent": 0,
+            "received": 0,
+            **(kept or {}),
+        }
         self._rows, self._seconds, self._waited = 0, 0.0, 0.0
         self.look_away()
 
     def add(self, loss: float | None, rows: int) -> None:
         """A step has ended."""
         if loss is not None:
-            self._loss += loss
-            self._losses += 1
+            self.kept["loss"] += loss
+            self.kept["losses"] += 1
         began, sent, received, waited = self._at
         self.look_away()
-        self._steps += 1
+        self.kept["steps"] += 1
+        self.kept["sent"] += self._at[1] - sent
+        self.kept["received"] += self._at[2] - received
         self._rows += rows
-        self._sent += self._at[1] - sent
-        self._received += self._at[2] - received
         self._seconds += self._at[0] - began
         self._waited += self._at[3] - waited
 
@@ -313,28 +321,25 @@ class _Window:
         party = self._party
         self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
 
-    def end(self, unit: str, units_per_example: int) -> Record:
-        """The figures of the window; the next one begins."""
-        record: Record = {"loss": self._loss / self._losses} if self._losses else {}
-        record |= {
-            "bytes_sent_per_step": self._sent / self._steps,
-            "bytes_received_per_step": self._received / self._steps,
+    def figures(self, unit: str, units_per_example: int) -> Record:
+        """The figures of the window."""
+        kept = self.kept
+        return {
+            **({"loss": kept["loss"] / kept["losses"]} if kept["losses"] else {}),
+            "bytes_sent_per_step": kept["sent"] / kept["steps"],
+            "bytes_received_per_step": kept["received"] / kept["steps"],
             "unit": unit,
             "seconds_per_unit": self._seconds / max(self._rows * units_per_example, 1),
             "seconds_waiting": self._waited,
         }
-        self.__init__(self._party)  # type: ignore[misc]
-        return record
 
-    def state(self) -> dict[str, Value]:
-        """What a resumed run goes on with: all but the clock's figures."""
-        return {
-            "loss": self._loss,
-            "losses": self._losses,
-            "steps": self._steps,
-            "sent": self._sent,
-            "received": self._received,
-        }
+
+def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[str]) -> None:
+    """Write down the job, and what these parties' task made that it must find again."""
+    keep_job(folder, job.to_yaml(), own_functions(job))
+    for party in parties:
+        for name, data in getattr(task, "files", lambda party: {})(party).items():
+            folder.write_atomically(name, data)
 
 
 def _repeatable(entropy: Entropy) -> bool:

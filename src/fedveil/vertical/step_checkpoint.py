@@ -7,18 +7,18 @@ one of the two is the last that all hold.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import safetensors.torch
 import torch
 
-from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.errors import RunFolderError
 from fedveil.message import Message, decode, encode, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
+from fedveil.record.sealed_message import intact, sealed, unsealed
 
-_DIGEST_BYTES = 32
 _KEPT = 2
 
 
@@ -41,16 +41,11 @@ class Checkpoint:
         Those of later steps are gone since `forget_after`.
         """
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
-        data = encode(
-            {
-                "step": self.step,
-                "fingerprint": self.fingerprint,
-                "metrics_bytes": self.metrics_bytes,
-                "window": encode(self.window),
-                "tensors": safetensors.torch.save(_untied(tensors)),
-            }
-        )
-        folder.write_atomically(_file(self.step), data + hashlib.sha256(data).digest())
+        encoded = {
+            "window": encode(self.window),
+            "tensors": safetensors.torch.save(_untied(tensors)),
+        }
+        folder.write_atomically(_file(self.step), sealed(vars(self) | encoded))
         for step in held(folder)[:-_KEPT]:
             (folder.path / _file(step)).unlink()
 
@@ -58,15 +53,8 @@ class Checkpoint:
     def read(cls, folder: RunFolder, step: int) -> Checkpoint:
         """The folder's checkpoint of a step."""
         path = folder.path / _file(step)
-        try:
-            raw = path.read_bytes()
-        except OSError as error:
-            raise RunFolderError(f"{path} cannot be read: {error.strerror}") from None
-        data, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
-        try:
-            if hashlib.sha256(data).digest() != digest:
-                raise MessageInvalid("its digest does not match")
-            fields = decode(data)
+        with intact(path):
+            fields = unsealed(path.read_bytes())
             return cls(
                 step=take(fields, "step", int),
                 fingerprint=take(fields, "fingerprint", str),
@@ -74,14 +62,30 @@ class Checkpoint:
                 window=decode(take(fields, "window", bytes)),
                 tensors=safetensors.torch.load(take(fields, "tensors", bytes)),
             )
-        except MessageInvalid as error:
-            raise RunFolderError(f"{path} is damaged: {error}") from None
 
 
 def held(folder: RunFolder) -> list[int]:
     """The steps that a folder holds checkpoints of, in order."""
     names = (path.name for path in (folder.path / CHECKPOINT).glob("[0-9]*"))
     return sorted(int(name) for name in names if name.isdigit())
+
+
+def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
+    """The last step that all parties of the run in `path` hold."""
+    steps = {name: set(held(folder)) for name, folder in folders.items()}
+    common = set.intersection(*steps.values())
+    if not common:
+        missing = ", ".join(name for name, own in steps.items() if not own)
+        raise RunFolderError(
+            f"{path} has no step that all parties hold"
+            + (f": nothing of {missing} is in it" if missing else "")
+        )
+    return max(common)
+
+
+def from_last_step(command: str, path: Path) -> str:
+    """How a run that ended early is gone on with."""
+    return f"`{command} --resume {path}` goes on from the last step that all hold"
 
 
 def forget_after(folder: RunFolder, step: int) -> None:

@@ -7,7 +7,6 @@ with the job's seed and returns an object with the attributes of `Task`.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +18,9 @@ import torch
 from torch import nn
 
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import DataInvalid, FedveilError, InvalidValue
+from fedveil.errors import DataInvalid, InvalidValue
 from fedveil.link.channel import Exchange
+from fedveil.own_code import called, load, told
 from fedveil.settings.base import Settings
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import SplitModel
@@ -123,39 +123,23 @@ def build(name: str, settings: Settings | None, seed: int, folder: Path | None =
     the defaults), `seed` and `folder` (of the run that goes on, where the task's own files are)
     that it has.
     """
-    if name not in TASKS and ":" not in name:
-        raise InvalidValue(
-            f"task.name = {name!r} is neither one of {', '.join(TASKS)} nor package.module:function"
-        )
-    module_name, _, attribute = TASKS.get(name, name).partition(":")
     if name in TASKS:
-        make = getattr(importlib.import_module(module_name), attribute)
-        built: Task = _called(make, settings=settings, seed=seed, folder=folder)
-        return built
-    try:
-        make = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # the user's module may raise anything
-        raise InvalidValue(f"task.name = {name!r} cannot be imported: {error}") from error
-    try:
-        own: Task = _called(make, seed=seed, folder=folder)
-    except FedveilError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise InvalidValue(
-            f"task.name = {name!r} raised {type(error).__name__}: {error}"
-        ) from error
-    missing = [key for key in (*Task.__annotations__, *_METHODS) if not hasattr(own, key)]
+        module_name, _, attribute = TASKS[name].partition(":")
+        built_in: Callable[..., Task] = getattr(importlib.import_module(module_name), attribute)
+        return called(built_in, settings=settings, seed=seed, folder=folder)
+    key = f"task.name = {name!r}"
+    make = load(name, key=key, error=InvalidValue, built_in=TASKS)
+    with told(key, InvalidValue):
+        own: Task = called(make, seed=seed, folder=folder)
+    missing = [has for has in (*Task.__annotations__, *_METHODS) if not hasattr(own, has)]
     if missing:
-        raise InvalidValue(
-            f"task.name = {name!r} returned a {type(own).__name__} without {', '.join(missing)}"
-        )
+        raise InvalidValue(f"{key} returned a {type(own).__name__} without {', '.join(missing)}")
     return own
 
 
 def split_of(task: Task, here: Collection[str] | None = None) -> SplitModel:
     """The task's parts, with the modules of the parties in `here` at least; None: of all."""
-    split: SplitModel = _called(task.split_model, here=here)
-    return split
+    return called(task.split_model, here=here)
 
 
 def check_party(task: Task, party: str) -> None:
@@ -169,11 +153,6 @@ def assists_of(task: Task) -> Mapping[str, Assist]:
     """What the followers of this task take part in that those of others do not."""
     own: Mapping[str, Assist] = getattr(task, "assists", {})
     return own
-
-
-def _called(make: Callable[..., Any], **offered: Any) -> Any:
-    wanted = inspect.signature(make).parameters
-    return make(**{key: value for key, value in offered.items() if key in wanted})
 
 
 _METHODS = ("split_model", "owned", "loss", "metrics")

@@ -5,37 +5,27 @@ The run's folder holds the job and a folder for each party, as the party's own m
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
-import torch
 
-from fedveil._version import __version__
-from fedveil.errors import FedveilError, RunFolderError
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
 from fedveil.privacy.ledger import Ledger
-from fedveil.record.own_modules import import_roots, make_importable
+from fedveil.record.lifecycle import beginning, how_to_resume, introduce, reopen
 from fedveil.record.recorder import Record
-from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
+from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.account import Figure
-from fedveil.vertical.job_split import (
-    make_split,
-    make_task,
-    own_functions,
-    report_entropy,
-    threads,
-)
-from fedveil.vertical.party_run import PartyRun, Progress, Setting
+from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
+from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
 from fedveil.vertical.rows import Rows, align
 from fedveil.vertical.split import Joined, SplitModel
+from fedveil.vertical.step_checkpoint import from_last_step, last_common
 from fedveil.vertical.task import SUBSETS, Columns, Subset, Task
 from fedveil.vertical.vertical_job import VerticalJob
 
@@ -102,7 +92,7 @@ def resume(
     happened. `progress` is called with the old records first.
     """
     with ExitStack() as stack:
-        parties = reopened(Path(folder), stack, progress, encoded)
+        parties = reopened(folder, stack, progress, encoded)
         return parties.train(parties.last_common_step())
 
 
@@ -112,7 +102,7 @@ def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Figur
     The examples go through the same crossings and the same protection as in training.
     """
     with ExitStack() as stack:
-        parties = reopened(Path(folder), stack)
+        parties = reopened(folder, stack)
         quality = parties.look(PartyRun.evaluate)
         return quality, parties.figures()
 
@@ -120,7 +110,7 @@ def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Figur
 def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The ids of the held-out examples, and the last part's output for each."""
     with ExitStack() as stack:
-        parties = reopened(Path(folder), stack)
+        parties = reopened(folder, stack)
         outputs = parties.look(PartyRun.predict)
         assert outputs is not None, "the leader has the outputs"
         return parties.ids, outputs
@@ -129,22 +119,16 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
     """The leader's result of an exchange that every party of a run plays with its model."""
     with ExitStack() as stack:
-        return reopened(Path(folder), stack).look(how)
+        return reopened(folder, stack).look(how)
 
 
 def reopened(
-    path: Path,
-    stack: ExitStack,
-    progress: Progress | None = None,
-    encoded: bool = False,
+    path: str | Path, stack: ExitStack, progress: Progress | None = None, encoded: bool = False
 ) -> _Parties:
     """The parties of a run that was begun before."""
-    folder = RunFolder.reopen(path)
-    stack.callback(folder.close)
-    make_importable(folder.read_lines(IMPORTS))
-    job = VerticalJob.load(path / JOB)
+    folder, job = reopen(path, VerticalJob.load, stack)
     stack.enter_context(threads(job.threads))
-    parties = _Parties(job, path, encoded)
+    parties = _Parties(job, folder.path, encoded)
     parties.enter(folder, stack, progress)
     return parties
 
@@ -177,12 +161,8 @@ class _Parties:
     def enter(self, folder: RunFolder, stack: ExitStack, progress: Progress | None) -> None:
         """Open the run's folder, and each party's in it."""
         self.folder = folder
-        folder.write_atomically(JOB, self.job.to_yaml().encode())
-        roots = import_roots(own_functions(self.job))
-        folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
+        keep_run(folder, self.job, self.task, self.split.parties)
         for name in self.split.parties:
-            for file, data in getattr(self.task, "files", lambda party: {})(name).items():
-                folder.write_atomically(file, data)
             setting = Setting(
                 job=self.job,
                 task=self.task,
@@ -198,14 +178,12 @@ class _Parties:
 
     def last_common_step(self) -> int:
         """The last step that all parties hold."""
-        common = set.intersection(*(set(run.held_steps()) for run in self.runs.values()))
-        if not common:
-            raise RunFolderError(f"{self.folder.path} has no step that all parties hold")
-        return max(common)
+        folders = {name: run.setting.folder for name, run in self.runs.items()}
+        return last_common(self.folder.path, folders)
 
     def train(self, step: int) -> VerticalRun:
         """All steps that are left after `step`."""
-        with _how_to_resume(self.folder.path):
+        with how_to_resume(lambda: from_last_step(COMMAND, self.folder.path)):
             self._restore(step)
             self._introduce()
             self._together(PartyRun.train)
@@ -236,16 +214,10 @@ class _Parties:
         return drive_together(exchanges, encoded=self._encoded)
 
     def _introduce(self) -> None:
-        seconds = time.perf_counter() - self._began
         for run in self.runs.values():
-            run.event(
-                f"{f'went on after step {run.done}' if run.done else 'began'}: fedveil "
-                f"{__version__}, Python {platform.python_version()}, NumPy {np.__version__}, "
-                f"torch {torch.__version__}, {platform.machine()}; ready after {seconds:.1f} s"
-            )
-            run.event(f"randomness of reports: {run.setting.entropy.description}")
-            for note in self._notes:
-                run.event(note)
+            randomness = f"randomness of reports: {run.setting.entropy.description}"
+            what = beginning("step", run.done)
+            introduce(run.event, what, self._began, [randomness, *self._notes])
 
     def _align(self, owned: Mapping[str, Columns], subset: Subset) -> dict[str, npt.NDArray[Any]]:
         """Where each party has the common examples; what is left out is noted."""
@@ -258,12 +230,3 @@ class _Parties:
                     f"all parties hold them"
                 )
         return positions
-
-
-@contextmanager
-def _how_to_resume(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (FedveilError, KeyboardInterrupt) as end:
-        end.add_note(f"`{COMMAND} --resume {path}` goes on from the last step that all hold")
-        raise

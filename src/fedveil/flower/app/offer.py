@@ -10,8 +10,8 @@ from functools import lru_cache
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
 from fedveil.flower.app.options import OFFERED, Options, names, parse
 from fedveil.message import Message, Value, encode, only_fields, take
+from fedveil.own_code import is_function
 from fedveil.protections.base import JobContext, Protection
-from fedveil.settings.base import is_function
 
 _PARAMETER = "parameter."
 _FIELDS = ("protection", "weighting", "weight_key", "keep", "reveal", "dimension", "clients")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from pathlib import Path
 from textwrap import dedent
 
+from fedveil import own_code
 from fedveil._version import __version__
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import make_partition
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB, ROSTER
-from fedveil.settings.base import is_function
 
 #: Flower's limit of an app's name.
 _MAX_NAME = 32
@@ -85,13 +84,9 @@ def _app_name(name: str) -> str:
 def _own_modules(names: list[str]) -> dict[str, str]:
     """The source of the modules that hold the job's own functions, whole packages with them."""
     files: dict[str, str] = {}
-    for name in filter(is_function, names):
-        module_name = name.partition(":")[0]
-        top = module_name.partition(".")[0]
-        try:
-            importlib.import_module(module_name)
-        except ImportError as error:
-            raise DeploymentError(f"{name} cannot be imported: {error}") from None
+    for name in filter(own_code.is_function, names):
+        own_code.load(name, key=name, error=DeploymentError)
+        top = re.split("[.:]", name)[0]
         file = getattr(sys.modules[top], "__file__", None)
         if file is None:
             raise DeploymentError(f"{name}: the module {top} is no file that could be copied")

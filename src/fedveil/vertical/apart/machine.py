@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -10,20 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil._version import __version__
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Receive, Send, drive
 from fedveil.link.tls import named_in
 from fedveil.message import Message, Value
-from fedveil.record.own_modules import import_roots, make_importable
-from fedveil.record.run_folder import IMPORTS, JOB, RunFolder
+from fedveil.record.lifecycle import introduce, reopen
+from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.account import Figure
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Standing
-from fedveil.vertical.job_split import make_split, make_task, own_functions, threads
-from fedveil.vertical.party_run import PartyRun, Progress, Setting
+from fedveil.vertical.job_split import make_split, make_task, threads
+from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
 from fedveil.vertical.rows import Rows
 from fedveil.vertical.step_checkpoint import held
 from fedveil.vertical.task import SUBSETS, Task, assists_of
@@ -56,11 +54,19 @@ class Machine:
     `here` picks the party from the task's leader and followers.
     """
 
+    root: RunFolder
+
     def __init__(
-        self, job: VerticalJob, here: Callable[[Task], str], old: Path | None = None
+        self,
+        job: VerticalJob,
+        here: Callable[[Task], str],
+        stack: ExitStack,
+        old: Path | None = None,
     ) -> None:
         check_device("device", job.device)
         self._began = time.perf_counter()
+        self._stack = stack
+        stack.enter_context(threads(job.threads))
         self.job = job
         self.task = make_task(job, old)
         self.party = here(self.task)
@@ -80,9 +86,9 @@ class Machine:
         stack: ExitStack,
     ) -> Machine:
         """A party at the beginning of a run, with a new folder."""
-        stack.enter_context(threads(job.threads))
-        machine = cls(job, here)
-        machine._keep(RunFolder.create(out, job.name, command), stack)
+        machine = cls(job, here, stack)
+        machine.root = RunFolder.create(out, job.name, command)
+        stack.callback(machine.root.close)
         if machine.party == machine.task.leader:
             machine._run = Secure().token(handshake.RUN_BYTES)
         return machine
@@ -90,14 +96,11 @@ class Machine:
     @classmethod
     def reopened(cls, path: Path, here: Callable[[Task], str], stack: ExitStack) -> Machine:
         """A party that goes on with the run in its folder."""
-        folder = RunFolder.reopen(path)
-        make_importable(folder.read_lines(IMPORTS))
-        job = VerticalJob.load(path / JOB)
-        stack.enter_context(threads(job.threads))
-        machine = cls(job, here, path)
+        root, job = reopen(path, VerticalJob.load, stack)
+        machine = cls(job, here, stack, path)
+        machine.root = root
         if not (path / machine.party).is_dir():
             raise RunFolderError(f"{path} holds no party {machine.party}")
-        machine._keep(folder, stack)
         machine._write()
         machine._check_run(path)
         return machine
@@ -132,7 +135,8 @@ class Machine:
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress)
         run.restore(agreement.step)
-        self._introduce(run, agreement)
+        what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
+        introduce(run.event, what, self._began, agreement.notes)
         result = drive(side(run), channels)
         drive(self._farewell(run, channels), channels)
         if agreement.purpose == TRAIN and self.folder is not None:
@@ -147,18 +151,9 @@ class Machine:
             raise ExchangeError(f"the leader asks for {purpose!r}, which is not known here")
         return lambda run: assist(run.party, run.setting.entropy)
 
-    def _keep(self, root: RunFolder, stack: ExitStack) -> None:
-        self.root = root
-        stack.callback(root.close)
-        stack.callback(self._close)
-
     def _write(self) -> None:
         """What the folder holds of a run from its first agreement on; a refused party has none."""
-        self.root.write_atomically(JOB, self.job.to_yaml().encode())
-        roots = import_roots(own_functions(self.job))
-        self.root.write_atomically(IMPORTS, "".join(f"{path}\n" for path in roots).encode())
-        for name, data in getattr(self.task, "files", lambda party: {})(self.party).items():
-            self.root.write_atomically(name, data)
+        keep_run(self.root, self.job, self.task, [self.party])
         self.folder = self.root.within(self.party)
         named = self.folder.path / RUN
         if named.exists():
@@ -174,10 +169,6 @@ class Machine:
             )
         if self.party == self.task.leader:  # it was killed before it had written the run's name
             self._run = Secure().token(handshake.RUN_BYTES)
-
-    def _close(self) -> None:
-        if self._last is not None:
-            self._last[1].close()
 
     def _run_for(self, agreement: Agreement, progress: Progress | None) -> PartyRun:
         """The party's run: one for the process, whatever becomes of the others."""
@@ -209,18 +200,9 @@ class Machine:
             folder=self.folder,
         )
         run = PartyRun(setting, progress)
+        self._stack.callback(run.close)
         self._last = agreement, run
         return run
-
-    def _introduce(self, run: PartyRun, agreement: Agreement) -> None:
-        seconds = time.perf_counter() - self._began
-        what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
-        run.event(
-            f"{what}: fedveil {__version__}, Python {platform.python_version()}, "
-            f"{platform.machine()}; ready after {seconds:.1f} s"
-        )
-        for note in agreement.notes:
-            run.event(note)
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
         """Nobody leaves before all have their files: a party that was killed needs the others."""

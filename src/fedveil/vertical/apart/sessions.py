@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -23,10 +23,12 @@ from fedveil.link.listener import Listener
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials
 from fedveil.message import Message, Value
+from fedveil.record.lifecycle import how_to_resume
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Unfit
 from fedveil.vertical.apart.machine import Machine, Session
 from fedveil.vertical.party_run import PartyRun, Progress
+from fedveil.vertical.step_checkpoint import from_last_step
 
 LEADER = "fedveil vertical leader"
 FOLLOWER = "fedveil vertical follower"
@@ -180,16 +182,12 @@ def _tell(meeting: Meeting, agreement: Agreement) -> None:
         meeting.report(f"{agreement.purpose} from step {agreement.step}")
 
 
-@contextmanager
-def _how_to_resume(machine: Machine, purpose: str, command: str) -> Iterator[None]:
-    try:
-        yield
-    except (FedveilError, KeyboardInterrupt) as end:
-        if machine.folder is not None and purpose == TRAIN:
-            end.add_note(
-                f"`{command} --resume {machine.root.path}` goes on from the last step that all hold"
-            )
-        raise
+def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractContextManager[None]:
+    def note() -> str:
+        begun = machine.folder is not None and purpose == TRAIN
+        return from_last_step(command, machine.root.path) if begun else ""
+
+    return how_to_resume(note)
 
 
 @contextmanager

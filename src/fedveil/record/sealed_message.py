@@ -1,0 +1,39 @@
+"""Messages in files, for the process that goes on with a run; a sealed one ends in its SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.message import Message, Value, decode, encode
+
+_DIGEST_BYTES = 32
+
+
+def sealed(message: Message) -> bytes:
+    """The message and its digest."""
+    data = encode(message)
+    return data + hashlib.sha256(data).digest()
+
+
+def unsealed(raw: bytes) -> dict[str, Value]:
+    """The message that was sealed; raises `MessageInvalid` where a bit of it has changed."""
+    data, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != digest:
+        raise MessageInvalid("its digest does not match")
+    return decode(data)
+
+
+@contextmanager
+def intact(*paths: Path) -> Iterator[None]:
+    """Turn whatever is wrong with files that are read and taken apart into one sentence."""
+    which = " or ".join(map(str, paths))
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{which} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise RunFolderError(f"{which} is damaged: {error}") from None

@@ -1,0 +1,99 @@
+"""Runs of every kind begin, go on and read what they kept in one way."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import parts
+from fedveil.errors import MessageInvalid, RunFolderError, RunStopped
+from fedveil.record.begun_rounds import Attempts
+from fedveil.record.lifecycle import beginning, how_to_resume, introduce, keep_job, reopen
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import intact, sealed, unsealed
+
+
+def test_a_reopened_run_has_its_job_and_finds_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    support = str(Path(__file__).parents[1] / "support")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != support])
+    assert parts.data  # it is imported
+    folder = RunFolder.create(tmp_path / "run")
+    keep_job(folder, "rounds: 2\n", ["parts:data", "digits", "parts:plain", "never_imported:f"])
+    folder.close()
+    assert (tmp_path / "run" / "imports.txt").read_text() == f"{support}\n"
+    with ExitStack() as stack:
+        folder, text = reopen(tmp_path / "run", Path.read_text, stack)
+        assert text == "rounds: 2\n"
+        assert sys.path[-1] == support
+        with pytest.raises(RunFolderError, match="in use"):
+            RunFolder.reopen(tmp_path / "run")
+    RunFolder.reopen(tmp_path / "run").close()
+
+
+def test_what_is_said_at_the_beginning() -> None:
+    said: list[str] = []
+    introduce(said.append, beginning("round", 0), 0.0, ["one", "two"])
+    introduce(said.append, beginning("step", 3), 0.0, [])
+    assert said[0].startswith("began: fedveil ")
+    assert f"NumPy {np.__version__}, torch " in said[0]
+    assert said[1:3] == ["one", "two"]
+    assert said[3].startswith("went on after step 3: fedveil ")
+
+
+@pytest.mark.parametrize(
+    ("end", "note", "notes"),
+    [
+        (RunStopped("full"), "go on", ["go on"]),
+        (KeyboardInterrupt(), "go on", ["go on"]),
+        (RunStopped("full"), "", []),
+        (RunFolderError("another model"), "go on", []),
+        (ValueError("a defect"), "go on", []),
+    ],
+)
+def test_what_ends_a_run_says_how_to_resume(
+    end: BaseException, note: str, notes: list[str]
+) -> None:
+    with pytest.raises(type(end)), how_to_resume(lambda: note, RunStopped):
+        raise end
+    assert getattr(end, "__notes__", []) == notes
+
+
+def test_a_sealed_message_is_refused_when_a_bit_has_changed() -> None:
+    raw = sealed({"a": 1, "b": b"two"})
+    assert unsealed(raw) == {"a": 1, "b": b"two"}
+    for at in range(len(raw)):
+        with pytest.raises(MessageInvalid, match="its digest does not match"):
+            unsealed(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    with pytest.raises(MessageInvalid, match="its digest does not match"):
+        unsealed(b"")
+
+
+def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    with pytest.raises(RunFolderError, match=f"^{a} cannot be read: No such file or directory$"):  # noqa: SIM117
+        with intact(a):
+            a.read_bytes()
+    with pytest.raises(RunFolderError, match=f"^{a} or {b} is damaged: too short$"), intact(a, b):
+        raise MessageInvalid("too short")
+
+
+def test_rounds_that_were_begun_are_counted_by_the_next_process(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    first = Attempts(folder, 0)
+    for number in (1, 2, 2):
+        first.begin(number)
+    first.checkpointed(1)
+    first.begin(3)
+    again = Attempts(folder, 1)
+    assert [again.before(number) for number in (1, 2, 3, 4)] == [0, 2, 1, 0]
+    assert Attempts(folder, 2).before(2) == 0
+    file = tmp_path / "run" / "checkpoint" / "begun"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(RunFolderError, match="begun is damaged: the message is cut short"):
+        Attempts(folder, 1)

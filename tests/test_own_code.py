@@ -1,0 +1,77 @@
+"""One sentence for each way in which a user's own code fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedveil import own_code
+from fedveil.errors import DataUnavailable, InvalidValue
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_works.py").write_text("three = 3\ndef f(seed, size=1): return seed, size\n")
+    (tmp_path / "own_raises.py").write_text("raise KeyError('no\\n key')\n")
+    (tmp_path / "own_lacks.py").write_text("import no_such_dependency\n")
+    (tmp_path / "own_tells.py").write_text(
+        "from fedveil.errors import DataUnavailable\nraise DataUnavailable('fetch it first')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("own_works", "own_raises", "own_lacks", "own_tells"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("own_works", "key: package.module:function is needed"),
+        ("own_works:f.g", "key: package.module:function is needed"),
+        ("a.b:f", "key: there is no module a, neither in the current folder nor installed"),
+        (
+            "own_works.b:f",
+            "key: there is no module own_works.b, neither in the current folder nor installed",
+        ),
+        ("own_raises:f", "key: importing own_raises raised KeyError: 'no\\n key'"),
+        (
+            "own_lacks:f",
+            "key: importing own_lacks raised ModuleNotFoundError: No module named "
+            "'no_such_dependency'",
+        ),
+        ("own_works:g", "key: the module own_works has no g"),
+        ("own_works:three", "key: three is not a function"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence(name: str, sentence: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        own_code.load(name, key="key", error=InvalidValue)
+    assert str(caught.value) == sentence
+    assert "\n" not in sentence
+
+
+def test_built_in_names_are_told() -> None:
+    with pytest.raises(InvalidValue) as caught:
+        own_code.load("c", key="key = 'c'", error=InvalidValue, built_in=("a", "b"))
+    assert str(caught.value) == "key = 'c' is neither one of a, b nor package.module:function"
+
+
+def test_what_a_function_raises_is_one_sentence() -> None:
+    with pytest.raises(InvalidValue) as caught, own_code.told("key", InvalidValue):
+        raise ValueError("two\nlines")
+    assert str(caught.value) == "key: the function raised ValueError: two lines"
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_an_error_of_fedveil_is_a_sentence_already() -> None:
+    with pytest.raises(DataUnavailable, match=r"^fetch it first$"):
+        own_code.load("own_tells:f", key="key", error=InvalidValue)
+
+
+def test_only_arguments_that_a_function_has_are_given() -> None:
+    f = own_code.load("own_works:f", key="key", error=InvalidValue)
+    assert own_code.called(f, seed=3, folder=None) == (3, 1)
+    assert own_code.called(f, seed=3, size=4) == (3, 4)
