@@ -24,7 +24,7 @@ from fedveil.entropy import Secure, Seeded
 from fedveil.mechanisms.exact import discrete_gaussian
 from fedveil.mechanisms.gaussian import GaussianMechanism, clip_to_grid
 from fedveil.message import encode
-from fedveil.protections.base import ClientContext
+from fedveil.protections.base import ClientContext, JobContext
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
 from figures import Figure, best_s, show
 
@@ -75,7 +75,8 @@ def print_cost() -> None:
             mechanism = GaussianMechanism(eps, delta, 1.0)
             step = mechanism.grid(size).step
             kept = step * math.sqrt(float(np.sum(clip_to_grid(update, 1.0, step) ** 2)))
-            half = DPEncrypt(DPEncryptSettings(dp_eps=eps, dp_delta=delta), size).client_round(
+            settings = DPEncryptSettings(dp_eps=eps, dp_delta=delta)
+            half = DPEncrypt(settings, JobContext("equal", size, 1, rounds=1)).client_round(
                 ClientContext(0, 1, update, 1, Seeded(0))
             )
             bits = 8 * len(encode(half.respond({"round": 1}, update))) / size

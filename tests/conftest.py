@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -41,3 +42,19 @@ def command(
         return code, said.out, said.err
 
     return call
+
+
+@pytest.fixture
+def charges(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
+    """Who is charged in which round, as any ledger is told."""
+    from fedveil.privacy.ledger import Ledger
+
+    told: dict[int, set[int]] = {}
+    record = Ledger.record_many
+
+    def spy(self: Ledger, *arguments: Any, **named: Any) -> None:
+        told.setdefault(named["round"], set()).update(map(int, named["clients"]))
+        record(self, *arguments, **named)
+
+    monkeypatch.setattr(Ledger, "record_many", spy)
+    return told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tracemalloc
 from pathlib import Path
@@ -11,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedveil.engine.round_loop import play, silent_clients
 from safetensors.torch import load_file
 from torch import nn
 
 import fedveil
 import parts
-from fedveil.engine import assembly, federation, simulation
-from fedveil.engine.executors.client_side import ClientsData, ClientSide
-from fedveil.engine.executors.pool import InProcess
+from fedveil.engine import assembly, federation
+from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
+from fedveil.engine.executors.in_process import InProcess
 from fedveil.entropy import Seeded
 from fedveil.errors import (
     FedveilError,
@@ -29,13 +27,13 @@ from fedveil.errors import (
     RunStopped,
 )
 from fedveil.federated.job import Job
-from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.learning.trainer import LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
-from fedveil.protections import POSITIONS, is_built
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.not_encrypt import NotEncrypt
-from folders import SUPPORT
+from fedveil.protections.positions import POSITIONS
+from fedveil.rounds.loop import drive
+from fedveil.settings.base import Settings
 
 TIMES = ("seconds_",)
 
@@ -110,8 +108,8 @@ def test_one_full_step_of_everybody_is_a_step_of_centralised_sgd(tmp_path: Path)
             server={"weighting": weighting},
         )
         run = fedveil.simulate(settings, tmp_path / split)
-        task = assembly.Task((parts.FEATURES,), parts.CLASSES)
-        model = assembly.make_model(settings, task)
+        shape = assembly.ModelShape((parts.FEATURES,), parts.CLASSES)
+        model = assembly.make_model(settings, shape)
         examples = parts.data()
         x, y = torch.from_numpy(examples["x_train"]), torch.from_numpy(examples["y_train"])
         nn.functional.cross_entropy(model(x), y).backward()
@@ -121,12 +119,12 @@ def test_one_full_step_of_everybody_is_a_step_of_centralised_sgd(tmp_path: Path)
         np.testing.assert_allclose(Layout(run.model).vector(), Layout(model).vector(), atol=1e-6)
 
 
-@pytest.mark.parametrize("protection", sorted(filter(is_built, POSITIONS)))
+@pytest.mark.parametrize("protection", sorted(POSITIONS))
 def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) -> None:
     results = []
     for workers in (0, 1, 3):
         settings = job(
-            model="parts:plain" if protection in ProtectionSettings.EQUAL else "parts:net",
+            model="parts:plain" if POSITIONS[protection].perturbs else "parts:net",
             simulation={"workers": workers},
             protection={
                 "name": protection,
@@ -238,22 +236,17 @@ def test_warnings_of_clients_are_events(tmp_path: Path) -> None:
     assert events.count("UserWarning: mind the step") == 3
 
 
-@pytest.fixture
-def two_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every process of a run makes the protection of the tests instead of the job's."""
-    patch = "import parts, fedveil.engine.assembly as a; a.make_protection = parts.make_two_phases"
-    (tmp_path / "sitecustomize.py").write_text(patch)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SUPPORT}")
-    monkeypatch.setattr(assembly, "make_protection", parts.make_two_phases)
-    monkeypatch.setattr(simulation, "make_protection", parts.make_two_phases)
+TWO_PHASES = {"name": "parts:TwoPhases"}
 
 
-@pytest.mark.usefixtures("two_phases")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_protection_that_talks_in_phases(workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "name"), [(0, "masked"), (2, "tell")])
+def test_a_protection_of_ones_own_that_talks_in_phases(
+    workers: int, name: str, tmp_path: Path
+) -> None:
     settings = job(
         clients={"fraction": 1.0},
-        simulation={"workers": workers, "dropouts": {"masked": 0.25}},
+        protection=TWO_PHASES,
+        simulation={"workers": workers, "dropouts": {name: 0.25}},
     )
     run = fedveil.simulate(settings, tmp_path / "run")
     assert [record["reports"] for record in run.metrics] == [6, 6, 6]
@@ -262,9 +255,13 @@ def test_a_protection_that_talks_in_phases(workers: int, tmp_path: Path) -> None
     assert 1.49 < run.metrics[-1]["epsilon_run_most_drawn"] <= 1.5
 
 
-@pytest.mark.usefixtures("two_phases")
 def test_max_epsilon_ends_the_run_in_good_order(tmp_path: Path) -> None:
-    settings = job(rounds=9, clients={"fraction": 1.0}, privacy={"max_epsilon": 2.2})
+    settings = job(
+        rounds=9,
+        clients={"fraction": 1.0},
+        protection=TWO_PHASES,
+        privacy={"max_epsilon": 2.2},
+    )
     run = fedveil.simulate(settings, tmp_path / "run")
     assert len(run.metrics) == 4
     assert run.stopped is not None
@@ -273,11 +270,11 @@ def test_max_epsilon_ends_the_run_in_good_order(tmp_path: Path) -> None:
     assert fedveil.resume(run.folder).stopped == run.stopped
 
 
-@pytest.mark.usefixtures("two_phases")
 def test_a_run_that_a_limit_ends_between_two_tests_is_tested_once_more(tmp_path: Path) -> None:
     settings = job(
         rounds=9,
         clients={"fraction": 1.0},
+        protection=TWO_PHASES,
         privacy={"max_epsilon": 2.2},
         evaluation={"every": 3},
     )
@@ -293,18 +290,6 @@ def test_a_fault_plan_silences_clients(tmp_path: Path) -> None:
     run = fedveil.simulate(settings, tmp_path / "run")
     assert [record["dropped"] for record in run.metrics] == [2, 2, 2]
     assert [record["reports"] for record in run.metrics] == [6, 6, 6]
-
-
-def test_silent_clients_are_the_shares_of_the_plan() -> None:
-    plan = silent_clients(range(40), {"masked": 0.1, "advertise": 0.05, "unmask": 0.5}, Seeded(0))
-    counts = {phase: list(plan.values()).count(phase) for phase in set(plan.values())}
-    assert counts == {"advertise": 2, "masked": 4, "unmask": 20}
-    assert silent_clients(range(4), {"share": 0.99, "masked": 0.99}, Seeded(0)).keys() == {
-        0,
-        1,
-        2,
-        3,
-    }
 
 
 def test_clients_are_the_owners_of_the_data(tmp_path: Path) -> None:
@@ -386,20 +371,23 @@ def peak_of_a_round(clients: int) -> int:
         indices=one_each,
         offsets=np.arange(clients + 1, dtype=np.int64),
     )
-    protection = NotEncrypt(JobContext("equal", len(weights), clients, 1))
+    protection = NotEncrypt(Settings(), JobContext("equal", len(weights), clients, 1))
     trainer = LoopTrainer(model, TrainingPlan(1, 20, "sgd", 0.1, 0.0, 0.0))
-    side = ClientSide(protection, trainer, data, weights.copy(), Seeded(0), Seeded(1))
-    context = RoundContext(range(clients), 1, weights)
-    server = protection.server_round(context)
-    executor = InProcess(side, side._model)
-    play(
-        protection.server_round(RoundContext(range(2), 1, weights)),
-        executor,
-        dataclasses.replace(context, cohort=range(2)),
-    )
+    training = LocalTraining(trainer, data, Seeded(0))
+    side = ClientSide(protection, training, weights.copy(), Seeded(1))
+    executor = InProcess(side)
+
+    def play(cohort: range) -> None:
+        context = RoundContext(cohort, 1, weights)
+        server = protection.server_round(context)
+        executor.open(context)
+        outcome = drive(server, executor, dict.fromkeys(cohort, server.opening()), "report")
+        assert len(outcome.reported) == len(cohort)
+
+    play(range(2))
     tracemalloc.start()
     try:
-        play(server, executor, context)
+        play(range(clients))
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -17,9 +17,10 @@ from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportR
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.message import encode
 from fedveil.packing import pack, unpack
-from fedveil.protections import build, exact_sum
+from fedveil.protections import exact_sum
 from fedveil.protections.base import JobContext
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
+from fedveil.protections.positions import build
 from round_parts import client_half, report_of, server_half
 
 pytestmark = pytest.mark.filterwarnings("ignore:noise = continuous")
@@ -37,11 +38,11 @@ WIDTH = (2 * LIMIT).bit_length()
 
 
 def server(cohort: tuple[int, ...] = (1, 2, 3, 4), settings: DPEncryptSettings = SETTINGS) -> Any:
-    return server_half(DPEncrypt(settings, SIZE), cohort, MODEL)
+    return server_half(DPEncrypt(settings, CONTEXT), cohort, MODEL)
 
 
 def report(client: int, update: Any = UPDATE, settings: DPEncryptSettings = SETTINGS) -> Any:
-    half = client_half(DPEncrypt(settings, SIZE), client, MODEL, entropy=Seeded(1, client))
+    half = client_half(DPEncrypt(settings, CONTEXT), client, MODEL, entropy=Seeded(1, client))
     return report_of(half, {"round": 7}, update)
 
 
@@ -78,7 +79,7 @@ def test_the_aggregate_is_the_mean_and_clients_count_equally() -> None:
 @pytest.mark.parametrize("settings", [SETTINGS, FLOATS])
 def test_the_noise_of_many_clients_averages_out(settings: DPEncryptSettings) -> None:
     clients = 2000
-    protection = DPEncrypt(settings, SIZE)
+    protection = DPEncrypt(settings, CONTEXT)
     half = server_half(protection, range(clients), MODEL)
     for client in range(clients):
         one = client_half(protection, client, MODEL, entropy=Seeded(2, client))
@@ -174,7 +175,7 @@ def test_a_wrong_continuous_report_is_refused(update: Any, reason: str) -> None:
 
 @pytest.mark.parametrize("settings", [SETTINGS, FLOATS])
 def test_a_client_reports_nothing_and_says_why(settings: DPEncryptSettings) -> None:
-    half = client_half(DPEncrypt(settings, SIZE), 1, MODEL, entropy=Secure())
+    half = client_half(DPEncrypt(settings, CONTEXT), 1, MODEL, entropy=Secure())
     for bad in (np.nan, np.inf, -np.inf):
         update = UPDATE.copy()
         update[3] = bad
@@ -196,7 +197,9 @@ def test_a_value_beyond_the_range_is_sent_as_its_end(monkeypatch: pytest.MonkeyP
     [(50.0, 0.001, 66_521, 2.0), (50.0, 0.01, 1_000_000, 2.125), (1.0, 1e-5, 66_521, 2.625)],
 )
 def test_upload(eps: float, delta: float, size: int, bytes_per_value: float) -> None:
-    protection = DPEncrypt(DPEncryptSettings(dp_eps=eps, dp_delta=delta), size)
+    protection = DPEncrypt(
+        DPEncryptSettings(dp_eps=eps, dp_delta=delta), JobContext("equal", size, 4, rounds=1)
+    )
     big = np.full(size, 0.01, np.float32)
     half = client_half(protection, 1, big)
     sizes = {len(encode(half.respond({"round": 7}, big))) for _ in range(3)}
@@ -222,6 +225,6 @@ def test_continuous_noise_says_what_it_is() -> None:
 
 def test_settings_that_cannot_be_run_are_named() -> None:
     with pytest.raises(InvalidValue, match=r"eps = 1e\+18.* need discrete noise"):
-        DPEncrypt(DPEncryptSettings(dp_eps=1e18), SIZE)
+        DPEncrypt(DPEncryptSettings(dp_eps=1e18), CONTEXT)
     with pytest.raises(InvalidValue, match=r"dp_norm_clip = 1e\+16 leads to values of up to"):
-        DPEncrypt(DPEncryptSettings(dp_norm_clip=1e16, noise="continuous"), SIZE)
+        DPEncrypt(DPEncryptSettings(dp_norm_clip=1e16, noise="continuous"), CONTEXT)

@@ -12,8 +12,8 @@ from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.message import encode
-from fedveil.protections import POSITIONS, build
 from fedveil.protections.base import JobContext
+from fedveil.protections.positions import POSITIONS, build
 from round_parts import client_half, server_half
 
 DIMENSION, CLIENTS = 400, 7

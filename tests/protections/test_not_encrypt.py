@@ -10,18 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import ClientWithheld, NotBuiltYet, ReportRejected, RoundVoid
+from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
 from fedveil.message import encode
-from fedveil.protections import POSITIONS, build, is_built
 from fedveil.protections.base import JobContext, Weighting
 from fedveil.protections.not_encrypt import NotEncrypt, NotEncryptServerRound
+from fedveil.protections.positions import POSITIONS, find
+from fedveil.settings.base import Settings
 from round_parts import client_half, report_of, server_half
 
 MODEL = np.zeros(3, np.float32)
 
 
 def protection(weighting: Weighting = "by_size") -> NotEncrypt:
-    return NotEncrypt(JobContext(weighting, dimension=3, clients_per_round=4, rounds=1))
+    return NotEncrypt(Settings(), JobContext(weighting, dimension=3, clients_per_round=4, rounds=1))
 
 
 def server(weighting: Weighting = "by_size", cohort: tuple[int, ...] = (1, 2, 3, 4)) -> Any:
@@ -155,13 +156,24 @@ def test_upload_is_the_vector_and_a_few_bytes() -> None:
     assert 4 * big.size < len(encode(half.respond({"round": 7}, big))) <= 4 * big.size + 48
 
 
-def test_every_switch_position_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = JobContext("equal", dimension=3, clients_per_round=4, rounds=1)
-    assert isinstance(build("not_encrypt", None, context), NotEncrypt)
-    assert all(map(is_built, POSITIONS))
-    monkeypatch.setitem(POSITIONS, "later", ("base", {}))
-    with pytest.raises(NotBuiltYet, match=r"later is not built yet; .*not_encrypt"):
-        build("later", None, context)
+def test_every_switch_position_is_found_by_name() -> None:
+    for name, position in POSITIONS.items():
+        assert find(name) is position
+        assert position.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("later", "is neither one of not_encrypt, .* nor package.module:function"),
+        ("no_such_module:Name", "there is no module no_such_module"),
+        ("json:Name", "the module json has no Name"),
+        ("json:dumps", "is not a class that is derived from fedveil.protections.base.Protection"),
+    ],
+)
+def test_a_position_that_cannot_be_found(name: str, sentence: str) -> None:
+    with pytest.raises(InvalidValue, match=f"protection = '{name}'.*{sentence}"):
+        find(name)
 
 
 def test_the_server_half_is_of_the_declared_type() -> None:

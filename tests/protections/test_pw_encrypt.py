@@ -18,7 +18,7 @@ from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, RoundVo
 from fedveil.federated.job import Job
 from fedveil.message import decode, encode
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
-from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings, build
+from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings
 from fedveil.secagg import masking_graph
 from fedveil.secagg.fixed_point import FixedPoint
 from secagg_parts import shows
@@ -33,7 +33,7 @@ def protection(clients: int = 4, **options: Any) -> PWEncrypt:
         "job": b"test", **{name: options.pop(name) for name in known},
     }  # fmt: skip
     options.setdefault("reconstruct_secrets_threshold", clients // 2 + 1)
-    return build(PWEncryptSettings(**options), JobContext(**context))
+    return PWEncrypt(PWEncryptSettings(**options), JobContext(**context))
 
 
 class Round:
@@ -200,7 +200,7 @@ def test_outside_simulation_keys_come_from_the_roster_and_not_from_the_seed() ->
 
 
 def test_the_deadline_is_the_cipher_time_window() -> None:
-    assert Round(protection(cipher_time_window=1500), updates()).server.deadline_s == 1.5
+    assert protection(cipher_time_window=1500).deadline_s == 1.5
 
 
 # Whole runs.

@@ -18,8 +18,8 @@ from fedveil.mechanisms.exact.binomial import Binomial, _exact_law, _law
 from fedveil.mechanisms.unary import cohort_sum
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.message import decode, encode
-from fedveil.protections import build
 from fedveil.protections.base import JobContext, Spending, State
+from fedveil.protections.positions import build
 from fedveil.protections.rr_oue import Unary, UnarySettings
 from round_parts import client_half, report_of, server_half
 from statistical_checks import ERROR_RATE, assert_alike, assert_follows

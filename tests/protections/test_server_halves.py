@@ -10,8 +10,9 @@ import pytest
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.message import Message, decode, encode, encoded_bytes
-from fedveil.protections import build
-from fedveil.protections.base import JobContext, OneReportRound, Protection, RoundContext
+from fedveil.protections.base import JobContext, Protection, RoundContext
+from fedveil.protections.one_report import OneReportRound
+from fedveil.protections.positions import build
 from round_parts import client_half
 
 DIMENSION = 300
@@ -80,7 +81,7 @@ def test_what_travels_between_halves_is_sums(overrides: tuple[str, ...]) -> None
     protection, context = make(overrides)
     half = protection.server_round(context)
     assert isinstance(half, OneReportRound)
-    kept = {"_context", "_invited", "_reported", "_open", *half.sums}
+    kept = {"_context", "_invited", "_asked", "_answered", "phase", *half.sums}
     copy = pickle.loads(pickle.dumps(half))
     assert set(vars(copy)) == kept
     assert len(copy._context.model) == 0

@@ -18,7 +18,7 @@ from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.index_code import encode_indices
 from fedveil.message import Message, decode, encode
 from fedveil.protections.base import Aggregate, JobContext, State
-from fedveil.protections.signds import SignDSProtection, SignDSSettings, build
+from fedveil.protections.signds import SignDSProtection, SignDSSettings
 from round_parts import client_half, report_of, server_half
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
@@ -30,7 +30,7 @@ AVERAGE = [1 / 3, -1 / 3, 0, -1 / 3, 1 / 3, 1 / 3, 1 / 3, 1 / 3]
 
 def protection(dimension: int = 8, clients: int = 3, **settings: object) -> SignDSProtection:
     context = JobContext("equal", dimension, clients_per_round=clients, rounds=10)
-    return build(SignDSSettings(**settings), context)  # type: ignore[arg-type]
+    return SignDSProtection(SignDSSettings(**settings), context)  # type: ignore[arg-type]
 
 
 def small(**settings: object) -> SignDSProtection:

@@ -9,21 +9,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import nn
 
 from fedveil.entropy import Seeded
-from fedveil.errors import ReportRejected
-from fedveil.message import Message
+from fedveil.errors import MessageInvalid
+from fedveil.message import Message, take, take_array
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    ClientId,
+    Protection,
     RoundContext,
+    Settings,
     Spending,
     State,
     Update,
 )
+from fedveil.protections.phased import PhasedClient, PhasedRound
+from fedveil.rounds.answers import ClientId
 
 CLASSES = 3
 FEATURES = 6
@@ -152,17 +156,23 @@ def unstable() -> nn.Module:
     return net
 
 
-class TwoPhases:
-    """A protection in two phases: clients say hello, and then send what the server asks for.
+class TwoPhasesSettings(Settings):
+    """Its one parameter."""
 
-    The server's second message tells each client a factor of its own; the client checks that it
-    is the one that it made up in the first phase, which it can only if it is the same object.
+    factor: float = Field(1.0, gt=0, description="what updates are multiplied by")
+
+
+class TwoPhases(Protection):
+    """A protection of a user's own: clients say hello, and then send what the server asks for.
+
+    The server's second message tells each client a number of its own; the client checks that it
+    is the one that it made up in the first phase, which it can only if its half lives on.
     """
 
-    adaptive = False
-
-    def __init__(self, dimension: int) -> None:
-        self.dimension = dimension
+    settings_type = TwoPhasesSettings
+    perturbs = False
+    phases = ("hello", "tell")
+    trains = "tell"
 
     def initial_state(self) -> State:
         return {"rounds": 0}
@@ -171,62 +181,50 @@ class TwoPhases:
         return [Spending(PrivacyLoss(0.5, per="update"))]
 
     def server_round(self, context: RoundContext) -> TwoPhasesServer:
-        return TwoPhasesServer(context)
+        return TwoPhasesServer(context, self.flow)
 
     def client_round(self, context: ClientContext) -> TwoPhasesClient:
-        return TwoPhasesClient(context)
+        return TwoPhasesClient(context, self)
 
 
-class TwoPhasesServer:
-    def __init__(self, context: RoundContext) -> None:
-        self.context = context
+class TwoPhasesServer(PhasedRound):
+    def __init__(self, context: RoundContext, flow: Sequence[str]) -> None:
+        super().__init__(context, flow)
         self.secrets: dict[ClientId, int] = {}
         self.sum = np.zeros(len(context.model))
-        self.count = 0
-        self.phase = "advertise"
 
-    def opening(self) -> Message:
-        return {"round": self.context.round, "phase": "advertise"}
+    def _fold(self, client: ClientId, message: Message) -> None:
+        if self.phase == "hello":
+            self.secrets[client] = take(message, "secret", int)
+        elif message["secret"] != self.secrets[client]:
+            raise MessageInvalid("another client's half")
+        else:
+            self.sum += take_array(message, "update", "float32", self.sum.shape)
 
-    def receive(self, client: ClientId, message: Message) -> None:
-        if self.phase == "advertise":
-            self.secrets[client] = int(message["secret"])  # type: ignore[arg-type]
-            return
-        if message["secret"] != self.secrets.get(client):
-            raise ReportRejected(client, "another client's half")
-        self.sum += message["update"]  # type: ignore[arg-type]
-        self.count += 1
+    def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
+        return {client: self._words(yours=self.secrets[client]) for client in answered}
 
-    def advance(self) -> Mapping[ClientId, Message] | None:
-        if self.phase == "masked":
-            return None
-        self.phase = "masked"
-        return {
-            client: {"phase": "masked", "yours": secret} for client, secret in self.secrets.items()
-        }
-
-    def merge(self, other: Any) -> None:
-        raise NotImplementedError
-
-    def aggregate(self) -> Aggregate:
-        state = {"rounds": int(self.context.state["rounds"]) + 1}  # type: ignore[arg-type]
-        return Aggregate(self.sum / self.count, self.count, state)
+    def _aggregate(self) -> Aggregate:
+        state = {"rounds": int(self._context.state["rounds"]) + 1}  # type: ignore[arg-type]
+        return Aggregate(self.sum / self.reports, self.reports, state)
 
 
-class TwoPhasesClient:
-    def __init__(self, context: ClientContext) -> None:
+class TwoPhasesClient(PhasedClient):
+    def __init__(self, context: ClientContext, protection: Protection) -> None:
+        super().__init__(context, protection)
         self.secret = context.entropy.integer(1 << 60)
 
-    def wants_update(self, message: Message) -> bool:
-        return message["phase"] == "masked"
+    def keep(self) -> State:
+        kept = super().keep()
+        return {**kept, "secret": self.secret} if kept else {}
 
-    def respond(self, message: Message, update: Update | None) -> Message:
+    def take_up(self, kept: State) -> None:
+        super().take_up(kept)
+        self.secret = take(kept, "secret", int)
+
+    def _answer(self, phase: str, message: Message, update: Update | None) -> Message:
         if update is None:
             return {"secret": self.secret}
         assert message["yours"] == self.secret
-        return {"secret": self.secret, "update": update}
-
-
-def make_two_phases(job: object, dimension: int) -> TwoPhases:
-    """Stands in for the assembly's own."""
-    return TwoPhases(dimension)
+        factor = np.float32(self.protection.settings.factor)
+        return {"secret": self.secret, "update": factor * update}

@@ -13,7 +13,7 @@ from itertools import islice
 
 import numpy as np
 
-from fedveil.engine.federation import Executor
+from fedveil.engine.executors.executor import Executor
 from fedveil.entropy import Entropy, Seeded
 from fedveil.federated.job import Job
 from fedveil.message import Message
@@ -23,7 +23,7 @@ from fedveil.rounds.answers import Answer, ClientId, Unreached
 from fedveil.rounds.loop import MergeableHalf
 
 
-class Faulty:
+class Faulty(Executor):
     """An executor whose clients are not all there."""
 
     def __init__(self, executor: Executor, job: Job, protection: Protection) -> None:
@@ -55,12 +55,10 @@ class Faulty:
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """As `ask`."""
         yield from self._unreached(phase, messages)
         yield from self._executor.fold(phase, self._heard(phase, messages), server)
 
     def close(self) -> None:
-        """Let go of what the executor holds."""
         self._executor.close()
 
     def _late_in(self, cohort: Sequence[ClientId], times: Entropy) -> dict[ClientId, str]:

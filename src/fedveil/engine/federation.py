@@ -23,6 +23,7 @@ from fedveil.engine.assembly import (
     model_fingerprint,
     report_entropy,
 )
+from fedveil.engine.executors.executor import Executor
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.entropy import Seeded
@@ -39,7 +40,7 @@ from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Record, Recorder, find_board
 from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
 from fedveil.rounds.answers import ClientId
-from fedveil.rounds.loop import Carrier, Outcome, drive
+from fedveil.rounds.loop import Outcome, drive
 
 Progress = Callable[[Record], None]
 
@@ -55,18 +56,6 @@ class Run:
     ledger: Ledger
     #: Why it ended before its last round; None where it did not.
     stopped: str | None = None
-
-
-class Executor(Carrier, Protocol):
-    """Carries the messages of one round after another."""
-
-    def open(self, context: RoundContext) -> None:
-        """Begin a round, with its global weights."""
-        ...
-
-    def close(self) -> None:
-        """Let go of processes and memory."""
-        ...
 
 
 class Engine(Protocol):

@@ -23,10 +23,11 @@ from fedveil.engine.assembly import (
     worker_count,
 )
 from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.faults import Faulty
-from fedveil.engine.federation import Executor, Federation, Progress
+from fedveil.engine.federation import Federation, Progress
 from fedveil.engine.federation import Run as Run
 from fedveil.federated.job import Job
 from fedveil.protections.base import Protection

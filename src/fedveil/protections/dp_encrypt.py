@@ -99,11 +99,9 @@ class DPEncrypt(Protection):
         return [Spending(self._loss)]
 
     def server_round(self, context: RoundContext) -> DPEncryptServerRound:
-        """The server's half of a round."""
         return DPEncryptServerRound(context, self._form)
 
     def client_round(self, context: ClientContext) -> DPEncryptClientRound:
-        """The client's half of a round."""
         return DPEncryptClientRound(context, self._form)
 
 

@@ -45,11 +45,9 @@ class NotEncrypt(Protection):
         return [Spending(PrivacyLoss(math.inf, per="update"))]
 
     def server_round(self, context: RoundContext) -> NotEncryptServerRound:
-        """The server's half of a round."""
         return NotEncryptServerRound(context, self.context.weighting)
 
     def client_round(self, context: ClientContext) -> NotEncryptClientRound:
-        """The client's half of a round."""
         return NotEncryptClientRound(context, self.context.weighting)
 
 

@@ -253,11 +253,9 @@ class PWEncrypt(Protection):
         return [Spending(PrivacyLoss(math.inf, per="update"))]
 
     def server_round(self, context: RoundContext) -> PWEncryptServerRound:
-        """The server's half of a round."""
         return PWEncryptServerRound(self, context)
 
     def client_round(self, context: ClientContext) -> PWEncryptClientRound:
-        """The client's half of a round."""
         return PWEncryptClientRound(self, context)
 
     def terms(self, round: int) -> Terms:
@@ -318,15 +316,12 @@ class PWEncryptServerRound:
 
     @property
     def phase(self) -> str | None:
-        """The phase whose answers are awaited."""
         return self._server.phase
 
     def opening(self) -> Message:
-        """The first message, the same for every client."""
         return self._server.opening()
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check an answer and take it in, or raise `ReportRejected`."""
         self._server.receive(client, message)
 
     def advance(self) -> Mapping[ClientId, Message] | None:
@@ -379,7 +374,6 @@ class PWEncryptClientRound:
         return message.get("phase") == TRAINS
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """The answer; raises `ClientWithheld` for a message that could get more than it should."""
         return self._client.respond(message, None if update is None else self._vector(update))
 
     def keep(self) -> State:
@@ -387,7 +381,6 @@ class PWEncryptClientRound:
         return self._client.keep()
 
     def take_up(self, kept: State) -> None:
-        """Go on with them."""
         self._client.take_up(kept)
 
     def _vector(self, update: Update) -> npt.NDArray[np.int64]:

@@ -189,7 +189,6 @@ class Unary(Protection):
             return spent + self.report_cost(take(state, "eps", float))
 
     def client_round(self, context: ClientContext) -> UnaryClientRound:
-        """The client's half of a round."""
         return UnaryClientRound(context, self)
 
 

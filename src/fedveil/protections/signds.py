@@ -114,11 +114,9 @@ class SignDSProtection(Protection):
         return [selection, Spending(self.response.loss)] if self.estimated else [selection]
 
     def server_round(self, context: RoundContext) -> SignDSServerRound:
-        """The server's half of a round."""
         return SignDSServerRound(context, self)
 
     def client_round(self, context: ClientContext) -> SignDSClientRound:
-        """The client's half of a round."""
         return SignDSClientRound(context, self)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,15 +54,15 @@ class MergeableHalf(ServerHalf, Protocol):
         ...
 
 
-class Carrier(Protocol):
+class Carrier(ABC):
     """Carries messages to clients and answers back.
 
     A client without an answer has dropped out, and its report may have left it all the same.
     """
 
+    @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """The answers, as they come; each is valid until the next one is asked for."""
-        ...
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
@@ -70,7 +71,7 @@ class Carrier(Protocol):
 
         `server` holds all of those when the answers have ended.
         """
-        ...
+        return self.ask(phase, messages)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from fedveil.entropy import Entropy, Secure
 from fedveil.errors import ClientWithheld, InvalidValue
 from fedveil.message import Message, decode, encode
 from fedveil.rounds.answers import Answer, Report, Withheld
-from fedveil.rounds.loop import MergeableHalf, drive
+from fedveil.rounds.loop import Carrier, drive
 from fedveil.secagg.client import Client
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.keys import Identity
@@ -97,7 +97,7 @@ def run_round(
     )
 
 
-class _InMemory:
+class _InMemory(Carrier):
     """Carries the messages of one round between the halves, every one of them through its bytes."""
 
     def __init__(
@@ -132,12 +132,6 @@ class _InMemory:
                 continue
             self.up[phase] += len(answer)
             yield Report(client, answer)
-
-    def fold(
-        self, phase: str, messages: Mapping[int, Message], server: MergeableHalf
-    ) -> Iterator[Answer]:
-        """As `ask`."""
-        return self.ask(phase, messages)
 
 
 def _silences(

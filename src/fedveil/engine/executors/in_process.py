@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from fedveil.engine.executors.client_side import ClientSide
+from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import encoded, folded
 from fedveil.message import Message
 from fedveil.protections.base import RoundContext
@@ -14,14 +15,13 @@ from fedveil.rounds.answers import Answer, ClientId
 from fedveil.rounds.loop import MergeableHalf
 
 
-class InProcess:
+class InProcess(Executor):
     """An executor without processes of its own."""
 
     def __init__(self, side: ClientSide) -> None:
         self._side = side
 
     def open(self, context: RoundContext) -> None:
-        """Begin a round, with its global weights."""
         self._side.model[:] = context.model
         self._side.open(context.round)
 
@@ -48,6 +48,3 @@ class InProcess:
             finally:
                 torch.set_num_threads(threads)
             yield from answers
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import merge_sums
 from fedveil.engine.executors.shared_block import SharedBlock, Span
 from fedveil.errors import RunStopped, WorkerDied
@@ -123,7 +124,7 @@ class _Worker:
             self._process.wait()
 
 
-class WorkerPool:
+class WorkerPool(Executor):
     """Serves clients in worker processes."""
 
     def __init__(self, workers: int, dimension: int, data: ClientsData) -> None:
@@ -166,7 +167,6 @@ class WorkerPool:
         self._capacity = max(self._capacity, self._least)
 
     def open(self, context: RoundContext) -> None:
-        """Begin a round, with its global weights."""
         self._exchange.array("model")[:] = context.model
         self._owner.clear()
         for worker in self._workers:

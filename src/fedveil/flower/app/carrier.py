@@ -26,7 +26,7 @@ from fedveil.rounds.answers import (
     Withheld,
     short,
 )
-from fedveil.rounds.loop import MergeableHalf
+from fedveil.rounds.loop import Carrier
 
 _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, or another's"
 
@@ -46,7 +46,7 @@ class Invitation:
     timeout_s: float
 
 
-class AppCarrier:
+class AppCarrier(Carrier):
     """Sends each phase out, and reads the replies as they come.
 
     `metrics`: those that a client's reply has revealed beside its report.
@@ -67,12 +67,6 @@ class AppCarrier:
                 answer = replace(answer, reason=short(answer.reason))
             if answer is not None:
                 yield answer
-
-    def fold(
-        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
-    ) -> Iterator[Answer]:
-        """As `ask`: reports are folded where they arrive, which is here."""
-        return self.ask(phase, messages)
 
     def _out(self, asked: Mapping[ClientId, Message], training: bool) -> Sequence[FlowerMessage]:
         """Flower's messages; what is the same for several clients is one object."""

@@ -9,6 +9,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
 from fedveil.engine.assembly import ModelShape
+from fedveil.engine.executors.executor import Executor
 from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost
@@ -37,7 +38,6 @@ from fedveil.rounds.answers import (
     Unreached,
     Withheld,
 )
-from fedveil.rounds.loop import MergeableHalf
 
 #: A message is kept for so long after the server has stopped waiting for its answer.
 _GRACE_S = 300.0
@@ -48,7 +48,7 @@ _RETURN_S = 90.0
 _FORGET_S = 15.0
 
 
-class GridExecutor:
+class GridExecutor(Executor):
     """Carries messages to the SuperNodes that say that they are the clients.
 
     A client without a node, and one of whose node Flower says that it failed, is not reached; a
@@ -105,12 +105,6 @@ class GridExecutor:
                 if ended or not isinstance(answer, Report | Unreached):
                     self._unfinished.discard(client)
                 yield answer
-
-    def fold(
-        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
-    ) -> Iterator[Answer]:
-        """As `ask`: reports are folded where they arrive, which is here."""
-        return self.ask(phase, messages)
 
     def close(self) -> None:
         """Let clients forget a round that ended without them."""

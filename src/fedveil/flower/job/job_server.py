@@ -17,7 +17,8 @@ from rich.console import Console
 
 from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import ModelShape
-from fedveil.engine.federation import Executor, Federation, Run
+from fedveil.engine.executors.executor import Executor
+from fedveil.engine.federation import Federation, Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
 from fedveil.errors import DeploymentError, FedveilError, FolderInUse
 from fedveil.federated.job import Job

@@ -1,0 +1,114 @@
+"""Clients that fall silent, and clients that answer too late: nothing waits for either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import fedveil
+import parts
+from fedveil.engine.faults import late_clients, silent_clients
+from fedveil.entropy import Seeded
+from fedveil.federated.job import Job
+from fedveil.protections.positions import POSITIONS, fault_phases, find
+from fedveil.secagg.phases import PHASES
+
+COHORT = range(20_000)
+PARAMETERS = "{reconstruct_secrets_threshold: 6, cipher_time_window: 1000}"
+PW = f"protection={{name: pw_encrypt, pw_encrypt: {PARAMETERS}}}"
+NAMES = fault_phases(POSITIONS["pw_encrypt"])
+
+
+class Hurried(parts.TwoPhases):
+    """As `TwoPhases`, with a deadline."""
+
+    deadline_s = 1.0
+
+
+def test_the_share_that_is_late_is_the_tail_of_the_law() -> None:
+    late = late_clients(COHORT, PHASES[:3], 1000, 250, 0.8, Seeded(1))
+    tail = norm.sf(np.log(4) / 0.8)
+    expected = tail
+    for phase in PHASES[:3]:
+        share = sum(missed == phase for missed in late.values()) / len(COHORT)
+        assert abs(share - expected) < 5 * np.sqrt(expected / len(COHORT))
+        expected *= 1 - tail  # of those that were in time before
+
+
+def test_without_spread_all_are_in_time_or_none() -> None:
+    assert late_clients(COHORT, PHASES, 1000, 1000, 0, Seeded(1)) == {}
+    assert set(late_clients(COHORT, PHASES, 1000, 1001, 0, Seeded(1)).values()) == {"advertise"}
+    assert late_clients(COHORT, PHASES, 1000, 0, 5, Seeded(1)) == {}
+    assert len(late_clients(range(50), PHASES, 1000, 1e300, 1e300, Seeded(1))) > 40
+
+
+def test_silent_clients_are_the_shares_of_the_plan() -> None:
+    shares = {"masked": 0.1, "advertise": 0.05, "unmask": 0.5}
+    plan = silent_clients(range(40), shares, NAMES, Seeded(0))
+    counts = {phase: list(plan.values()).count(phase) for phase in set(plan.values())}
+    assert counts == {"advertise": 2, "masked": 4, "unmask": 20}
+    most = {"share": 0.99, "masked": 0.99}
+    assert silent_clients(range(4), most, NAMES, Seeded(0)).keys() == set(range(4))
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        ("signds", {"report": "report", "share": "report", "masked": "report", "unmask": None}),
+        ("pw_encrypt", {"report": "masked", "share": "share", "unmask": "unmask"}),
+        ("parts:TwoPhases", {"report": "tell", "hello": "hello", "masked": "tell", "unmask": None}),
+    ],
+)
+def test_one_plan_serves_every_position(position: str, expected: Mapping[str, str | None]) -> None:
+    names = fault_phases(find(position))
+    assert expected.items() <= names.items()
+    draws = [silent_clients(range(50), {"masked": 0.2}, n, Seeded(3)) for n in (NAMES, names)]
+    assert draws[0].keys() == draws[1].keys()
+
+
+def job(*overrides: str, **blocks: Any) -> Job:
+    base = ["model=logistic", "training.epochs=1", "clients={number: 12, fraction: 1.0}"]
+    return Job.load(None, [*base, "simulation.workers=0", *overrides])
+
+
+def test_a_protection_without_a_deadline_waits_for_everybody(tmp_path: Path) -> None:
+    run = fedveil.simulate(
+        job("protection=signds", "simulation.answer_ms=1e9", "rounds=1"), tmp_path / "run"
+    )
+    assert run.metrics[0]["dropped"] == 0
+
+
+@pytest.mark.parametrize(("answer_ms", "void"), [(300, False), (900, True)])
+def test_a_run_goes_on_without_those_who_are_late(
+    tmp_path: Path, answer_ms: int, void: bool
+) -> None:
+    settings = job(PW, "rounds=2", f"simulation.answer_ms={answer_ms}")
+    runs = [fedveil.simulate(settings, tmp_path / name) for name in ("one", "two")]
+    for record in runs[0].metrics:
+        assert record["dropped"] > 0
+        assert (record["void"] is not None) == void
+        assert record["reports"] == 0 if void else 6 <= record["reports"] < 12
+    assert (runs[0].folder / "model.safetensors").read_bytes() == (
+        runs[1].folder / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_report_that_comes_after_its_phase_has_closed_has_left_all_the_same(
+    tmp_path: Path, charges: dict[int, set[int]]
+) -> None:
+    """A client that falls silent gives nothing; one that is late has given, though too late."""
+    own = "protection=test_faults:Hurried"
+    silent = job(own, "rounds=1", "simulation.dropouts={tell: 0.5}")
+    record = fedveil.simulate(silent, tmp_path / "silent").metrics[0]
+    assert (record["reports"], len(charges.pop(1))) == (6, 6)
+    late = job(own, "rounds=1", "simulation.answer_ms=900", "simulation.answer_spread=0.5")
+    record = fedveil.simulate(late, tmp_path / "late").metrics[0]
+    too_late_to_tell = len(charges[1]) - record["reports"]
+    assert too_late_to_tell > 0
+    assert record["dropped"] > too_late_to_tell  # others had missed the first phase: they gave none
+    assert record["dropped"] + record["reports"] == 12
