@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field, ValidationError, create_model
 
-from fedveil.errors import InvalidValue
+from fedveil.errors import JobError
 from fedveil.protections.base import Protection
 from fedveil.protections.positions import POSITIONS, find
 from fedveil.settings.allowed import sentences
@@ -41,7 +41,7 @@ class Switch(Choice):
 
     @property
     def settings(self) -> Settings:
-        """The active parameters; raises `InvalidValue` where they do not fit."""
+        """The active parameters; raises `JobError` where they do not fit."""
         kind, block = self.position.settings_type, self.position.block
         held = {} if block is None else getattr(self, block)
         if isinstance(held, Settings):
@@ -50,8 +50,7 @@ class Switch(Choice):
             return kind(**held)
         except ValidationError as error:
             found = sentences(error, kind).values()
-            place = f"protection.{block}."
-            raise InvalidValue("; ".join(place + sentence for sentence in found)) from None
+            raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
 
 def _blocks() -> dict[str, Any]:

@@ -105,7 +105,7 @@ class PhasedClient(ABC):
         return message.get("phase") == self.protection.trains
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        phase, flow = message.get("phase"), self.protection.flow
+        phase, flow = str(message.get("phase")), self.protection.flow
         if message.get("round") != self._context.round or phase not in flow:
             raise ClientWithheld("the message is not of this round")
         if flow.index(phase) <= self._last:

@@ -1,0 +1,108 @@
+"""The page about a protection of one's own: its one example, run wherever a job runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from flwr.serverapp.strategy import FedAvg
+
+import fedveil
+from fedveil.errors import JobError
+from fedveil.flower import ProtectedStrategy, ProtectMod
+from fedveil.mechanisms import GaussianMechanism
+from flower_app_parts import FakeGrid, Node, arrays_of, client_app, record_of
+from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
+from folders import DOCS
+
+PAGE = (DOCS / "own-protection.md").read_text(encoding="utf-8")
+CODE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]  # type: ignore[index]
+BLOCK: dict[str, Any] = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])[  # type: ignore[index]
+    "protection"
+]
+
+
+@pytest.fixture(autouse=True)
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's code in a module of the name that the page gives it."""
+    (tmp_path / "ready.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ready", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def test_it_is_short_enough_to_be_an_example() -> None:
+    statements = [line for line in CODE.splitlines() if line.strip()]
+    assert len(statements) <= 48
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_simulation(tmp_path: Path, workers: int) -> None:
+    settings = job(protection=BLOCK, simulation={"workers": workers})
+    run = fedveil.simulate(settings, tmp_path / "run")
+    assert [record["reports"] for record in run.metrics] == [BLOCK["own"]["most"]] * 2
+    loss = GaussianMechanism(BLOCK["own"]["eps"], 1e-5, 1.0).loss
+    assert run.metrics[0]["epsilon_per_round"] >= loss.epsilon
+    assert loss.epsilon < run.metrics[1]["epsilon_run_most_drawn"] <= 2 * loss.epsilon
+    assert fedveil.resume(run.folder).metrics == run.metrics
+
+
+def test_deployed_it_ends_with_the_simulators_bytes(tmp_path: Path) -> None:
+    settings = job(protection=BLOCK)
+    app, deployed = app_of(tmp_path / "app", settings, seeded=True)
+    assert (app / "ready.py").read_text() == CODE
+    grid = LocalGrid(app, tmp_path / "state")
+    result = serve(app, grid, tmp_path / "deployed")
+    assert [record["reports"] for record in result.metrics] == [BLOCK["own"]["most"]] * 2
+    assert list(dict.fromkeys(m.metadata.message_type for m in grid.sent))[1:3] == [
+        "train.ready",
+        "train.noised",
+    ]
+    simulated = fedveil.simulate(deployed, tmp_path / "simulated")
+    files = [folder / "model.safetensors" for folder in (result.folder, simulated.folder)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def train(arrays: dict[str, np.ndarray], node: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    return {name: array + 0.25 for name, array in arrays.items()}, {"num-examples": 5}
+
+
+def federation(**pins: Any) -> FakeGrid:
+    return FakeGrid(Node(n, client_app(train, [ProtectMod(**pins)])) for n in range(1, CLIENTS + 1))
+
+
+def test_in_somebodys_flower_app(charges: dict[int, set[int]]) -> None:
+    named = {"protection": BLOCK["name"], **BLOCK["own"]}
+    grid = federation(**named)
+    strategy = ProtectedStrategy(FedAvg(), **named)
+    result = strategy.start(grid, record_of({"w": np.zeros(4, np.float32)}), num_rounds=1)
+    assert strategy.rounds[0].reports == BLOCK["own"]["most"]
+    assert strategy.rounds[0].rejected == {}
+    assert len(charges[1]) == CLIENTS - 1 == BLOCK["own"]["most"]
+    assert np.abs(arrays_of(result.arrays)["w"]).max() < 50  # noised, and of the right size
+    assert arrays_of(result.arrays)["w"].any()
+
+
+def test_no_code_is_imported_at_a_servers_word() -> None:
+    named = {"protection": BLOCK["name"], **BLOCK["own"]}
+    grid = federation()
+    strategy = ProtectedStrategy(FedAvg(), **named)
+    strategy.start(grid, record_of({"w": np.zeros(4, np.float32)}), num_rounds=1)
+    (reason,) = strategy.rounds[0].withheld
+    assert reason == (
+        "the offer's protection = ready:Ready is code that this client does not name itself"
+    )
+
+
+def test_its_parameters_are_checked_as_any_others() -> None:
+    with pytest.raises(JobError) as caught:
+        job(protection={"name": "ready:Ready", "own": {"eps": 0, "mst": 1}})
+    assert list(caught.value.problems) == [
+        "protection.own.eps = 0 is outside (0, inf)",
+        "protection.own.mst = 1 is not a known key (did you mean most?); the keys are eps, most",
+    ]
