@@ -1,0 +1,127 @@
+"""A report that comes after its round has closed has left its client: it is charged, not folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from flwr.serverapp.strategy import FedAvg
+
+from fedveil.flower import ProtectedStrategy, ProtectMod
+from flower_app_parts import FakeGrid, Node, client_app, record_of
+from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
+
+EVERYBODY = set(range(CLIENTS))
+
+
+class LateGrid(LocalGrid):
+    """Client 2's replies of a round are there when the next round's messages have gone out."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ids = list(message_ids)
+        late = {m.metadata.message_id for m in self.sent if m.metadata.dst_node_id == 102}
+        training = {m.metadata.message_id for m in self.sent if "train" in m.metadata.message_type}
+        return super().pull_messages([i for i in ids if i not in late & training])
+
+
+def test_in_a_deployed_job(tmp_path: Path, charges: dict[int, set[int]]) -> None:
+    settings = job(protection="signds", deployment={"wait_s": 5.0, "answer_s": 0.3})
+    app, _ = app_of(tmp_path / "app", settings)
+    grid = LateGrid(app, tmp_path / "state")
+    run = serve(app, grid, tmp_path / "run")
+    assert [(r["reports"], r["dropped"]) for r in run.metrics] == [(CLIENTS - 1, 1)] * 2
+    assert [reply.metadata.src_node_id for reply in grid.replies].count(102) == 3  # it has answered
+    assert charges == {1: EVERYBODY, 2: EVERYBODY}
+
+
+def test_a_limit_is_held_against_what_may_have_left(tmp_path: Path) -> None:
+    protection = {"name": "signds", "signds": {"sign_eps": 1.0}}
+    settings = job(
+        rounds=5,
+        protection=protection,
+        privacy={"max_epsilon": 4.5},
+        deployment={"wait_s": 5.0, "answer_s": 0.3},
+    )
+    app, _ = app_of(tmp_path / "app", settings)
+    run = serve(app, LateGrid(app, tmp_path / "state"), tmp_path / "run")
+    assert len(run.metrics) == 2  # 2 for a report, selection and bit
+    assert run.stopped is not None
+    assert "round 3" in run.stopped
+
+
+def said(grid: LocalGrid, node: int, what: Callable[[Message], Message | None]) -> None:
+    """Change what the node's client says when it is asked for a report."""
+
+    def tamper(message: Message) -> Message | None:
+        source = message.metadata.src_node_id
+        return (
+            what(message)
+            if source == node and "train" in message.metadata.message_type
+            else message
+        )
+
+    grid.tamper = tamper
+
+
+@pytest.mark.parametrize(
+    ("code", "given"),
+    [
+        (2, False),  # the client's app raised
+        (5, False),  # the node went before it was reached
+        (4, True),  # there was a reply, which is not to be had any more
+    ],
+)
+def test_an_error_reply_tells_that_none_has_left_unless_one_was_lost(
+    tmp_path: Path, charges: dict[int, set[int]], code: int, given: bool
+) -> None:
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection="signds"))
+    grid = LocalGrid(app, tmp_path / "state")
+    said(grid, 102, lambda reply: Message(Error(code, "as Flower says"), reply_to=reply))
+    record = serve(app, grid, tmp_path / "run").metrics[0]
+    assert (record["reports"], record["dropped"]) == (CLIENTS - 1, 1)
+    assert charges[1] == (EVERYBODY if given else EVERYBODY - {2})
+
+
+def test_a_client_that_says_that_it_reports_nothing_is_not_charged(
+    tmp_path: Path, charges: dict[int, set[int]]
+) -> None:
+    app, _ = app_of(tmp_path / "app", job(rounds=1, model="parts:diverging", protection="signds"))
+    record = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run").metrics[0]
+    withheld = sum(record["withheld"].values())
+    assert 0 < withheld < CLIENTS
+    assert len(charges[1]) == CLIENTS - withheld
+
+
+class LateNodes(FakeGrid):
+    """The first node's reply never comes while it is waited for."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        late = {
+            name
+            for name, reply in self._waiting.items()
+            if reply.metadata.src_node_id == min(self.nodes)
+        }
+        return super().pull_messages([i for i in message_ids if i not in late])
+
+
+def train(arrays: dict[str, np.ndarray], node: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    return {name: array + 0.01 for name, array in arrays.items()}, {"num-examples": 5}
+
+
+def test_in_somebodys_flower_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, charges: dict[int, set[int]]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    grid = LateNodes(Node(n, client_app(train, [ProtectMod()])) for n in range(1, 6))
+    strategy = ProtectedStrategy(FedAvg(), protection="rr", eps=4.0, max_epsilon=1e6)
+    initial = record_of({"w": np.zeros(40, np.float32)})
+    charges.clear()
+    strategy.start(grid, initial, num_rounds=2, timeout=0.3)
+    assert [(r.reports, r.dropped) for r in strategy.rounds] == [(4, 1), (4, 1)]
+    # Each client keeps its own account as client 0; the strategy's is by Flower's numbers.
+    assert {1, 2, 3, 4, 5} <= charges[1]
+    assert {1, 2, 3, 4, 5} <= charges[2]
