@@ -18,7 +18,8 @@ from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, RoundVo
 from fedveil.federated.job import Job
 from fedveil.message import decode, encode
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
-from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings
+from fedveil.protections.pw_encrypt import PWEncrypt
+from fedveil.protections.pw_settings import PWEncryptSettings
 from fedveil.secagg import masking_graph
 from fedveil.secagg.fixed_point import FixedPoint
 from secagg_parts import shows

@@ -1,0 +1,125 @@
+"""The parameters of pw_encrypt, what must hold between them, and what is advised."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Literal
+
+from pydantic import Field
+
+from fedveil.protections.base import Cohort
+from fedveil.secagg import masking_graph
+from fedveil.settings.base import Settings
+
+
+class PWEncryptSettings(Settings):
+    """Parameters of `pw_encrypt`."""
+
+    share_secrets_ratio: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the clients of a round that share secrets and take part in it",
+    )
+    reconstruct_secrets_threshold: int = Field(
+        34, ge=1, description="clients needed to reconstruct; below those that share secrets"
+    )
+    cipher_time_window: int = Field(
+        300_000,
+        gt=0,
+        description="deadline of each phase in milliseconds",
+    )
+    neighbours: Literal["auto", "complete"] | int = Field(
+        "auto", description="masking graph: complete, k neighbours each, or sparse for many clients"
+    )
+    active_security: bool = Field(
+        False, description="add the signed consistency round against a lying server"
+    )
+    clip: float = Field(
+        8.0, gt=0, description="largest magnitude of an update's entry; larger ones are set to it"
+    )
+    entry_bits: int = Field(
+        20, ge=2, le=24, description="bits of an entry as a fixed-point number, its sign included"
+    )
+    max_examples: int = Field(
+        65_535,
+        ge=1,
+        le=1 << 20,
+        description="largest weight of a client under `server.weighting: by_size`; "
+        "a client with more examples reports nothing",
+    )
+
+    def sharing_clients(self, clients: int) -> int:
+        """How many of so many clients share secrets at most: ceil(ratio * clients).
+
+        The ratio is taken as it is written, so that 0.07 of 100 clients are 7.
+        """
+        return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
+
+    def graph_degree(self, clients: int) -> int | None:
+        """How many neighbours each of so many clients has; None is the complete graph."""
+        if isinstance(self.neighbours, int):
+            return self.neighbours
+        if self.neighbours == "complete" or self.active_security:
+            return None
+        return masking_graph.automatic(clients, self.reconstruct_secrets_threshold)
+
+
+def threshold_reachable(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    """Under pw_encrypt `reconstruct_secrets_threshold` is below the number of clients that share
+    secrets, ceil(share_secrets_ratio * clients a round)."""
+    if cohort.per_round is None:
+        return None
+    threshold = settings.reconstruct_secrets_threshold
+    sharing = settings.sharing_clients(cohort.per_round)
+    if threshold < sharing:
+        return None
+    return (
+        f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "
+        f"number of clients that share secrets, ceil({settings.share_secrets_ratio:g} * "
+        f"{cohort.per_round} clients a round)"
+    )
+
+
+def graph_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    """Under pw_encrypt `neighbours: k` is below the number of clients a round and at least
+    `reconstruct_secrets_threshold`, which counts within each neighbourhood, and `active_security`
+    needs the complete graph."""
+    if not isinstance(settings.neighbours, int):
+        return None
+    place = f"neighbours = {settings.neighbours}"
+    if settings.active_security:
+        return f"{place} leaves a sparse graph; active_security requires complete, or auto"
+    if cohort.per_round is not None and not 1 <= settings.neighbours < cohort.per_round:
+        return f"{place} is outside [1, {cohort.per_round}): below the clients a round"
+    threshold = settings.reconstruct_secrets_threshold
+    if threshold > settings.neighbours:
+        return (
+            f"{place} is below reconstruct_secrets_threshold = {threshold}, which counts within "
+            f"a client's neighbours"
+        )
+    return None
+
+
+def threshold_safe(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    if cohort.per_round is None:
+        return None
+    threshold, who = settings.reconstruct_secrets_threshold, "clients"
+    n = settings.sharing_clients(cohort.per_round)
+    neighbours = settings.graph_degree(n)
+    if neighbours is not None and neighbours < n - 1:
+        n, who = neighbours + 1, "clients of a neighbourhood"
+    place = f"reconstruct_secrets_threshold = {threshold}"
+    if 2 * threshold <= n:
+        return (
+            f"{place} is at most half of the {n} {who} that share secrets: a lying server "
+            f"acting alone can unmask a client; above {n // 2} it cannot"
+        )
+    if 3 * threshold <= 2 * n:
+        return (
+            f"{place} is at most two thirds of the {n} {who} that share secrets: a lying server "
+            f"that colludes with clients can unmask others; above {2 * n // 3} it cannot with "
+            f"up to a third of them"
+        )
+    return None
