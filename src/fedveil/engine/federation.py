@@ -68,29 +68,23 @@ class Engine(Protocol):
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Look at the data; the job with its number of clients. What cannot run says so here."""
-        ...
 
     def check(self, job: Job, shape: ModelShape) -> None:
         """Look at what the model is; what cannot train says so here."""
-        ...
 
     def protection(self, job: Job, dimension: int) -> Protection:
         """The protection, with the keys that this engine has for it."""
-        ...
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
         """What a resumed run must find again besides the model and the test examples."""
-        ...
 
     def describe(self) -> Iterable[str]:
         """What the run's events should say of the clients."""
-        ...
 
     def start(
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:
         """Get ready to carry messages."""
-        ...
 
 
 class Federation:

@@ -101,15 +101,12 @@ class ServerRound(ServerHalf, Protocol):
 
     def opening(self) -> Message:
         """The first message, the same for every invited client."""
-        ...
 
     def merge(self, other: Any) -> None:
         """Add the running sums of another server's half of the same round, of other clients."""
-        ...
 
     def aggregate(self) -> Aggregate:
         """The result; raises `RoundVoid` where there is none."""
-        ...
 
 
 class ClientRound(Protocol):
@@ -117,11 +114,9 @@ class ClientRound(Protocol):
 
     def wants_update(self, message: Message) -> bool:
         """Whether the answer to `message` needs the update: the engine trains just before it."""
-        ...
 
     def respond(self, message: Message, update: Update | None) -> Message:
         """The answer to `message`; raises `ClientWithheld` where the client reports nothing."""
-        ...
 
     def keep(self) -> State:
         """All that another half of this client and round needs to answer the next message.
@@ -129,11 +124,9 @@ class ClientRound(Protocol):
         For an engine in which every message meets a new process. Secret, and to be taken up
         once; empty where no further message is answered.
         """
-        ...
 
     def take_up(self, kept: State) -> None:
         """Go on from what an earlier half has kept."""
-        ...
 
 
 #: The phase of a protection in which clients send a single report.

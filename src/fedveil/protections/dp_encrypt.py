@@ -153,15 +153,12 @@ class _Form(Protocol):
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
         """The fields of the report on `update`."""
-        ...
 
     def read(self, message: Message) -> npt.NDArray[Any]:
         """The values of an untrusted report, in steps, checked completely."""
-        ...
 
     def empty_sum(self) -> _Sum:
         """A sum of no reports."""
-        ...
 
 
 class _Sum(Protocol):

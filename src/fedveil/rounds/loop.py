@@ -39,11 +39,9 @@ class ServerHalf(Protocol):
 
     def receive(self, client: ClientId, message: Message) -> None:
         """Check an answer and take it in; raise `ReportRejected` and change nothing otherwise."""
-        ...
 
     def advance(self) -> Mapping[ClientId, Message] | None:
         """Close the phase: the next phase's messages, or None when no more talk is needed."""
-        ...
 
 
 class MergeableHalf(ServerHalf, Protocol):
@@ -51,7 +49,6 @@ class MergeableHalf(ServerHalf, Protocol):
 
     def merge(self, other: Any) -> None:
         """Add the running sums of another half of the same round, of other clients."""
-        ...
 
 
 class Carrier(ABC):
