@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil._kernels import HAVE_NUMBA, compiled_fast
+from fedveil._kernels import HAVE_NUMBA, compiled
 from fedveil.learning.pooling import is_plain_pool
 
 Floats = npt.NDArray[np.float32]
@@ -167,7 +167,7 @@ class _Rows:
         return inner.permute(0, 3, 1, 2)
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _convolve_planes(
     images: Floats,
     offsets: Offsets,
@@ -206,7 +206,7 @@ def _convolve_planes(
                     places[i, row, column, k] = which[column]
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _weigh_planes(
     images: Floats, g: Floats, places: Places, offsets: Offsets, width: int, out: Floats
 ) -> None:
@@ -239,7 +239,7 @@ def _weigh_planes(
                 out[k, t + 4] += se
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _pool_positive(x: Floats, y: Floats, places: Places) -> None:
     n, height, columns, filters = y.shape
     for i in range(n):
@@ -253,7 +253,7 @@ def _pool_positive(x: Floats, y: Floats, places: Places) -> None:
                     places[i, row, column, k] = place
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _largest(
     a: np.float32, b: np.float32, c: np.float32, d: np.float32
 ) -> tuple[np.float32, np.uint8]:
@@ -270,7 +270,7 @@ def _largest(
     return (np.float32(0) if largest <= 0 else largest), place
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _weigh_rows(
     images: Floats, height: int, width: int, channels: int, g: Floats, places: Places, out: Floats
 ) -> None:
@@ -293,7 +293,7 @@ def _weigh_rows(
                                 target[l] += value * source[l]
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _spread_rows(
     out: Floats, height: int, width: int, channels: int, g: Floats, places: Places, weights: Floats
 ) -> None:

@@ -102,16 +102,14 @@ def _unpack_low(data: bytes, low_bits: int, count: int) -> Integers:
     return bits.reshape(count, low_bits).astype(np.int64) @ (1 << np.arange(low_bits))
 
 
-def _carry_into(out: Bytes, size: int) -> None:
+@compiled()
+def _carry(out: Bytes, size: int) -> None:
     """Add one to the number that the first `size` bytes are."""
     at = size - 1
     while out[at] == 0xFF:
         out[at] = 0
         at -= 1
     out[at] += 1
-
-
-_carry = compiled(_carry_into)(_carry_into)
 
 
 def _write(places: Any, marks: int, out: Bytes) -> int:

@@ -7,8 +7,8 @@ float32 and four for float64, all but the first over the few entries that share 
 A last pass counts the set's entries in each short row of the vector, which is enough to find the
 set's r-th entry by reading one row.
 
-No arrangement of the values makes it slow, and the compiled and the NumPy path give the same
-bytes.
+No arrangement of the values makes it slow. Without numba, NumPy's partition finds that value:
+both ways give the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._kernels import compiled
+from fedveil._kernels import HAVE_NUMBA, compiled
+from fedveil._validate import finite_vector
 from fedveil.errors import InvalidValue
 
 Vector = npt.NDArray[Any]
@@ -105,6 +106,9 @@ def flat_vector(update: Any) -> Vector:
 
 def _least_member(vector: Vector, size: int, sign: int) -> Any:
     """The smallest `sign * value` in the set, of the vector's type."""
+    if not HAVE_NUMBA:
+        values = finite_vector("update", vector) * vector.dtype.type(sign)
+        return np.partition(values, -size)[-size]
     width = 8 * vector.itemsize
     magnitude = (1 << (width - 1)) - 1
     flip = 0 if sign > 0 else ~magnitude
@@ -146,7 +150,8 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
     return np.array([bits], f"u{dtype.itemsize}").view(dtype)[0]
 
 
-def _one_key(bits: Any, flip: int, magnitude: int) -> Any:
+@compiled()
+def _key(bits: Any, flip: int, magnitude: int) -> Any:
     """An integer in the order of the floats with these bits, or in the opposite one if flipped.
 
     -0.0 comes just before 0.0: the search may end at either, and the passes that compare floats
@@ -156,30 +161,7 @@ def _one_key(bits: Any, flip: int, magnitude: int) -> Any:
     return wide ^ ((wide >> 63) & magnitude)
 
 
-_key = compiled(_one_key)(_one_key)
-
-
-def _keys(bits: Vector, flip: int, magnitude: int) -> Integers:
-    wide = bits.astype(np.int64) ^ flip
-    return wide ^ ((wide >> 63) & magnitude)
-
-
-def _digits(bits: Vector, flip: int, magnitude: int, shift: int, bias: int) -> Integers:
-    return ((_keys(bits, flip, magnitude) >> shift) ^ bias) & _LAST
-
-
-def _boundary_numpy(
-    bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
-) -> tuple[int, int, int, int]:
-    counts = np.bincount(_digits(bits, flip, magnitude, shift, bias), minlength=_DIGITS)
-    from_top = np.cumsum(counts[::-1])
-    steps = int(np.searchsorted(from_top, size))
-    equal = int(counts[_LAST - steps])
-    specials = int(counts[:special].sum() + counts[_DIGITS - special :].sum())
-    return _LAST - steps, int(from_top[steps]) - equal, equal, specials
-
-
-@compiled(_boundary_numpy)
+@compiled()
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
@@ -202,15 +184,7 @@ def _boundary(
     return digit, larger, counts[digit], specials
 
 
-def _span_numpy(
-    bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
-) -> tuple[int, int]:
-    keys = _keys(bits, flip, magnitude)
-    keys = keys[((keys >> shift) ^ bias) & _LAST == digit]
-    return int(keys.min()), int(keys.max())
-
-
-@compiled(_span_numpy)
+@compiled()
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
@@ -224,13 +198,7 @@ def _span(
     return low, high
 
 
-def _with_digit_numpy(
-    bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
-) -> None:
-    out[:] = bits[_digits(bits, flip, magnitude, shift, bias) == digit]
-
-
-@compiled(_with_digit_numpy)
+@compiled()
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
