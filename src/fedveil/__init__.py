@@ -20,14 +20,4 @@ if TYPE_CHECKING:
 
 __all__ = ["FedveilError", "Job", "Run", "__version__", "resume", "secagg", "simulate"]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "FedveilError": "fedveil.errors",
-        "Job": "fedveil.federated.job",
-        "Run": "fedveil.engine.simulation",
-        "resume": "fedveil.engine.simulation",
-        "secagg": "fedveil.secagg",
-        "simulate": "fedveil.engine.simulation",
-    },
-)
+__getattr__, __dir__ = lazy(__name__)

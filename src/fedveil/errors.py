@@ -40,10 +40,6 @@ class JobError(FedveilError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
-class NotBuiltYet(FedveilError):
-    """A switch position that the settings know and this version cannot run."""
-
-
 class MissingExtra(FedveilError, ImportError):
     """An optional dependency is not installed."""
 

@@ -22,11 +22,9 @@ class Layer(Protocol):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output."""
-        ...
 
     def backward(self, gradient: torch.Tensor, lr: float, wanted: bool) -> torch.Tensor | None:
         """The way back, for the last output."""
-        ...
 
 
 class Chain:

@@ -156,13 +156,11 @@ class DenseCohortTrainer:
         return None if layers is None else cls(model, plan, layers)
 
     def start(self, weights: npt.NDArray[np.float32]) -> None:
-        """Begin a round at these weights."""
         self._loop.start(weights)
         self._weights = weights
         self._starts = []
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """One client's update at a time."""
         for group in self._groups(clients):
             if self._rows(group[0]) > self._most_rows:
                 yield from self._loop.train(group)

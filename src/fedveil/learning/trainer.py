@@ -81,14 +81,12 @@ class Trainer(Protocol):
 
     def start(self, weights: npt.NDArray[np.float32]) -> None:
         """Begin a round at these weights, which nobody changes before the next one."""
-        ...
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """The clients' updates in their order, some at a time; valid until the next are asked for.
 
         The row of a client whose training raised has no meaning.
         """
-        ...
 
 
 class LoopTrainer:
@@ -122,11 +120,9 @@ class LoopTrainer:
         self._weights = np.empty(0, np.float32)
 
     def start(self, weights: npt.NDArray[np.float32]) -> None:
-        """Begin a round at these weights."""
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """One client's update at a time."""
         start = torch.from_numpy(self._weights).to(self._device)
         for client in clients:
             failure: Exception | None = None

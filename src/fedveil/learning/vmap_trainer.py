@@ -56,7 +56,6 @@ class VmapTrainer:
         return (losses * counts).sum() / counts.sum().clamp(min=1)
 
     def start(self, weights: npt.NDArray[np.float32]) -> None:
-        """Begin a round at these weights."""
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:

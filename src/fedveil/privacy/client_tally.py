@@ -83,7 +83,6 @@ class Counts(Tally):
         super().__init__(np.empty((0, 0), np.uint32))
 
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Count `kinds[kind]` once more for each of `clients`."""
         at = self._places(clients)
         missing = len(kinds) - len(self._columns)
         if missing > 0:
@@ -113,7 +112,6 @@ class Sums(Tally):
         super().__init__(np.empty((2, 0)))
 
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Add `kinds[kind]` for each of `clients`."""
         at = self._places(clients)
         epsilon = plain_sum((loss.epsilon, count) for loss, count in kinds[kind])
         delta = plain_sum((loss.delta, count) for loss, count in kinds[kind])

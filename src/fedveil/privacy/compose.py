@@ -89,15 +89,12 @@ class _Group(Protocol):
     @property
     def count(self) -> int:
         """How many releases; 1 where they are summed up as one."""
-        ...
 
     def log_moment(self, order: float) -> float:
         """log E[e^(order * loss)], the loss drawn under the input that is to be recognised."""
-        ...
 
     def tilted(self, tilt: float) -> list[Part]:
         """The tilted law of the loss, as a sum of parts."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,10 @@ class Spent(Protocol):
     @property
     def loss(self) -> PrivacyLoss:
         """What is spent."""
-        ...
 
     @property
     def count(self) -> int:
         """How many times."""
-        ...
 
 
 Spendings: TypeAlias = Sequence[Spent | Charge]
@@ -260,20 +258,10 @@ def project(
     often, is not known before. In an adaptive run later losses are not known either: these are
     the figures if none is larger than the first.
     """
-    rounds = integer("rounds", rounds, 1)
-    within("delta", delta, 0, 1, open_high=True)
-    kind = _charges(spendings, bare=adaptive)
-    run = [(loss, count * rounds) for loss, count in kind]
-
-    def at(d: float) -> dict[str, float]:
-        return {
-            "per_bit": _costliest(kind, "bit", d),
-            "per_parameter": _costliest(kind, "parameter", d),
-            "per_round": _costliest(kind, "round", d),
-            "run_every_round": cost(run, d, adaptive=adaptive),
-        }
-
-    return {**_best(at(0.0), at(delta), delta), "run_most_drawn": None}
+    ledger = Ledger(adaptive=adaptive)
+    ledger._closed[(0,)] = integer("rounds", rounds, 1)
+    ledger._kinds.append(_charges(spendings, bare=adaptive))
+    return {**ledger.figures(delta), "run_most_drawn": None}
 
 
 def _best(pure: dict[str, float], tight: dict[str, float], delta: float) -> dict[str, Figure]:

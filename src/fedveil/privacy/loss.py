@@ -38,7 +38,6 @@ class Described(Protocol):
 
     def distribution(self) -> LossDistribution:
         """The privacy-loss distribution; dominates every pair of inputs."""
-        ...
 
 
 Release: TypeAlias = Gaussian | LossDistribution | Described

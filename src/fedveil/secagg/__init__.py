@@ -21,14 +21,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Identity", "SecureSum", "Server", "Terms", "run_round"]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "Client": "fedveil.secagg.client",
-        "Identity": "fedveil.secagg.keys",
-        "SecureSum": "fedveil.secagg.in_memory",
-        "Server": "fedveil.secagg.server",
-        "Terms": "fedveil.secagg.terms",
-        "run_round": "fedveil.secagg.in_memory",
-    },
-)
+__getattr__, __dir__ = lazy(__name__)

@@ -131,7 +131,8 @@ class Client:
         public = (self._cipher.public, self._mask.public)
         answer: dict[str, Value] = {"cipher_key": public[0], "mask_key": public[1]}
         if self._identity is not None and self.terms.active_security:
-            answer["signature"] = self._identity.sign_keys(self.terms.context, self.client, public)
+            text = keys.keys_text(self.terms.context, self.client, public)
+            answer["signature"] = self._identity.sign(text)
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
@@ -188,7 +189,7 @@ class Client:
         context, roster = self.terms.context, self.terms.roster
         signatures = take_rows(message, "signatures", len(by_client), keys.SIGNATURE_BYTES)
         for (peer, public), signature in zip(by_client.items(), signatures, strict=True):
-            if not keys.keys_signed(roster(peer), signature, context, peer, public):
+            if not keys.is_signed(roster(peer), signature, keys.keys_text(context, peer, public)):
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
     def _masked(self, message: Message, vector: npt.NDArray[Any] | None) -> dict[str, Value]:
@@ -232,7 +233,8 @@ class Client:
         self._check_survivors(survivors)
         assert self._identity is not None
         self._signed = survivors
-        return {"signature": self._identity.sign_survivors(self.terms.context, survivors)}
+        text = keys.survivors_text(self.terms.context, survivors)
+        return {"signature": self._identity.sign(text)}
 
     def _check_survivors(self, survivors: list[int]) -> None:
         if len(survivors) < self.terms.threshold:
@@ -267,11 +269,12 @@ class Client:
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")
         signed = take_table(message, "signers", "signatures", keys.SIGNATURE_BYTES)
-        context, roster, needed = self.terms.context, self.terms.roster, self.terms.threshold
+        text = keys.survivors_text(self.terms.context, survivors)
+        roster, needed = self.terms.roster, self.terms.threshold
         if len(signed) < needed or not signed.keys() <= set(survivors):
             raise ClientWithheld(f"{len(signed)} signatures of survivors, {needed} are needed")
         for signer, signature in signed.items():
-            if not keys.survivors_signed(roster(signer), signature, context, survivors):
+            if not keys.is_signed(roster(signer), signature, text):
                 raise ClientWithheld("a survivor has not signed the list of survivors")
 
 

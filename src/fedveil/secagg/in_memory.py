@@ -136,7 +136,6 @@ class _InMemory:
     def fold(
         self, phase: str, messages: Mapping[int, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """As `ask`."""
         return self.ask(phase, messages)
 
 

@@ -145,8 +145,8 @@ class Server:
             raise MessageInvalid("a key of low order")
         if self.terms.active_security:
             signature = take_bytes(message, "signature", keys.SIGNATURE_BYTES)
-            roster, context = self.terms.roster(client), self.terms.context
-            if not keys.keys_signed(roster, signature, context, client, public):
+            text = keys.keys_text(self.terms.context, client, public)
+            if not keys.is_signed(self.terms.roster(client), signature, text):
                 raise MessageInvalid("the keys are not signed by this client")
             self._signatures[client] = signature
         self._seen_keys.update(public)
@@ -173,8 +173,8 @@ class Server:
 
     def _take_signature(self, client: int, message: Message) -> None:
         signature = take_bytes(message, "signature", keys.SIGNATURE_BYTES)
-        roster, context = self.terms.roster(client), self.terms.context
-        if not keys.survivors_signed(roster, signature, context, sorted(self.survivors)):
+        text = keys.survivors_text(self.terms.context, sorted(self.survivors))
+        if not keys.is_signed(self.terms.roster(client), signature, text):
             raise MessageInvalid("the list of survivors is not signed by this client")
         self._signatures[client] = signature
 

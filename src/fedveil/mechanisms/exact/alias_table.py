@@ -28,8 +28,6 @@ ACCURACY = 2.0**-39
 _SHORTFALL = 2.0**-38
 #: One block of keystream: 256 KiB.
 _BLOCK = 1 << 16
-#: A column's number and its threshold's upper digits share 32 bits.
-MAX_SYMBOLS = (1 << 16) - 1
 
 _Words = npt.NDArray[np.uint32]
 _Weights = npt.NDArray[np.uint64]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -47,13 +48,14 @@ class InlierLaw:
             weight = weight * (self._topk - v) * left // ((v + 1) * (others - left + 1))
             v, left = v + 1, left - 1
 
+    @cached_property
     def sampler(self) -> ExactDraw:
         """Draws v - least, where `least` is the smallest possible v."""
         return ExactDraw(self._eps, self._floors_at)
 
-    def draw(self, sampler: ExactDraw, entropy: Entropy) -> int:
-        """One v from the `sampler` of this law."""
-        return self._least + int(sampler.draw(1, entropy)[0])
+    def draw(self, entropy: Entropy) -> int:
+        """One v."""
+        return self._least + int(self.sampler.draw(1, entropy)[0])
 
     def _floors_at(self, e: Fraction, bits: int) -> list[int]:
         """floor(2^bits * Pr[v' <= v]) for every possible v but the last, with e for e^eps."""

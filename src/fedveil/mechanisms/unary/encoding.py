@@ -20,13 +20,7 @@ from fedveil._validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.biased_bits import double_above_q
-from fedveil.mechanisms.unary.code_bits import (
-    code_count,
-    draw_codes,
-    fold_codes,
-    packed_codes_size,
-    unpack_codes,
-)
+from fedveil.mechanisms.unary import code_bits
 from fedveil.mechanisms.unary.release import UnaryRelease
 from fedveil.mechanisms.unary.rounding import States, nearest_states, stochastic_states
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
@@ -163,7 +157,7 @@ class UnaryEncoding:
         return array.astype(np.int16, copy=False)
 
     def _codes(self, states: States, entropy: Entropy) -> Report:
-        return draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
+        return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
         """S by way of the bits: tables for so many states would not fit a memory."""
@@ -171,7 +165,7 @@ class UnaryEncoding:
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
             packed = self._codes(states[begin : begin + step], entropy)
-            fold_codes(packed, self.cells, sums[begin : begin + step])
+            code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
         """Fold a report into the running Σ S of every parameter, which is changed and returned."""
@@ -185,11 +179,11 @@ class UnaryEncoding:
         if self.report == "sum":
             running += report
         else:
-            fold_codes(report, self.cells, running)
+            code_bits.fold_codes(report, self.cells, running)
         return running
 
     def _count(self, report: Report) -> int:
-        count = code_count(report, self.cells) if report.dtype == np.uint8 else None
+        count = code_bits.code_count(report, self.cells) if report.dtype == np.uint8 else None
         if count is None:
             raise InvalidValue(f"report is no packing of codes of {self.states} bits")
         return count
@@ -220,7 +214,7 @@ class UnaryEncoding:
         for report in reports:
             if self._count(report) != count:
                 raise InvalidValue("reports are of different numbers of parameters")
-            ones += unpack_codes(report, self.cells, count)
+            ones += code_bits.unpack_codes(report, self.cells, count)
         return (ones / len(reports) - self.q) / self._gap
 
     @property
@@ -266,7 +260,7 @@ class UnaryEncoding:
     def packed_size(self, dimension: int) -> int:
         """Bytes of the packed report of a vector."""
         if self.report == "bits":
-            return packed_codes_size(dimension * self.states)
+            return code_bits.packed_codes_size(dimension * self.states)
         return packed_size(dimension, self.sum_bits)
 
     def pack(self, report: Report) -> npt.NDArray[np.uint8]:
