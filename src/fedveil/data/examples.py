@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Float32s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
 
 Array: TypeAlias = npt.NDArray[Any]
-Features: TypeAlias = npt.NDArray[np.float32]
-Labels: TypeAlias = npt.NDArray[np.int64]
+Features: TypeAlias = Float32s
+Labels: TypeAlias = Int64s
 
 #: Of every class, `holdout` sets one example in this many aside for testing.
 _TEST_ONE_IN = 5

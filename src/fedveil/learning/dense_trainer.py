@@ -28,10 +28,10 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil._arrays import Float32s
 from fedveil.learning.chain import Chain, cross_entropy_gradient, unrolled
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
@@ -155,7 +155,7 @@ class DenseCohortTrainer:
         layers = _layers(model) if plan.bare_sgd and Chain.of(model) is not None else None
         return None if layers is None else cls(model, plan, layers)
 
-    def start(self, weights: npt.NDArray[np.float32]) -> None:
+    def start(self, weights: Float32s) -> None:
         self._loop.start(weights)
         self._weights = weights
         self._starts = []

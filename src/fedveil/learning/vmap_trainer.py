@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from fedveil._arrays import Float32s, Int64s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan, make_optimizer, seed_torch
 from fedveil.learning.weight_layout import Layout
@@ -55,7 +55,7 @@ class VmapTrainer:
         losses = nn.functional.cross_entropy(logits, y, reduction="none")
         return (losses * counts).sum() / counts.sum().clamp(min=1)
 
-    def start(self, weights: npt.NDArray[np.float32]) -> None:
+    def start(self, weights: Float32s) -> None:
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
@@ -99,7 +99,7 @@ class VmapTrainer:
     def _step_batch(
         self,
         data: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        schedules: Sequence[Sequence[npt.NDArray[np.int64]]],
+        schedules: Sequence[Sequence[Int64s]],
         step: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         batches = [s[step] if step < len(s) else np.zeros(0, np.int64) for s in schedules]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Float32s, Int64s, Uint8s
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
@@ -23,7 +24,7 @@ from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution
 
-Packed = npt.NDArray[np.uint8]
+Packed = Uint8s
 Tensor = TypeVar("Tensor")
 
 #: Above it e^(-eps/2) leaves the range of normal double-precision numbers.
@@ -104,7 +105,7 @@ class EmbeddingDP:
                 f"memory holds {memory.width} bytes an example, {packed_size(size, 1)} are needed"
             )
 
-        def draw(places: npt.NDArray[np.int64]) -> Packed:
+        def draw(places: Int64s) -> Packed:
             packed = self.bits(rows[places], entropy)
             bits = np.unpackbits(packed, count=len(places) * size, bitorder="little")
             return np.packbits(bits.reshape(len(places), size), axis=1, bitorder="little")
@@ -114,7 +115,7 @@ class EmbeddingDP:
         return np.packbits(bits.reshape(-1), bitorder="little")
 
     @staticmethod
-    def unpack(packed: Packed, shape: Sequence[int]) -> npt.NDArray[np.float32]:
+    def unpack(packed: Packed, shape: Sequence[int]) -> Float32s:
         """What `bits` packed, as 0.0 and 1.0; raises InvalidValue where it is no packing of it."""
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
         if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int64s, Uint8s
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
@@ -18,7 +19,7 @@ from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.mechanisms.tensor_kinds import same_kind, values_of
 from fedveil.privacy.loss import PrivacyLoss
 
-Classes = npt.NDArray[np.int64]
+Classes = Int64s
 Tensor = TypeVar("Tensor")
 
 #: More classes than this are a mistake.
@@ -104,7 +105,7 @@ class LabelDP:
         if truth.shape != (len(keys),):
             raise InvalidValue(f"labels has shape {truth.shape}, {(len(keys),)} is needed")
 
-        def draw(places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        def draw(places: Int64s) -> Uint8s:
             told = self.perturb_classes(truth[places], classes, entropy)
             return told.astype("<i8").view(np.uint8).reshape(-1, LABEL_BYTES)
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int64s, Uint8s
 from fedveil._validate import integer
 from fedveil.errors import InvalidValue
 from fedveil.message import Message
 
-Rows = npt.NDArray[np.uint8]
+Rows = Uint8s
 _FIRST_ROWS = 1 << 8
 
 
@@ -34,9 +35,7 @@ class ReportMemory:
         return len(self._places)
 
     def reports(
-        self,
-        keys: Iterable[int | str] | npt.NDArray[Any],
-        draw: Callable[[npt.NDArray[np.int64]], Rows],
+        self, keys: Iterable[int | str] | npt.NDArray[Any], draw: Callable[[Int64s], Rows]
     ) -> Rows:
         """The reports of `keys`, a row each; `draw` makes those that are not there yet.
 

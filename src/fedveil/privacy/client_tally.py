@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Uint32s, Uint64s
 from fedveil.privacy.compose import Charge, cost, plain_sum
 
-Clients: TypeAlias = npt.NDArray[np.uint64]
+Clients: TypeAlias = Uint64s
 Kind: TypeAlias = tuple[Charge, ...]
 
 #: So many different histories are composed one by one; of more, only a bound on all of them.
@@ -140,7 +141,7 @@ def _charges(kinds: Sequence[Kind], history: npt.NDArray[Any]) -> list[Charge]:
     ]
 
 
-def _unsurpassed(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+def _unsurpassed(counts: Uint32s) -> Uint32s:
     """The different columns of `counts`, as rows, that no other reaches in every entry."""
     if not counts.size:
         return np.empty((0, len(counts)), np.uint32)
@@ -153,7 +154,7 @@ def _unsurpassed(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     return np.array(kept)
 
 
-def _different_columns(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+def _different_columns(counts: Uint32s) -> Uint32s:
     """The different columns of `counts`, as rows; of a single row, the largest."""
     if len(counts) == 1:
         return np.full((1, 1), counts.max(), np.uint32)
@@ -163,5 +164,5 @@ def _different_columns(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]
         for row, radix in zip(counts, radices, strict=True):
             keys = keys * radix + row
         counts = counts[:, np.unique(keys, return_index=True)[1]]
-    rows: npt.NDArray[np.uint32] = np.unique(counts.T, axis=0)
+    rows: Uint32s = np.unique(counts.T, axis=0)
     return rows

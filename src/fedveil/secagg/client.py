@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int64s, Uint8s
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.message import Message, Value, only_fields, take
@@ -54,7 +54,7 @@ class Client:
         self._sharers: list[int] = []
         self._signed: list[int] | None = None
 
-    def respond(self, message: Message, vector: npt.NDArray[np.int64] | None = None) -> Message:
+    def respond(self, message: Message, vector: Int64s | None = None) -> Message:
         """The answer to the server's message; `vector` goes into the masked phase's."""
         self._state.after(Event.REFUSAL)  # who has refused cannot refuse again
         event: Phase | Event = Event.REFUSAL
@@ -211,9 +211,7 @@ class Client:
         self._held[dealer] = dealt
         return True
 
-    def _mask_vector(
-        self, senders: list[int], vector: npt.NDArray[Any] | None
-    ) -> npt.NDArray[np.uint8]:
+    def _mask_vector(self, senders: list[int], vector: npt.NDArray[Any] | None) -> Uint8s:
         if vector is None or vector.shape != (self.terms.length,):
             raise InvalidValue(f"the vector does not have {self.terms.length} entries")
         ring = Ring(self.terms.bits)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Float64s, Int64s
 from fedveil._validate import finite_vector, integer, positive
 from fedveil.entropy import Entropy
 
@@ -31,7 +32,7 @@ class FixedPoint:
         """Whether the vector has entries beyond clip."""
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
-    def quantise(self, vector: npt.NDArray[Any], entropy: Entropy) -> npt.NDArray[np.int64]:
+    def quantise(self, vector: npt.NDArray[Any], entropy: Entropy) -> Int64s:
         """Each entry clipped, scaled and rounded at random."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64)
@@ -45,6 +46,6 @@ class FixedPoint:
             out[start : start + _PART] = np.clip(rounded, -self.largest, self.largest)
         return out
 
-    def restore(self, total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def restore(self, total: Int64s) -> Float64s:
         """The real vector that a sum of whole numbers stands for."""
         return total.astype(np.float64) * (self.clip / self.largest)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int64s
 from fedveil._validate import choice, finite_vector, integer, positive
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import ClientWithheld, InvalidValue
@@ -101,10 +102,7 @@ class _InMemory:
     """Carries the messages of one round between the halves, every one of them through its bytes."""
 
     def __init__(
-        self,
-        clients: Mapping[int, Client],
-        numbers: Vectors,
-        silent: Mapping[str, Collection[int]],
+        self, clients: Mapping[int, Client], numbers: Vectors, silent: Mapping[str, Collection[int]]
     ) -> None:
         self._clients = clients
         self._numbers = numbers
@@ -152,7 +150,7 @@ def _silences(
 
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
-) -> tuple[dict[int, npt.NDArray[np.int64]], int, FixedPoint | None]:
+) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
     """The vectors as whole numbers, their largest magnitude, and how to read their sum."""
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from fedveil import packing
+from fedveil._arrays import Int64s
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
@@ -127,7 +127,7 @@ class Server:
             self._disclosure.decide(self.survivors)
         return answered
 
-    def total(self) -> npt.NDArray[np.int64]:
+    def total(self) -> Int64s:
         """The sum of the survivors' vectors, once `advance` has returned None."""
         if not self.complete:
             raise InvalidValue("the sum is asked for and the masks are not off it")

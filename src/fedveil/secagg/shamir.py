@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Uint64s
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -27,7 +28,7 @@ LIMBS = 5
 SHARE_BYTES = 8 * LIMBS
 MAX_POINTS = 1 << 20
 
-Field: TypeAlias = npt.NDArray[np.uint64]
+Field: TypeAlias = Uint64s
 
 _LIMB_BITS = 52
 _P = np.uint64(PRIME)

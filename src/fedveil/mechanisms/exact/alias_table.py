@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Float64s, Int32s, Uint32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 
@@ -29,8 +30,7 @@ _SHORTFALL = 2.0**-38
 #: One block of keystream: 256 KiB.
 _BLOCK = 1 << 16
 
-_Words = npt.NDArray[np.uint32]
-_Weights = npt.NDArray[np.uint64]
+_Weights = Uint64s
 
 
 class AliasTables:
@@ -43,7 +43,7 @@ class AliasTables:
 
     def __init__(
         self,
-        probabilities: npt.NDArray[np.float64],
+        probabilities: Float64s,
         exact: Callable[[int], Sequence[int]],
         first_row: int = 0,
         first_symbol: int = 0,
@@ -61,7 +61,7 @@ class AliasTables:
             self._lower[row] = thresholds & np.uint64(0xFFFFFFFF)
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
-    def _weights(self, law: npt.NDArray[np.float64]) -> _Weights:
+    def _weights(self, law: Float64s) -> _Weights:
         """Whole weights that sum to 2^64, the remainder's at `symbols`; empty columns follow."""
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
@@ -163,14 +163,14 @@ def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
 
 
 def _pick_numpy(
-    entries: _Words,
+    entries: Uint32s,
     bits: int,
     first_row: int,
     first_symbol: int,
     rows: npt.NDArray[np.signedinteger[Any]],
-    words: _Words,
+    words: Uint32s,
     out: npt.NDArray[Any],
-    undecided: npt.NDArray[np.int32],
+    undecided: Int32s,
 ) -> int:
     columns = words >> np.uint32(32 - bits)
     digits = words & np.uint32((1 << (32 - bits)) - 1)
@@ -185,14 +185,14 @@ def _pick_numpy(
 
 @compiled(_pick_numpy)
 def _pick(
-    entries: _Words,
+    entries: Uint32s,
     bits: int,
     first_row: int,
     first_symbol: int,
     rows: npt.NDArray[np.signedinteger[Any]],
-    words: _Words,
+    words: Uint32s,
     out: npt.NDArray[Any],
-    undecided: npt.NDArray[np.int32],
+    undecided: Int32s,
 ) -> int:
     """Decide every draw that its first 32 bits decide; list the others and return their number."""
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int64s
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy
 from fedveil.errors import FedveilWarning, InvalidValue
@@ -17,8 +18,6 @@ from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT
 from fedveil.mechanisms.signds.inlier_law import InlierLaw, ThresholdSearch
 from fedveil.mechanisms.signds.top_k import TopSet, flat_vector
 from fedveil.privacy.loss import PrivacyLoss
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ class Selection:
     Only a perturbed bit of the magnitude may leave, at a cost of its own.
     """
 
-    indices: Integers
+    indices: Int64s
     sign: Literal[1, -1]
 
-    def __init__(self, indices: Integers, sign: Literal[1, -1], magnitude: float) -> None:
+    def __init__(self, indices: Int64s, sign: Literal[1, -1], magnitude: float) -> None:
         self.indices = indices
         self.sign = sign
         self.magnitude = magnitude
@@ -131,7 +130,7 @@ class SignDS:
         return SelectionPlan(topk, dim_out, threshold, ratio, law)
 
 
-def _subset(size: int, count: int, entropy: Entropy) -> Integers:
+def _subset(size: int, count: int, entropy: Entropy) -> Int64s:
     """A uniform subset of 0..size-1 with `count` members, ascending.
 
     The first `count` distinct values of a sequence of independent uniform ones; of more than

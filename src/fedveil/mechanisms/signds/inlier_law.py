@@ -18,8 +18,8 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Float64s
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.real_probabilities import ExactDraw, at_least_zero, exp_bounds
 
@@ -69,7 +69,7 @@ class InlierLaw:
             floors.append(((below * e.denominator + above * e.numerator) << bits) // total)
         return floors[:-1]
 
-    def pmf(self) -> npt.NDArray[np.float64]:
+    def pmf(self) -> Float64s:
         """Pr[v] for v = 0..h, each rounded once."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         total = self._below * e.denominator + self._above * e.numerator
@@ -184,12 +184,12 @@ class ThresholdSearch:
             self._log_v = _log_integers(count)
 
 
-def _log_integers(count: int) -> npt.NDArray[np.float64]:
+def _log_integers(count: int) -> Float64s:
     """log v for v = 0..count - 1."""
     return np.concatenate([[-np.inf], np.log(np.arange(1, count))])
 
 
-def _log_binomials(n: int, count: int) -> npt.NDArray[np.float64]:
+def _log_binomials(n: int, count: int) -> Float64s:
     """log C(n, v) for v = 0..count - 1, -inf where v > n."""
     v = np.arange(1.0, count)
     with np.errstate(divide="ignore"):

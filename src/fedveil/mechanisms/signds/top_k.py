@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int64s
 from fedveil._kernels import HAVE_NUMBA, compiled
 from fedveil._validate import finite_vector
 from fedveil.errors import InvalidValue
 
 Vector = npt.NDArray[Any]
-Integers = npt.NDArray[np.int64]
 
 _DIGIT_BITS = 16
 _DIGITS = 1 << _DIGIT_BITS
@@ -66,15 +66,15 @@ class TopSet:
         total = sum(lanes.tolist()) + self._equal_members * abs(float(self._least))
         self.mean_magnitude = total / size
 
-    def members(self, ranks: Integers) -> Integers:
+    def members(self, ranks: Int64s) -> Int64s:
         """The indices of the set's entries with these ascending ranks."""
         return self._indices(_ABOVE, ranks, 0)
 
-    def others(self, ranks: Integers) -> Integers:
+    def others(self, ranks: Int64s) -> Int64s:
         """The indices of the entries outside the set with these ascending ranks."""
         return self._indices(_BELOW, ranks, self._equal_members)
 
-    def _indices(self, kind: int, ranks: Integers, first_equal: int) -> Integers:
+    def _indices(self, kind: int, ranks: Int64s, first_equal: int) -> Int64s:
         strict = int(self._before[kind][-1])
         split = int(np.searchsorted(ranks, strict))
         return np.concatenate(
@@ -84,7 +84,7 @@ class TopSet:
             ]
         )
 
-    def _find(self, kind: int, ranks: Integers) -> Integers:
+    def _find(self, kind: int, ranks: Int64s) -> Int64s:
         out = np.empty(len(ranks), np.int64)
         _locate(self._vector, self._sign, self._least, kind, self._before[kind], ranks, out)
         return out
@@ -222,7 +222,7 @@ def _with_digit(
 
 
 def _count_rows_numpy(
-    vector: Vector, sign: Any, least: Any, above: Integers, equal: Integers, lanes: Vector
+    vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
     values = vector * sign
     for row in range(len(above)):
@@ -236,7 +236,7 @@ def _count_rows_numpy(
 
 @compiled(_count_rows_numpy)
 def _count_rows(
-    vector: Vector, sign: Any, least: Any, above: Integers, equal: Integers, lanes: Vector
+    vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
     """Count each row's entries above and equal to `least`; add up the magnitudes of those above.
 
@@ -256,13 +256,7 @@ def _count_rows(
 
 
 def _locate_numpy(
-    vector: Vector,
-    sign: Any,
-    least: Any,
-    kind: int,
-    before: Integers,
-    ranks: Integers,
-    out: Integers,
+    vector: Vector, sign: Any, least: Any, kind: int, before: Int64s, ranks: Int64s, out: Int64s
 ) -> None:
     values = vector * sign
     order = (values > least).astype(np.int64) - (values < least)
@@ -271,13 +265,7 @@ def _locate_numpy(
 
 @compiled(_locate_numpy)
 def _locate(
-    vector: Vector,
-    sign: Any,
-    least: Any,
-    kind: int,
-    before: Integers,
-    ranks: Integers,
-    out: Integers,
+    vector: Vector, sign: Any, least: Any, kind: int, before: Int64s, ranks: Int64s, out: Int64s
 ) -> None:
     """The indices of the entries of one kind (above, equal, below) with these ascending ranks.
 

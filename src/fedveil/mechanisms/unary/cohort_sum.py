@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int16s, Int64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.binomial import Binomial
 
-_States = npt.NDArray[np.int16]
+_States = Int16s
 _Counts = npt.NDArray[np.unsignedinteger[Any]]
 
 
@@ -49,7 +50,7 @@ class CohortSum:
             raise ValueError(f"more than {self._capacity} clients in one cohort")
         self.clients += clients
 
-    def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> npt.NDArray[np.int64]:
+    def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
         """Σ of the clients' S for every parameter, exactly from the law of a sum of reports."""
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Float64s, Int64s, Uint8s
 from fedveil._validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -32,7 +33,7 @@ Rounding: TypeAlias = Literal["nearest", "stochastic"]
 ReportKind: TypeAlias = Literal["sum", "bits"]
 #: `sum`: S of every parameter, int16 or int32. `bits`: packed codes, uint8.
 Report: TypeAlias = npt.NDArray[Any]
-Running: TypeAlias = npt.NDArray[np.int64]
+Running: TypeAlias = Int64s
 
 MAX_CELLS = 4096
 #: Above it e^-eps leaves the range of normal double-precision numbers.
@@ -188,7 +189,7 @@ class UnaryEncoding:
             raise InvalidValue(f"report is no packing of codes of {self.states} bits")
         return count
 
-    def estimate(self, reports: Running | Sequence[Report], n: int) -> npt.NDArray[np.float64]:
+    def estimate(self, reports: Running | Sequence[Report], n: int) -> Float64s:
         """The mean of n clients' values, from their reports or from the running Σ S.
 
         Unbiased for the mean of the encoded values, state * value_range / cells.
@@ -202,7 +203,7 @@ class UnaryEncoding:
             running = functools.reduce(self.add, reports[1:], self.add(None, reports[0]))
         return running.astype(np.float64) * (self.value_range / (self.cells * n * self._gap))
 
-    def frequencies(self, reports: Sequence[Report]) -> npt.NDArray[np.float64]:
+    def frequencies(self, reports: Sequence[Report]) -> Float64s:
         """Estimated share of clients in each state, one parameter a row, from `bits` reports.
 
         (frequency - q) / (p - q), unbiased; a row times the states is `estimate`'s mean.
@@ -237,7 +238,7 @@ class UnaryEncoding:
         spread = squares * other + x**2 * (own - other)
         return self.value_range**2 * spread / (n * self._gap**2)
 
-    def sum_law(self, state: int) -> npt.NDArray[np.float64]:
+    def sum_law(self, state: int) -> Float64s:
         """Pr[S = s], s = -largest_sum..largest_sum; relative error below 3 states 2^-53."""
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)
@@ -263,13 +264,13 @@ class UnaryEncoding:
             return code_bits.packed_codes_size(dimension * self.states)
         return packed_size(dimension, self.sum_bits)
 
-    def pack(self, report: Report) -> npt.NDArray[np.uint8]:
+    def pack(self, report: Report) -> Uint8s:
         """A report as the bytes that travel; `bits` are packed already."""
         if self.report == "bits":
             return report
         return pack(report, -self.largest_sum, self.sum_bits)
 
-    def unpack(self, packed: npt.NDArray[np.uint8], dimension: int) -> Report:
+    def unpack(self, packed: Uint8s, dimension: int) -> Report:
         """The report of a vector from untrusted bytes: the inverse of `pack`.
 
         Raises `InvalidValue` for bytes that are not the packing of any report.
