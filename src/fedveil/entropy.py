@@ -21,10 +21,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from fedveil._arrays import Bools, Int64s, Uint64s
+from fedveil._arrays import Array, Bools, Int64s, Uint64s
 from fedveil._validate import integer, within
 from fedveil.errors import InvalidValue
 
@@ -80,7 +79,7 @@ class Entropy(ABC):
     def _after_fork(self) -> None:
         self._start(self._fresh_key())
 
-    def fill(self, out: npt.NDArray[Any] | bytearray | memoryview) -> None:
+    def fill(self, out: Array | bytearray | memoryview) -> None:
         """Overwrite a contiguous buffer with keystream."""
         if self._forks != _forks:
             self._after_fork()

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._arrays import Float32s, Int64s
+from fedveil._arrays import Array, Float32s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
 
-Array: TypeAlias = npt.NDArray[Any]
 Features: TypeAlias = Float32s
 Labels: TypeAlias = Int64s
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._arrays import Float64s, Int64s
+from fedveil._arrays import Array, Float64s, Int64s
 from fedveil._validate import choice, integer, positive
 from fedveil.data.examples import owner_codes
 from fedveil.entropy import Entropy
@@ -44,13 +43,13 @@ class Partition:
         """How many clients there are."""
         return len(self.offsets) - 1
 
-    def labels_held(self, labels: npt.NDArray[Any]) -> Int64s:
+    def labels_held(self, labels: Array) -> Int64s:
         """How many different labels each client holds."""
         owner = np.repeat(np.arange(self.clients), self.sizes)
         held = np.unique(np.stack([owner, labels[self.indices]]), axis=1)[0]
         return np.bincount(held, minlength=self.clients)
 
-    def summary(self, labels: npt.NDArray[Any] | None = None) -> str:
+    def summary(self, labels: Array | None = None) -> str:
         """The sizes in one line and, given the labels, how many of them a client holds."""
         line = f"{self.clients} clients hold {_low_to_high(self.sizes)} examples"
         if labels is None:
@@ -65,8 +64,8 @@ def _low_to_high(counts: Int64s) -> str:
 
 def partition(
     split: str,
-    labels: npt.NDArray[Any],
-    owners: npt.NDArray[Any] | None,
+    labels: Array,
+    owners: Array | None,
     clients: int | None,
     *,
     shards_per_client: int = 2,
@@ -96,9 +95,7 @@ def iid(n: int, clients: int, entropy: Entropy) -> Partition:
     return _grouped(holder, clients)
 
 
-def shards(
-    labels: npt.NDArray[Any], clients: int, shards_per_client: int, entropy: Entropy
-) -> Partition:
+def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy) -> Partition:
     """McMahan's pathological split: few labels a client.
 
     The examples, sorted by label, are cut into clients * shards_per_client runs, and each client
@@ -125,7 +122,7 @@ def shards(
     return _grouped(holder, clients)
 
 
-def dirichlet(labels: npt.NDArray[Any], clients: int, alpha: float, entropy: Entropy) -> Partition:
+def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Partition:
     """Clients of equal size with random class mixtures.
 
     In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p), where p is the

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil._arrays import Bools
+from fedveil._arrays import Array, Bools
 from fedveil.data.data_folders import find, reading
-from fedveil.data.examples import Array, Dataset, Labels, held_out
+from fedveil.data.examples import Dataset, Labels, held_out
 from fedveil.data.npz_archive import read_npz
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, DataUnavailable

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._arrays import Float32s, Int64s, Uint8s
+from fedveil._arrays import Array, Float32s, Int64s, Uint8s
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
@@ -70,7 +69,7 @@ class EmbeddingDP:
         result: Tensor = same_kind(tensor, spread)
         return result
 
-    def bits(self, values: npt.NDArray[Any], entropy: Entropy | None = None) -> Packed:
+    def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
         """The bits of `values` in C order, eight a byte, the first one lowest, zeros at the end.
 
         This is what leaves a party: 1/32 of the bytes of float32.
@@ -86,8 +85,8 @@ class EmbeddingDP:
 
     def bits_of(
         self,
-        keys: Sequence[int | str] | npt.NDArray[Any],
-        values: npt.NDArray[Any],
+        keys: Sequence[int | str] | Array,
+        values: Array,
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Packed:
@@ -202,7 +201,7 @@ def _distribution(eps: float) -> LossDistribution:
     return LossDistribution.from_laws([law, law[::-1]], eps / 2)
 
 
-def _quantised(flat: npt.NDArray[Any]) -> Packed:
+def _quantised(flat: Array) -> Packed:
     """Bit i is 1 where value i is above 0."""
     packed = np.empty(packed_size(len(flat), 1), np.uint8)
     above = np.empty(min(len(flat), _BLOCK), np.bool_)
@@ -216,7 +215,7 @@ def _quantised(flat: npt.NDArray[Any]) -> Packed:
     return packed
 
 
-def _unpack_into(packed: Packed, out: npt.NDArray[Any]) -> None:
+def _unpack_into(packed: Packed, out: Array) -> None:
     """Overwrite `out` with the bits, one a value."""
     for begin in range(0, len(out), _BLOCK):
         block = out[begin : begin + _BLOCK]

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._arrays import Float64s
+from fedveil._arrays import Array, Float64s
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
@@ -193,9 +192,7 @@ def _choose(
     return event
 
 
-def _bound(
-    hits: npt.NDArray[Any], others: npt.NDArray[Any], n: int, error: float, delta: float
-) -> Float64s:
+def _bound(hits: Array, others: Array, n: int, error: float, delta: float) -> Float64s:
     """log((p - delta) / q) for the least p and the largest q that the counts allow.
 
     Clopper and Pearson: each is wrong with probability at most `error`, exactly.

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._arrays import Float64s, Int64s
+from fedveil._arrays import Array, Float64s, Int64s
 from fedveil.errors import InvalidValue
 
 #: A number for each row of a table of outputs: larger where the first input is likelier.
@@ -96,7 +95,7 @@ class _Column:
         return self._scores[self._bins(rows[:, self._index])]
 
 
-def _excess(hits: npt.NDArray[Any], others: npt.NDArray[Any]) -> float:
+def _excess(hits: Array, others: Array) -> float:
     seen = (hits + others) > 0
     freedom = int(seen.sum()) - 1
     if freedom == 0:

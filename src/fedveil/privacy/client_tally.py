@@ -11,12 +11,12 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Uint32s, Uint64s
+from fedveil._arrays import Array, Uint32s, Uint64s
 from fedveil.privacy.compose import Charge, cost, plain_sum
 
 Clients: TypeAlias = Uint64s
@@ -32,7 +32,7 @@ class Tally(ABC):
     #: What a state calls the columns.
     _name: ClassVar[str]
 
-    def __init__(self, columns: npt.NDArray[Any]) -> None:
+    def __init__(self, columns: Array) -> None:
         self._clients: Clients = np.empty(0, np.uint64)
         self._columns = columns
 
@@ -50,11 +50,11 @@ class Tally(ABC):
         other._columns = self._columns.copy()
         return other
 
-    def to_state(self) -> dict[str, npt.NDArray[Any]]:
+    def to_state(self) -> dict[str, Array]:
         """The arrays that `restore` needs."""
         return {"clients": self._clients, self._name: self._columns.copy()}
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+    def restore(self, state: Mapping[str, Array]) -> None:
         """Take over what `to_state` gave."""
         self._clients, self._columns = state["clients"].copy(), state[self._name].copy()
 
@@ -132,7 +132,7 @@ class Sums(Tally):
         return float(self._columns[0].max(initial=0.0))
 
 
-def _charges(kinds: Sequence[Kind], history: npt.NDArray[Any]) -> list[Charge]:
+def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
     return [
         (loss, count * int(times))
         for kind, times in zip(kinds, history, strict=False)

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array
 from fedveil._validate import integer, within
 from fedveil.errors import InvalidValue
 from fedveil.message import Message
@@ -84,7 +84,7 @@ class Ledger:
         self._record([(loss, count)], round, [client])
 
     def record_many(
-        self, spendings: Spendings, *, round: int, clients: Iterable[int] | npt.NDArray[Any]
+        self, spendings: Spendings, *, round: int, clients: Iterable[int] | Array
     ) -> None:
         """Each of `clients` reported once in `round`, spending all of `spendings`.
 
@@ -165,9 +165,7 @@ class Ledger:
         other._closed, other._first_open = Counter(self._closed), self._first_open
         return other
 
-    def _record(
-        self, spendings: Spendings, round: int, clients: Iterable[int] | npt.NDArray[Any]
-    ) -> None:
+    def _record(self, spendings: Spendings, round: int, clients: Iterable[int] | Array) -> None:
         round = integer("round", round, 0, (1 << 62) - 1)
         if round < self._first_open:
             raise InvalidValue(f"round = {round} is closed: round {self._first_open} has begun")
@@ -292,7 +290,7 @@ def _merged(charges: Iterable[Charge]) -> Kind:
     return tuple(total.items())
 
 
-def _sorted_clients(clients: Iterable[int] | npt.NDArray[Any]) -> Clients:
+def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
     """The clients in order; one that is named twice, or is not a whole number, is an error."""
     clients = clients if isinstance(clients, np.ndarray) else list(clients)
     array = np.asarray(clients)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy.typing as npt
-
-from fedveil._arrays import Int64s, Uint8s
+from fedveil._arrays import Array, Int64s, Uint8s
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.message import Message, Value, only_fields, take
@@ -112,9 +108,7 @@ class Client:
         only_fields(message, "phase", "round", *fields[phase][0])
         return phase
 
-    def _answer(
-        self, phase: Phase, message: Message, vector: npt.NDArray[Any] | None
-    ) -> dict[str, Value]:
+    def _answer(self, phase: Phase, message: Message, vector: Array | None) -> dict[str, Value]:
         match phase:
             case "advertise":
                 return self._advertise()
@@ -192,7 +186,7 @@ class Client:
             if not keys.is_signed(roster(peer), signature, keys.keys_text(context, peer, public)):
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
-    def _masked(self, message: Message, vector: npt.NDArray[Any] | None) -> dict[str, Value]:
+    def _masked(self, message: Message, vector: Array | None) -> dict[str, Value]:
         """Open what was dealt to this client, and mask the vector."""
         sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
         if not self._channels.keys() >= sealed.keys():
@@ -211,7 +205,7 @@ class Client:
         self._held[dealer] = dealt
         return True
 
-    def _mask_vector(self, senders: list[int], vector: npt.NDArray[Any] | None) -> Uint8s:
+    def _mask_vector(self, senders: list[int], vector: Array | None) -> Uint8s:
         if vector is None or vector.shape != (self.terms.length,):
             raise InvalidValue(f"the vector does not have {self.terms.length} entries")
         ring = Ring(self.terms.bits)

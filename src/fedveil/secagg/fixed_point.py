@@ -7,12 +7,9 @@ to 2^-53. Entries beyond clip are set to it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._arrays import Float64s, Int64s
+from fedveil._arrays import Array, Float64s, Int64s
 from fedveil._validate import finite_vector, integer, positive
 from fedveil.entropy import Entropy
 
@@ -28,11 +25,11 @@ class FixedPoint:
         self.bits = integer("bits", bits, 2, MAX_ENTRY_BITS)
         self.largest = (1 << (self.bits - 1)) - 1
 
-    def clips(self, vector: npt.NDArray[Any]) -> bool:
+    def clips(self, vector: Array) -> bool:
         """Whether the vector has entries beyond clip."""
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
-    def quantise(self, vector: npt.NDArray[Any], entropy: Entropy) -> Int64s:
+    def quantise(self, vector: Array, entropy: Entropy) -> Int64s:
         """Each entry clipped, scaled and rounded at random."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64)

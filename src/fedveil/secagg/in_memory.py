@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._arrays import Int64s
+from fedveil._arrays import Array, Int64s
 from fedveil._validate import choice, finite_vector, integer, positive
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import ClientWithheld, InvalidValue
@@ -24,7 +22,7 @@ from fedveil.secagg.phases import PHASES, TRAINS, Phase
 from fedveil.secagg.server import Server
 from fedveil.secagg.terms import Terms
 
-Vectors = Mapping[int, npt.NDArray[Any]]
+Vectors = Mapping[int, Array]
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class SecureSum:
     vectors.
     """
 
-    total: npt.NDArray[Any]
+    total: Array
     survivors: frozenset[int]
     bytes_up: dict[str, int]
     bytes_down: dict[str, int]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Float64s, Int32s, Uint32s, Uint64s
+from fedveil._arrays import Array, Float64s, Int32s, Uint32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 
@@ -72,15 +72,13 @@ class AliasTables:
         weights[self._symbols] = remainder
         return weights
 
-    def draw(
-        self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: npt.NDArray[Any]
-    ) -> None:
+    def draw(self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array) -> None:
         """Overwrite `out[i]` with an independent symbol from the law `rows[i]`."""
         for begin in range(0, len(rows), _BLOCK):
             part = slice(begin, begin + _BLOCK)
             self._draw_block(rows[part], entropy, out[part])
 
-    def draw_from(self, row: int, entropy: Entropy, out: npt.NDArray[Any]) -> None:
+    def draw_from(self, row: int, entropy: Entropy, out: Array) -> None:
         """Overwrite all of `out` with independent symbols from the one law `row`."""
         rows = np.full(min(len(out), _BLOCK), row, np.int16)
         for begin in range(0, len(out), _BLOCK):
@@ -88,7 +86,7 @@ class AliasTables:
             self._draw_block(rows[: len(part)], entropy, part)
 
     def _draw_block(
-        self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: npt.NDArray[Any]
+        self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array
     ) -> None:
         words = np.empty(len(rows), np.uint32)
         undecided = np.empty(len(rows), np.int32)
@@ -169,7 +167,7 @@ def _pick_numpy(
     first_symbol: int,
     rows: npt.NDArray[np.signedinteger[Any]],
     words: Uint32s,
-    out: npt.NDArray[Any],
+    out: Array,
     undecided: Int32s,
 ) -> int:
     columns = words >> np.uint32(32 - bits)
@@ -191,7 +189,7 @@ def _pick(
     first_symbol: int,
     rows: npt.NDArray[np.signedinteger[Any]],
     words: Uint32s,
-    out: npt.NDArray[Any],
+    out: Array,
     undecided: Int32s,
 ) -> int:
     """Decide every draw that its first 32 bits decide; list the others and return their number."""

@@ -7,9 +7,8 @@ import functools
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._arrays import Int64s, Uint8s, Uint32s, Uint64s
+from fedveil._arrays import Int64s, Uint8s, Uint16s, Uint32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
@@ -136,7 +135,7 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=16)
-def _cell_table(variance: int) -> tuple[Uint64s, npt.NDArray[np.uint16]]:
+def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
     """Thresholds ⌊2^63 · Pr[Y <= y]⌋ and an end mark; for each first 14 bits, where to look."""
     low, high = _cumulative(variance, _PREFIX_BITS)
     extra = 0
@@ -196,9 +195,7 @@ def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
     return one // high_sum, -(-one // low_sum)
 
 
-def _cells_numpy(
-    words: Uint64s, thresholds: Uint64s, guide: npt.NDArray[np.uint16], out: Int64s
-) -> int:
+def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
     prefix = words >> np.uint64(1)
     out[:] = np.searchsorted(thresholds, prefix, side="right")
     undecided = (thresholds[out - 1] == prefix) & (out > 0)
@@ -207,7 +204,7 @@ def _cells_numpy(
 
 
 @compiled(_cells_numpy)
-def _cells(words: Uint64s, thresholds: Uint64s, guide: npt.NDArray[np.uint16], out: Int64s) -> int:
+def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
     """Every word's cell, or the mark of an undecided one; how many are undecided.
 
     A prefix is undecided where it equals a threshold: the real threshold lies inside its range.

@@ -16,14 +16,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._arrays import Int64s
+from fedveil._arrays import Array, Int64s
 from fedveil._kernels import HAVE_NUMBA, compiled
 from fedveil._validate import finite_vector
 from fedveil.errors import InvalidValue
 
-Vector = npt.NDArray[Any]
+Vector = Array
 
 _DIGIT_BITS = 16
 _DIGITS = 1 << _DIGIT_BITS

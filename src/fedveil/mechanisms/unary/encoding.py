@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Float64s, Int64s, Uint8s
+from fedveil._arrays import Array, Float64s, Int64s, Uint8s
 from fedveil._validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -32,7 +32,7 @@ Kind: TypeAlias = Literal["rr", "oue"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 ReportKind: TypeAlias = Literal["sum", "bits"]
 #: `sum`: S of every parameter, int16 or int32. `bits`: packed codes, uint8.
-Report: TypeAlias = npt.NDArray[Any]
+Report: TypeAlias = Array
 Running: TypeAlias = Int64s
 
 MAX_CELLS = 4096
