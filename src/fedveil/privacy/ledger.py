@@ -146,7 +146,13 @@ class Ledger:
                 "run_most_drawn": self.epsilon("run", d),
             }
 
-        return _best(at(0.0), at(delta), delta)
+        pure, tight = at(0.0), at(delta)
+        return {
+            name: Figure(pure[name], 0.0)
+            if pure[name] <= tight[name] and pure[name] < math.inf
+            else Figure(tight[name], delta)
+            for name in tight
+        }
 
     def preview(
         self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
@@ -260,15 +266,6 @@ def project(
     ledger._closed[(0,)] = integer("rounds", rounds, 1)
     ledger._kinds.append(_charges(spendings, bare=adaptive))
     return {**ledger.figures(delta), "run_most_drawn": None}
-
-
-def _best(pure: dict[str, float], tight: dict[str, float], delta: float) -> dict[str, Figure]:
-    return {
-        name: Figure(pure[name], 0.0)
-        if pure[name] <= tight[name] and pure[name] < math.inf
-        else Figure(tight[name], delta)
-        for name in tight
-    }
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:

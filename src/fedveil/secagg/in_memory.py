@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -96,33 +96,31 @@ def run_round(
     )
 
 
+@dataclass
 class _InMemory:
     """Carries the messages of one round between the halves, every one of them through its bytes."""
 
-    def __init__(
-        self, clients: Mapping[int, Client], numbers: Vectors, silent: Mapping[str, Collection[int]]
-    ) -> None:
-        self._clients = clients
-        self._numbers = numbers
-        self._silent = silent
-        self._gone: set[int] = set()
-        self.up: dict[str, int] = {}
-        self.down: dict[str, int] = {}
+    clients: Mapping[int, Client]
+    numbers: Vectors
+    silent: Mapping[str, Collection[int]]
+    gone: set[int] = field(default_factory=set)
+    up: dict[str, int] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
         """The clients' answers, but for those that have fallen silent."""
-        self._gone.update(self._silent.get(phase, ()))
+        self.gone.update(self.silent.get(phase, ()))
         self.up[phase] = self.down[phase] = 0
         encoded: dict[int, bytes] = {}
         for client, message in messages.items():
             if id(message) not in encoded:
                 encoded[id(message)] = encode(message)
             self.down[phase] += len(encoded[id(message)])
-            if client in self._gone:
+            if client in self.gone:
                 continue
             try:
                 told = decode(encoded[id(message)])
-                answer = encode(self._clients[client].respond(told, self._numbers[client]))
+                answer = encode(self.clients[client].respond(told, self.numbers[client]))
             except ClientWithheld as reason:
                 yield Withheld(client, str(reason))
                 continue

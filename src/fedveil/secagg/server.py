@@ -73,11 +73,9 @@ class Server:
         return self._state.name == "complete"
 
     def opening(self) -> Message:
-        """The first message, the same for every client."""
         return self._message("advertise")
 
     def receive(self, client: int, message: Message) -> None:
-        """Check an answer and take it in."""
         if client not in self._cohort:
             raise ReportRejected(client, "unknown sender")
         if self.phase is None or client not in self._asked:
@@ -222,16 +220,14 @@ class Server:
         """To each client what the others have sealed for it."""
         messages: dict[int, Message] = {}
         for client in answered:
-            dealers = self._disclosure.dealers_to(client)
             places = self._disclosure.places_of(client)
+            del places[client]
             boxes = [
                 self._sealed[dealer][place * SEALED_BYTES : (place + 1) * SEALED_BYTES]
-                for dealer, place in zip(dealers, places, strict=True)
-                if dealer != client
+                for dealer, place in places.items()
             ]
-            senders = as_ids([dealer for dealer in dealers if dealer != client])
             sealed = as_rows(boxes, SEALED_BYTES)
-            messages[client] = self._message("masked", senders=senders, sealed=sealed)
+            messages[client] = self._message("masked", senders=as_ids([*places]), sealed=sealed)
         self._sealed.clear()
         return messages
 

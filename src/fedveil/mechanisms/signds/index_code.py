@@ -169,13 +169,6 @@ def _read(code: Any, marks: int, places: Int64s) -> None:
             width <<= 8
 
 
-def _write_numpy(places: Any, marks: int, out: Uint8s) -> int:
-    return _write(places.tolist(), marks, out)
-
-
-def _read_numpy(code: Any, marks: int, places: Int64s) -> None:
-    _read(code.tolist(), marks, places)
-
-
-_write_marks = compiled(_write_numpy)(_write)
-_read_marks = compiled(_read_numpy)(_read)
+# Plain Python is fastest on lists.
+_write_marks = compiled(lambda places, marks, out: _write(places.tolist(), marks, out))(_write)
+_read_marks = compiled(lambda code, marks, places: _read(code.tolist(), marks, places))(_read)

@@ -102,9 +102,7 @@ class ThresholdSearch:
 
     def __init__(self, dim: int, topk: int, eps: float) -> None:
         self._dim, self._topk, self._eps = dim, topk, eps
-        self._log_inside = _log_binomials(topk, 64)
-        self._log_outside = _log_binomials(dim - topk, 64)
-        self._log_v = _log_integers(64)
+        self._tabulate(64)
 
     def best(self, dim_out: int) -> int:
         """The threshold in 1..h with the largest E[v], the smallest on a tie.
@@ -161,7 +159,8 @@ class ThresholdSearch:
         O(h): E[v] for every threshold that splits the possible v in two, by sums from both ends
         in log space. A threshold that splits nothing favours nothing, and has a smaller E[v].
         """
-        self._grow(h)
+        if h >= len(self._log_v):
+            self._tabulate(2 * h)
         least, most = max(0, h - (self._dim - self._topk)), min(h, self._topk)
         if least == most:
             return float(least), 0.0
@@ -176,17 +175,11 @@ class ThresholdSearch:
         slack = 8 * h * np.finfo(float).eps * float(size) * most
         return float(np.exp(moment - total).max()), slack
 
-    def _grow(self, h: int) -> None:
-        if h >= len(self._log_v):
-            count = 2 * h
-            self._log_inside = _log_binomials(self._topk, count)
-            self._log_outside = _log_binomials(self._dim - self._topk, count)
-            self._log_v = _log_integers(count)
-
-
-def _log_integers(count: int) -> Float64s:
-    """log v for v = 0..count - 1."""
-    return np.concatenate([[-np.inf], np.log(np.arange(1, count))])
+    def _tabulate(self, count: int) -> None:
+        """The logarithms that h < count need."""
+        self._log_inside = _log_binomials(self._topk, count)
+        self._log_outside = _log_binomials(self._dim - self._topk, count)
+        self._log_v = np.concatenate([[-np.inf], np.log(np.arange(1, count))])
 
 
 def _log_binomials(n: int, count: int) -> Float64s:

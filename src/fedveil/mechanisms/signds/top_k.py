@@ -53,14 +53,8 @@ class TopSet:
         _count_rows(vector, self._sign, self._least, above, equal, lanes)
         length = np.full(rows, _ROW)
         length[-1] -= rows * _ROW - len(vector)
-        self._before = {
-            kind: np.concatenate([[0], np.cumsum(counts)])
-            for kind, counts in (
-                (_ABOVE, above),
-                (_EQUAL, equal),
-                (_BELOW, length - above - equal),
-            )
-        }
+        counts = {_ABOVE: above, _EQUAL: equal, _BELOW: length - above - equal}
+        self._before = {kind: np.concatenate([[0], np.cumsum(c)]) for kind, c in counts.items()}
         self._equal_members = size - int(self._before[_ABOVE][-1])
         total = sum(lanes.tolist()) + self._equal_members * abs(float(self._least))
         self.mean_magnitude = total / size
@@ -76,12 +70,8 @@ class TopSet:
     def _indices(self, kind: int, ranks: Int64s, first_equal: int) -> Int64s:
         strict = int(self._before[kind][-1])
         split = int(np.searchsorted(ranks, strict))
-        return np.concatenate(
-            [
-                self._find(kind, ranks[:split]),
-                self._find(_EQUAL, ranks[split:] - strict + first_equal),
-            ]
-        )
+        equal = self._find(_EQUAL, ranks[split:] - strict + first_equal)
+        return np.concatenate([self._find(kind, ranks[:split]), equal])
 
     def _find(self, kind: int, ranks: Int64s) -> Int64s:
         out = np.empty(len(ranks), np.int64)

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Int16s, Uint8s, Uint64s
+from fedveil._arrays import Uint8s, Uint64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.biased_bits import byte_tables
+from fedveil.mechanisms.unary.rounding import States
 
-_States = Int16s
 
-
-def draw_codes(p: Fraction, q: Fraction, cells: int, states: _States, entropy: Entropy) -> Uint8s:
+def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: Entropy) -> Uint8s:
     """The packed codes of parameters in these states, every bit drawn independently.
 
     A parameter's own bit is 1 with probability p, every other with q.
@@ -65,7 +64,7 @@ def unpack_codes(packed: Uint8s, cells: int, count: int) -> Uint8s:
     return bits.reshape(count, states)
 
 
-def _put_numpy(packed: Uint8s, states: _States, own: Uint8s, cells: int) -> None:
+def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
     places = np.arange(len(states)) * (2 * cells + 1) + (states.astype(np.int64) + cells)
     bits = np.unpackbits(packed, bitorder="little")
     bits[places] = np.unpackbits(own, count=len(states), bitorder="little")
@@ -73,7 +72,7 @@ def _put_numpy(packed: Uint8s, states: _States, own: Uint8s, cells: int) -> None
 
 
 @compiled(_put_numpy)
-def _put(packed: Uint8s, states: _States, own: Uint8s, cells: int) -> None:
+def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
     """Overwrite each parameter's own bit with the next bit of `own`."""
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]
@@ -119,11 +118,7 @@ def _fold(words: Uint64s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) 
         sums[i] += total
 
 
-def _ones_python(word: np.uint64) -> int:
-    return int(word).bit_count()
-
-
-@compiled(_ones_python)
+@compiled()
 def _ones(word: np.uint64) -> int:
     """How many bits of a word are 1, in the form that LLVM turns into one instruction."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
