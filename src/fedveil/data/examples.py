@@ -57,8 +57,7 @@ class Dataset:
 
 def centred(pixels: Any) -> Features:
     """Pixels in [0, 1] as values in [-1, 1]: around zero a net learns in fewer rounds."""
-    x: Features = 2 * np.asarray(pixels, np.float32) - 1
-    return x
+    return 2 * np.asarray(pixels, np.float32) - 1
 
 
 def make_dataset(

@@ -58,5 +58,4 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 def _ranks(values: Float64s) -> Float64s:
     """Each value's place in the order, from 1; equal values share the mean of their places."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Float64s = (np.cumsum(counts) - (counts - 1) / 2)[which]
-    return ranks
+    return (np.cumsum(counts) - (counts - 1) / 2)[which]

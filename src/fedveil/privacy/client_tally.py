@@ -164,5 +164,4 @@ def _different_columns(counts: Uint32s) -> Uint32s:
         for row, radix in zip(counts, radices, strict=True):
             keys = keys * radix + row
         counts = counts[:, np.unique(keys, return_index=True)[1]]
-    rows: Uint32s = np.unique(counts.T, axis=0)
-    return rows
+    return np.unique(counts.T, axis=0)

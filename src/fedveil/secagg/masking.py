@@ -46,8 +46,7 @@ class Ring:
 
     def elements(self, values: npt.NDArray[np.integer[Any]]) -> Lanes:
         """Whole numbers as elements in lanes, in memory of their own."""
-        lanes: Lanes = values.astype(np.int64).view(np.uint64).astype(self.lane)
-        return lanes
+        return values.astype(np.int64).view(np.uint64).astype(self.lane)
 
     def reduce(self, lanes: Lanes) -> None:
         """Cut lanes to the ring's bits, in place."""
@@ -57,8 +56,7 @@ class Ring:
     def signed(self, lanes: Lanes) -> Int64s:
         """Elements as the whole numbers in -2^(bits-1) .. 2^(bits-1) - 1 that they stand for."""
         spare = np.int64(64 - self.bits)
-        numbers: Int64s = (lanes.astype(np.uint64) << np.uint64(spare)).view(np.int64) >> spare
-        return numbers
+        return (lanes.astype(np.uint64) << np.uint64(spare)).view(np.int64) >> spare
 
 
 def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:

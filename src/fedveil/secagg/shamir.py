@@ -50,8 +50,7 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
     values = np.broadcast_to(coefficients[-1], (points, columns))
     for coefficient in coefficients[-2::-1]:
         values = _reduced(_times_small(values, at) + coefficient)
-    shares: Field = values.reshape(points, len(secrets), LIMBS)
-    return shares
+    return values.reshape(points, len(secrets), LIMBS)
 
 
 def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
@@ -107,8 +106,7 @@ def _secret(limbs: Field) -> Secret | None:
 def _reduced(value: Field) -> Field:
     """`value` < 2^64 as the field's element, in 0..p-1."""
     value = (value & _P) + (value >> _61)
-    reduced: Field = np.where(value >= _P, value - _P, value)
-    return reduced
+    return np.where(value >= _P, value - _P, value)
 
 
 def _times_small(value: Field, factor: Field) -> Field:
