@@ -41,8 +41,7 @@ class VmapTrainer:
                 f"engine loop can"
             )
         self._weights = np.empty(0, np.float32)
-        step = grad(self._mean_loss)
-        self._gradients = vmap(step, in_dims=(0, 0, 0, 0), randomness="different")
+        self._gradients = vmap(grad(self._mean_loss), randomness="different")
 
     def _mean_loss(
         self,
@@ -60,7 +59,7 @@ class VmapTrainer:
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """All clients' updates at once; where one raises, each trains alone."""
-        updates = np.empty((len(clients), self._layout.dimension), np.float32)
+        updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:
             self._train(clients, torch.from_numpy(updates))
@@ -92,9 +91,6 @@ class VmapTrainer:
             for i, schedule in enumerate(schedules):
                 if len(schedule) == step + 1:
                     self._take_out(rows, i, start, updates[i])
-        for i, schedule in enumerate(schedules):
-            if not schedule:
-                updates[i] = 0
 
     def _step_batch(
         self,
