@@ -11,16 +11,12 @@ and NaN wins.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil._arrays import Int64s
 from fedveil._kernels import HAVE_NUMBA, compiled
-from fedveil.learning.pooling import is_plain_pool
-
-Floats = npt.NDArray[np.float32]
-Places = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
+from fedveil.learning.pooling import Floats, Places, is_plain_pool
 
 #: Beyond, a layer's weights leave the first cache, and torch's products are as good.
 _MAX_WEIGHTS = 1 << 14
@@ -102,7 +98,7 @@ class _Planes:
         flat = self._images.reshape(n, -1)
         _convolve_planes(flat, self._offsets, weights, self._bias, shape[3], y, places)
 
-    def _reach(self, height: int, width: int) -> Offsets:
+    def _reach(self, height: int, width: int) -> Int64s:
         """How far every tap reaches into a padded image."""
         _, channels, rows, columns = self._weight.shape
         c, r, s = np.ogrid[:channels, :rows, :columns]
@@ -170,7 +166,7 @@ class _Rows:
 @compiled(reorder=True)
 def _convolve_planes(
     images: Floats,
-    offsets: Offsets,
+    offsets: Int64s,
     weights: Floats,
     bias: Floats,
     width: int,
@@ -208,7 +204,7 @@ def _convolve_planes(
 
 @compiled(reorder=True)
 def _weigh_planes(
-    images: Floats, g: Floats, places: Places, offsets: Offsets, width: int, out: Floats
+    images: Floats, g: Floats, places: Places, offsets: Int64s, width: int, out: Floats
 ) -> None:
     n, height, columns, filters = g.shape
     length = 2 * height * width - (width - 2 * columns)

@@ -11,14 +11,14 @@ import types
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil._arrays import Float32s, Uint8s
 from fedveil._kernels import HAVE_NUMBA, compiled
 
-Floats = npt.NDArray[np.float32]
-Places = npt.NDArray[np.uint8]
+Floats = Float32s
+Places = Uint8s
 
 
 def fuse_pools(model: nn.Module) -> None:
