@@ -4,50 +4,39 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _find_njit() -> Any:
-    try:
-        return importlib.import_module("numba").njit
-    except ImportError:  # no wheel for this platform
-        return None
+Loop = TypeVar("Loop", bound=Callable[..., object])
 
 
-_njit = _find_njit()
+try:
+    _njit: Any = importlib.import_module("numba").njit
+except ImportError:  # no wheel for this platform
+    _njit = None
 HAVE_NUMBA = _njit is not None
+_REORDER = {"contract", "reassoc", "nsz"}
 
 
-def compiled(fallback: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile the decorated loop with numba, or use `fallback`, which computes the same bytes."""
+def compiled(
+    fallback: Callable[..., object] | None = None, *, reorder: bool = False
+) -> Callable[[Loop], Loop]:
+    """Compile the decorated loop with numba, or use `fallback`, which computes the same bytes.
 
-    def choose(loop: Callable[P, R]) -> Callable[P, R]:
-        if _njit is None:
-            return fallback
-        try:
-            dispatcher: Any = _njit(loop, cache=True, nogil=True)
-        except RuntimeError:  # nowhere to keep compiled code: compile it in every process
-            dispatcher = _njit(loop, nogil=True)
-        dispatcher.numpy_path = fallback  # the tests compare the two
-        result: Callable[P, R] = dispatcher
+    Where that is None the loop runs as it is: ask `HAVE_NUMBA` before a long one. With `reorder`
+    it is free to fuse and to reorder its sums as a BLAS does: its last bits are those of the
+    machine kind.
+    """
+
+    def choose(loop: Loop) -> Loop:
+        chosen: Any = fallback or loop
+        if _njit is not None:
+            options: Any = {"nogil": True, "fastmath": _REORDER if reorder else False}
+            try:
+                chosen = _njit(loop, cache=True, **options)
+            except RuntimeError:  # nowhere to keep compiled code: compile it in every process
+                chosen = _njit(loop, **options)
+            chosen.numpy_path = fallback  # the tests compare the two
+        result: Loop = chosen
         return result
 
     return choose
-
-
-def compiled_fast(loop: Callable[P, R]) -> Callable[P, R]:
-    """Compile a floating-point loop, free to fuse and to reorder its sums as a BLAS does.
-
-    Its last bits are those of the machine kind. There is no NumPy path: ask `HAVE_NUMBA` first.
-    """
-    if _njit is None:
-        return loop
-    flags = {"contract", "reassoc", "nsz"}
-    try:
-        result: Callable[P, R] = _njit(loop, cache=True, nogil=True, fastmath=flags)
-    except RuntimeError:  # nowhere to keep compiled code: compile it in every process
-        result = _njit(loop, nogil=True, fastmath=flags)
-    return result

@@ -23,18 +23,12 @@ def number(name: str, value: SupportsFloat) -> float:
 
 def positive(name: str, value: SupportsFloat) -> float:
     """`value` as a float in (0, inf)."""
-    result = number(name, value)
-    if result <= 0:
-        raise InvalidValue(f"{name} = {value!r} is outside (0, inf)")
-    return result
+    return within(name, value, 0, math.inf, open_low=True, open_high=True)
 
 
 def non_negative(name: str, value: SupportsFloat) -> float:
     """`value` as a float in [0, inf)."""
-    result = number(name, value)
-    if result < 0:
-        raise InvalidValue(f"{name} = {value!r} is outside [0, inf)")
-    return result
+    return within(name, value, 0, math.inf, open_high=True)
 
 
 def within(

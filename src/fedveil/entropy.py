@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
+from fedveil._arrays import Array, Bools, Int64s, Uint64s
 from fedveil._validate import integer, within
 from fedveil.errors import InvalidValue
 
@@ -79,7 +79,7 @@ class Entropy(ABC):
     def _after_fork(self) -> None:
         self._start(self._fresh_key())
 
-    def fill(self, out: npt.NDArray[Any] | bytearray | memoryview) -> None:
+    def fill(self, out: Array | bytearray | memoryview) -> None:
         """Overwrite a contiguous buffer with keystream."""
         if self._forks != _forks:
             self._after_fork()
@@ -101,13 +101,13 @@ class Entropy(ABC):
         self.fill(out)
         return bytes(out)
 
-    def words(self, count: int) -> npt.NDArray[np.uint64]:
+    def words(self, count: int) -> Uint64s:
         """`count` independent uniform 64-bit words."""
         out = np.empty(count, np.uint64)
         self.fill(out)
         return out
 
-    def integers(self, high: int, count: int) -> npt.NDArray[np.int64]:
+    def integers(self, high: int, count: int) -> Int64s:
         """`count` independent integers, uniform on 0..high-1.
 
         Lemire's multiplication would need 128-bit products; the top of the range is rejected
@@ -135,7 +135,7 @@ class Entropy(ABC):
             if value < high:
                 return value
 
-    def bernoulli(self, p: float, shape: int | Sequence[int]) -> npt.NDArray[np.bool_]:
+    def bernoulli(self, p: float, shape: int | Sequence[int]) -> Bools:
         """Independent bits that are 1 with probability exactly `p`, a floating-point number.
 
         A uniform real in [0, 1) is read 64 bits at a time and compared with the binary
@@ -160,7 +160,7 @@ class Entropy(ABC):
                 return word < digit
         return False
 
-    def permutation(self, count: int) -> npt.NDArray[np.int64]:
+    def permutation(self, count: int) -> Int64s:
         """A uniform permutation of 0..count-1.
 
         The order of independent 128-bit keys; two equal keys draw all of them again, so that

@@ -14,18 +14,11 @@ class FedveilError(Exception):
     """The base of every error that a user can meet; survives the way out of a worker process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self.args, self.__dict__)
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class FedveilWarning(UserWarning):
     """Something that works, and is likely not what its user wants."""
-
-
-def _again(kind: type[FedveilError], args: tuple[Any, ...], state: dict[str, Any]) -> FedveilError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error
 
 
 class InvalidValue(FedveilError, ValueError):
@@ -38,10 +31,6 @@ class JobError(FedveilError, ValueError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
-
-
-class NotBuiltYet(FedveilError):
-    """A switch position that the settings know and this version cannot run."""
 
 
 class MissingExtra(FedveilError, ImportError):

@@ -26,9 +26,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Array
 from fedveil.errors import MessageInvalid
 
-Value: TypeAlias = int | float | bool | str | bytes | np.ndarray[Any, Any]
+Value: TypeAlias = int | float | bool | str | bytes | Array
 Message: TypeAlias = Mapping[str, Value]
 
 MAGIC = b"\xfe\x01"
@@ -83,11 +84,9 @@ def take(message: Message, name: str, kind: type[Any]) -> Any:
     return value
 
 
-def take_array(
-    message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
+def take_array(message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:
     """The array `name` of an untrusted message, of exactly that type and shape."""
-    value: npt.NDArray[Any] = take(message, name, np.ndarray)
+    value: Array = take(message, name, np.ndarray)
     if value.dtype != np.dtype(dtype):
         raise MessageInvalid(f"field {name} has the wrong type")
     if value.shape != shape:
@@ -200,7 +199,7 @@ class _Reader:
                 return self.array()
         raise MessageInvalid(f"a field has the unknown kind {kind!r}")
 
-    def array(self) -> np.ndarray[Any, Any]:
+    def array(self) -> Array:
         name = DTYPES.get(bytes(self.take(1)))
         dimensions = self.varint()
         if name is None or dimensions > _MAX_DIMENSIONS:

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Uint8s, Uint64s
 from fedveil._kernels import compiled
 
-_Bytes = npt.NDArray[np.uint8]
-_Words = npt.NDArray[np.uint64]
 _Whole = npt.NDArray[np.integer[Any]]
 
 # A multiple of 8, so that every part but the last begins and ends with a byte.
@@ -22,20 +21,20 @@ def packed_size(count: int, width: int) -> int:
     return (count * width + 7) // 8
 
 
-def spare_bits_zero(packed: _Bytes, count: int, width: int) -> bool:
+def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
     """Whether nothing is hidden behind the last of `count` numbers."""
     spare = 8 * len(packed) - count * width
     return not spare or int(packed[-1]) >> (8 - spare) == 0
 
 
-def pack(values: _Whole, lowest: int, width: int) -> _Bytes:
+def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
     """`value - lowest` for every value, each in `width` bits, 1 to 64."""
     words = np.zeros((len(values) * width + 63) // 64, "<u8")
     _pack(values, lowest, width, words)
     return words.view(np.uint8)[: packed_size(len(values), width)]
 
 
-def unpack(packed: _Bytes, lowest: int, highest: int, width: int, out: _Whole) -> bool:
+def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -> bool:
     """Overwrite `out` with the numbers of `packed`, the inverse of `pack`, of 1 to 32 bits.
 
     Returns whether `packed` is one that `pack` can have made of numbers in lowest..highest: the
@@ -48,14 +47,14 @@ def unpack(packed: _Bytes, lowest: int, highest: int, width: int, out: _Whole) -
     return bool(_unpack(padded, lowest, width, out) <= highest - lowest)
 
 
-def add_packed(packed: _Bytes, width: int, total: _Whole) -> None:
+def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
     """Add the numbers of `packed`, of 1 to 64 bits, to those of `total`, as many as there are."""
     padded = np.zeros(len(packed) // 8 * 8 + 16, np.uint8)  # two whole words are read at a time
     padded[: len(packed)] = packed
     _add_packed(padded.view("<u8"), width, total)
 
 
-def _pack_numpy(values: _Whole, lowest: int, width: int, words: _Words) -> None:
+def _pack_numpy(values: _Whole, lowest: int, width: int, words: Uint64s) -> None:
     target = words.view(np.uint8)
     for start in range(0, len(values), _PART):
         part = values[start : start + _PART].astype(np.int64) - lowest
@@ -71,7 +70,7 @@ def _pack_numpy(values: _Whole, lowest: int, width: int, words: _Words) -> None:
 
 
 @compiled(_pack_numpy)
-def _pack(values: _Whole, lowest: int, width: int, words: _Words) -> None:
+def _pack(values: _Whole, lowest: int, width: int, words: Uint64s) -> None:
     held = np.uint64(0)
     bits = word = 0
     for i in range(len(values)):
@@ -87,7 +86,7 @@ def _pack(values: _Whole, lowest: int, width: int, words: _Words) -> None:
         words[word] = held
 
 
-def _unpack_numpy(padded: _Bytes, lowest: int, width: int, out: _Whole) -> int:
+def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
     bits = np.unpackbits(padded, count=len(out) * width, bitorder="little")
     columns = np.packbits(bits.reshape(-1, width), axis=1, bitorder="little")
     numbers = np.zeros((len(out), 4), np.uint8)
@@ -98,7 +97,7 @@ def _unpack_numpy(padded: _Bytes, lowest: int, width: int, out: _Whole) -> int:
 
 
 @compiled(_unpack_numpy)
-def _unpack(padded: _Bytes, lowest: int, width: int, out: _Whole) -> int:
+def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
     """Overwrite `out`; returns the largest number before `lowest` was added."""
     mask = np.uint64((1 << width) - 1)
     largest = np.uint64(0)
@@ -114,7 +113,7 @@ def _unpack(padded: _Bytes, lowest: int, width: int, out: _Whole) -> int:
     return int(largest)
 
 
-def _add_packed_numpy(words: _Words, width: int, total: _Whole) -> None:
+def _add_packed_numpy(words: Uint64s, width: int, total: _Whole) -> None:
     source = words.view(np.uint8)
     for start in range(0, len(total), _PART):
         part = total[start : start + _PART]
@@ -128,7 +127,7 @@ def _add_packed_numpy(words: _Words, width: int, total: _Whole) -> None:
 
 
 @compiled(_add_packed_numpy)
-def _add_packed(words: _Words, width: int, total: _Whole) -> None:
+def _add_packed(words: Uint64s, width: int, total: _Whole) -> None:
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
     for i in range(len(total)):
         at = np.uint64(i) * np.uint64(width)

@@ -76,17 +76,19 @@ def test_key_pairs_come_from_entropy_and_agree() -> None:
 def test_signatures_name_what_they_sign() -> None:
     identity = Identity.draw(Seeded(0))
     public = identity.public
-    signature = identity.sign_keys(CONTEXT, 3, (b"a" * 32, b"b" * 32))
-    assert keys.keys_signed(public, signature, CONTEXT, 3, (b"a" * 32, b"b" * 32))
-    assert not keys.keys_signed(public, signature, CONTEXT, 4, (b"a" * 32, b"b" * 32))
-    assert not keys.keys_signed(public, signature, CONTEXT, 3, (b"b" * 32, b"a" * 32))
-    assert not keys.keys_signed(public, signature, bytes(32), 3, (b"a" * 32, b"b" * 32))
-    assert not keys.keys_signed(b"", signature, CONTEXT, 3, (b"a" * 32, b"b" * 32))
-    listed = identity.sign_survivors(CONTEXT, [1, 2])
-    assert keys.survivors_signed(public, listed, CONTEXT, [1, 2])
-    assert not keys.survivors_signed(public, listed, CONTEXT, [1, 3])
-    assert not keys.survivors_signed(public, signature, CONTEXT, [1, 2])
-    assert not keys.survivors_signed(public, listed[:-1], CONTEXT, [1, 2])
+    signature = identity.sign(keys.keys_text(CONTEXT, 3, (b"a" * 32, b"b" * 32)))
+    assert keys.is_signed(public, signature, keys.keys_text(CONTEXT, 3, (b"a" * 32, b"b" * 32)))
+    assert not keys.is_signed(public, signature, keys.keys_text(CONTEXT, 4, (b"a" * 32, b"b" * 32)))
+    assert not keys.is_signed(public, signature, keys.keys_text(CONTEXT, 3, (b"b" * 32, b"a" * 32)))
+    assert not keys.is_signed(
+        public, signature, keys.keys_text(bytes(32), 3, (b"a" * 32, b"b" * 32))
+    )
+    assert not keys.is_signed(b"", signature, keys.keys_text(CONTEXT, 3, (b"a" * 32, b"b" * 32)))
+    listed = identity.sign(keys.survivors_text(CONTEXT, [1, 2]))
+    assert keys.is_signed(public, listed, keys.survivors_text(CONTEXT, [1, 2]))
+    assert not keys.is_signed(public, listed, keys.survivors_text(CONTEXT, [1, 3]))
+    assert not keys.is_signed(public, signature, keys.survivors_text(CONTEXT, [1, 2]))
+    assert not keys.is_signed(public, listed[:-1], keys.survivors_text(CONTEXT, [1, 2]))
 
 
 def test_tags_differ_wherever_the_share_belongs_elsewhere() -> None:

@@ -18,29 +18,26 @@ __all__ = ["NAMES", "Available", "Dataset", "Examples", "Progress", "available",
 
 @dataclass(frozen=True)
 class Available:
-    """A line of `fedveil data list`. `here`: its files are on this machine, not yet verified."""
+    """A line of `fedveil data list`; `how` its files get here, and what reads them."""
 
     name: str
     shape: tuple[int, ...]
     classes: int
     origin: str
-    here: bool
-    how: str
-
-
-@dataclass(frozen=True)
-class _Entry:
-    shape: tuple[int, ...]
-    classes: int
-    origin: str
     how: str
     read: Callable[[], Dataset]
-    here: Callable[[], bool]
+    found: Callable[[], bool]
     download: IdxSet | None = None
 
+    @property
+    def here(self) -> bool:
+        """Whether its files are on this machine, not yet verified."""
+        return self.found()
 
-def _idx(source: IdxSet, origin: str) -> _Entry:
-    return _Entry(
+
+def _idx(source: IdxSet, origin: str) -> Available:
+    return Available(
+        source.name,
         mnist.SHAPE,
         mnist.CLASSES,
         origin,
@@ -51,8 +48,9 @@ def _idx(source: IdxSet, origin: str) -> _Entry:
     )
 
 
-_CATALOGUE = {
-    "digits": _Entry(
+_SETS = (
+    Available(
+        "digits",
         digits.SHAPE,
         digits.CLASSES,
         "scans of handwritten digits, UCI",
@@ -60,9 +58,10 @@ _CATALOGUE = {
         digits.read,
         lambda: True,
     ),
-    "mnist": _idx(mnist.MNIST, "handwritten digits, LeCun et al."),
-    "fashion_mnist": _idx(mnist.FASHION_MNIST, "articles of clothing, Zalando Research"),
-    "femnist": _Entry(
+    _idx(mnist.MNIST, "handwritten digits, LeCun et al."),
+    _idx(mnist.FASHION_MNIST, "articles of clothing, Zalando Research"),
+    Available(
+        "femnist",
         femnist.SHAPE,
         femnist.CLASSES,
         "handwritten digits and letters by writer, LEAF",
@@ -70,7 +69,8 @@ _CATALOGUE = {
         femnist.read,
         lambda: all(find(femnist.FOLDER, part) for part in ("train", "test")),
     ),
-    "purchase100": _Entry(
+    Available(
+        "purchase100",
         (purchase100.FEATURES,),
         purchase100.CLASSES,
         "shopping histories, from Kaggle's Acquire Valued Shoppers",
@@ -78,7 +78,8 @@ _CATALOGUE = {
         purchase100.read,
         lambda: find(purchase100.FOLDER, purchase100.ARCHIVE, purchase100.TEXT_FILE) is not None,
     ),
-    purchase100.SYNTHETIC: _Entry(
+    Available(
+        purchase100.SYNTHETIC,
         (purchase100.FEATURES,),
         purchase100.CLASSES,
         "made up, of Purchase-100's shape",
@@ -86,7 +87,8 @@ _CATALOGUE = {
         purchase100.synthesize,
         lambda: True,
     ),
-    "location30": _Entry(
+    Available(
+        "location30",
         (location30.FEATURES,),
         location30.CLASSES,
         "check-ins of Foursquare users in Bangkok",
@@ -94,7 +96,8 @@ _CATALOGUE = {
         location30.read,
         lambda: find(location30.FOLDER, location30.FILE) is not None,
     ),
-}
+)
+_CATALOGUE = {entry.name: entry for entry in _SETS}
 NAMES = tuple(_CATALOGUE)
 
 
@@ -132,13 +135,10 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
 
 def available() -> list[Available]:
     """What a job can name; looks for files and reads none."""
-    return [
-        Available(name, entry.shape, entry.classes, entry.origin, entry.here(), entry.how)
-        for name, entry in _CATALOGUE.items()
-    ]
+    return list(_CATALOGUE.values())
 
 
-def _entry(name: str) -> _Entry:
+def _entry(name: str) -> Available:
     if name not in _CATALOGUE:
         raise DataInvalid(
             f"data.name = {name!r} is not one of {', '.join(NAMES)} and not of the form "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.data.examples import Array, Dataset, centred, held_out
+from fedveil._arrays import Array
+from fedveil.data.examples import Dataset, centred, held_out
 from fedveil.errors import MissingExtra
 
 CLASSES = 10

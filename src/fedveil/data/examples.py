@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Float32s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
 
-Array: TypeAlias = npt.NDArray[Any]
-Features: TypeAlias = npt.NDArray[np.float32]
-Labels: TypeAlias = npt.NDArray[np.int64]
+Features: TypeAlias = Float32s
+Labels: TypeAlias = Int64s
 
 #: Of every class, `holdout` sets one example in this many aside for testing.
 _TEST_ONE_IN = 5
@@ -58,8 +57,7 @@ class Dataset:
 
 def centred(pixels: Any) -> Features:
     """Pixels in [0, 1] as values in [-1, 1]: around zero a net learns in fewer rounds."""
-    x: Features = 2 * np.asarray(pixels, np.float32) - 1
-    return x
+    return 2 * np.asarray(pixels, np.float32) - 1
 
 
 def make_dataset(

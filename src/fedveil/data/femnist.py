@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from fedveil._arrays import Array
 from fedveil.data.data_folders import find, reading
-from fedveil.data.examples import Array, Dataset, centred, make_dataset
+from fedveil.data.examples import Dataset, centred, make_dataset
 from fedveil.errors import DataInvalid, DataUnavailable
 
 CLASSES = 62

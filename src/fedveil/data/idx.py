@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Uint8s
 from fedveil.data.data_folders import find, reading
 from fedveil.errors import DataInvalid
 
@@ -54,7 +54,7 @@ class IdxSet:
         return [file for file in self.files if self.path(file) is None]
 
 
-def read_idx(path: Path, file: IdxFile) -> npt.NDArray[np.uint8]:
+def read_idx(path: Path, file: IdxFile) -> Uint8s:
     """The array in `path`; raises `DataInvalid` unless the content is exactly the published."""
     content = _content(path, file.content_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -84,7 +84,7 @@ def _content(path: Path, longest: int) -> bytes:
             raise DataInvalid(f"{path} is a damaged gzip file: {error}") from None
 
 
-def parse_idx(content: bytes, origin: str) -> npt.NDArray[np.uint8]:
+def parse_idx(content: bytes, origin: str) -> Uint8s:
     """The array of unsigned bytes that IDX `content` holds; `origin` names it in an error."""
     if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise DataInvalid(f"{origin} is not an IDX file of unsigned bytes")

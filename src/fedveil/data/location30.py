@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedveil._arrays import Array
 from fedveil.data.data_folders import find
-from fedveil.data.examples import Array, Dataset, held_out
+from fedveil.data.examples import Dataset, held_out
 from fedveil.data.npz_archive import read_npz
 from fedveil.errors import DataInvalid, DataUnavailable
 

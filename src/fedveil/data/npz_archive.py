@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil._arrays import Array
 from fedveil.data.data_folders import reading
-from fedveil.data.examples import Array
 from fedveil.errors import DataInvalid
 
 

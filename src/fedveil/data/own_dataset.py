@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from fedveil import own_code
-from fedveil.data.examples import Array, Dataset, make_dataset
+from fedveil._arrays import Array
+from fedveil.data.examples import Dataset, make_dataset
 from fedveil.errors import DataInvalid
 
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")

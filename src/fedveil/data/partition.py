@@ -8,17 +8,15 @@ the order of the data.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Float64s, Int64s
 from fedveil._validate import choice, integer, positive
 from fedveil.data.examples import owner_codes
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
-
-Integers: TypeAlias = npt.NDArray[np.int64]
 
 SPLITS = ("iid", "shards", "dirichlet", "by_client")
 
@@ -27,16 +25,16 @@ SPLITS = ("iid", "shards", "dirichlet", "by_client")
 class Partition:
     """Client k holds the training examples `indices[offsets[k]:offsets[k + 1]]`. Read-only."""
 
-    indices: Integers
-    offsets: Integers
+    indices: Int64s
+    offsets: Int64s
 
-    def of(self, client: int) -> Integers:
+    def of(self, client: int) -> Int64s:
         """The examples of one client, ascending."""
         integer("client", client, 0, self.clients - 1)
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
     @property
-    def sizes(self) -> Integers:
+    def sizes(self) -> Int64s:
         """How many examples each client holds."""
         return np.diff(self.offsets)
 
@@ -45,13 +43,13 @@ class Partition:
         """How many clients there are."""
         return len(self.offsets) - 1
 
-    def labels_held(self, labels: npt.NDArray[Any]) -> Integers:
+    def labels_held(self, labels: Array) -> Int64s:
         """How many different labels each client holds."""
         owner = np.repeat(np.arange(self.clients), self.sizes)
         held = np.unique(np.stack([owner, labels[self.indices]]), axis=1)[0]
         return np.bincount(held, minlength=self.clients)
 
-    def summary(self, labels: npt.NDArray[Any] | None = None) -> str:
+    def summary(self, labels: Array | None = None) -> str:
         """The sizes in one line and, given the labels, how many of them a client holds."""
         line = f"{self.clients} clients hold {_low_to_high(self.sizes)} examples"
         if labels is None:
@@ -59,15 +57,15 @@ class Partition:
         return f"{line} and {_low_to_high(self.labels_held(labels))} labels"
 
 
-def _low_to_high(counts: Integers) -> str:
+def _low_to_high(counts: Int64s) -> str:
     low, middle, high = counts.min(), np.median(counts), counts.max()
     return f"{low} to {high} (median {middle:g})" if low < high else f"{low}"
 
 
 def partition(
     split: str,
-    labels: npt.NDArray[Any],
-    owners: npt.NDArray[Any] | None,
+    labels: Array,
+    owners: Array | None,
     clients: int | None,
     *,
     shards_per_client: int = 2,
@@ -97,9 +95,7 @@ def iid(n: int, clients: int, entropy: Entropy) -> Partition:
     return _grouped(holder, clients)
 
 
-def shards(
-    labels: npt.NDArray[Any], clients: int, shards_per_client: int, entropy: Entropy
-) -> Partition:
+def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy) -> Partition:
     """McMahan's pathological split: few labels a client.
 
     The examples, sorted by label, are cut into clients * shards_per_client runs, and each client
@@ -126,7 +122,7 @@ def shards(
     return _grouped(holder, clients)
 
 
-def dirichlet(labels: npt.NDArray[Any], clients: int, alpha: float, entropy: Entropy) -> Partition:
+def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Partition:
     """Clients of equal size with random class mixtures.
 
     In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p), where p is the
@@ -160,9 +156,7 @@ def dirichlet(labels: npt.NDArray[Any], clients: int, alpha: float, entropy: Ent
     return _grouped(holder, clients)
 
 
-def _log_mixture(
-    concentration: npt.NDArray[np.float64], generator: np.random.Generator
-) -> npt.NDArray[np.float64]:
+def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Float64s:
     """The logarithm of a Dirichlet draw, up to a constant.
 
     Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms a small concentration does not underflow to
@@ -173,11 +167,8 @@ def _log_mixture(
 
 
 def _draw(
-    log_mixture: npt.NDArray[np.float64],
-    stock: Integers,
-    size: int,
-    generator: np.random.Generator,
-) -> Integers:
+    log_mixture: Float64s, stock: Int64s, size: int, generator: np.random.Generator
+) -> Int64s:
     """The class counts of `size` draws without replacement, a used-up class being drawn again.
 
     Draws that exceed a class's stock are replaced by further draws. That has the law of drawing
@@ -218,12 +209,12 @@ def _check_clients(clients: int, examples: int) -> None:
         )
 
 
-def _even_sizes(n: int, parts: int) -> Integers:
+def _even_sizes(n: int, parts: int) -> Int64s:
     """Sizes that add up to n and differ by at most one, the larger first."""
     return np.full(parts, n // parts, np.int64) + (np.arange(parts) < n % parts)
 
 
-def _grouped(holder: Integers, clients: int) -> Partition:
+def _grouped(holder: Int64s, clients: int) -> Partition:
     """The partition in which client holder[i] holds example i."""
     indices = np.argsort(holder, kind="stable").astype(np.int64)
     offsets = np.zeros(clients + 1, np.int64)

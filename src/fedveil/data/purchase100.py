@@ -6,10 +6,10 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Bools
 from fedveil.data.data_folders import find, reading
-from fedveil.data.examples import Array, Dataset, Labels, held_out
+from fedveil.data.examples import Dataset, Labels, held_out
 from fedveil.data.npz_archive import read_npz
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, DataUnavailable
@@ -106,7 +106,7 @@ def synthesize(examples: int = EXAMPLES) -> Dataset:
     own = entropy.bernoulli(_OWN_FEATURE, (CLASSES, FEATURES))
     profiles = np.where(own, entropy.bernoulli(0.5, (CLASSES, FEATURES)), common)
     labels = entropy.integers(CLASSES, examples)
-    x: npt.NDArray[np.bool_] = profiles[labels]
+    x: Bools = profiles[labels]
     for start in range(0, examples, _ROWS_AT_ONCE):
         rows = x[start : start + _ROWS_AT_ONCE]
         rows ^= entropy.bernoulli(_STRAY, rows.shape)

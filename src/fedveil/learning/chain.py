@@ -22,11 +22,9 @@ class Layer(Protocol):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output."""
-        ...
 
     def backward(self, gradient: torch.Tensor, lr: float, wanted: bool) -> torch.Tensor | None:
         """The way back, for the last output."""
-        ...
 
 
 class Chain:
@@ -103,23 +101,14 @@ def _layers(modules: Sequence[nn.Module], first: int) -> list[Layer]:
     layers: list[Layer] = []
     place = 0
     while place < len(modules):
-        module, *after = modules[place : place + 3]
-        if isinstance(module, nn.Conv2d) and _is_pooled(module, after):
-            layers.append(PooledConvolution(module, first=place == first))
-            place += 3
-        else:
-            layers.append(_KNOWN[type(module)](module))
-            place += 1
+        match modules[place : place + 3]:
+            case [nn.Conv2d() as conv, nn.ReLU(), nn.MaxPool2d() as pool] if fits(conv, pool):
+                layers.append(PooledConvolution(conv, first=place == first))
+                place += 3
+            case [module, *_]:
+                layers.append(_KNOWN[type(module)](module))
+                place += 1
     return layers
-
-
-def _is_pooled(conv: nn.Conv2d, after: Sequence[nn.Module]) -> bool:
-    kinds = [type(module) for module in after]
-    if kinds != [nn.ReLU, nn.MaxPool2d]:
-        return False
-    pool = after[1]
-    assert isinstance(pool, nn.MaxPool2d)
-    return fits(conv, pool)
 
 
 class _Dense:

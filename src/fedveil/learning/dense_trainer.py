@@ -28,10 +28,10 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil._arrays import Float32s
 from fedveil.learning.chain import Chain, cross_entropy_gradient, unrolled
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
@@ -155,14 +155,12 @@ class DenseCohortTrainer:
         layers = _layers(model) if plan.bare_sgd and Chain.of(model) is not None else None
         return None if layers is None else cls(model, plan, layers)
 
-    def start(self, weights: npt.NDArray[np.float32]) -> None:
-        """Begin a round at these weights."""
+    def start(self, weights: Float32s) -> None:
         self._loop.start(weights)
         self._weights = weights
         self._starts = []
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """One client's update at a time."""
         for group in self._groups(clients):
             if self._rows(group[0]) > self._most_rows:
                 yield from self._loop.train(group)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
+
+from fedveil._arrays import Float32s, Float64s, Int64s
 
 _BATCH = 1000
 
@@ -22,9 +23,7 @@ class Quality:
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], device: str = "cpu"
-) -> Quality:
+def evaluate(model: nn.Module, x: Float32s, y: Int64s, device: str = "cpu") -> Quality:
     """The quality of `model` on the examples."""
     was_training = model.training
     model.eval()
@@ -38,7 +37,7 @@ def evaluate(
     return Quality(float(loss), float((scores.argmax(1) == y).mean()), macro_auc(scores, y))
 
 
-def macro_auc(scores: npt.NDArray[np.float64], y: npt.NDArray[np.int64]) -> float:
+def macro_auc(scores: Float64s, y: Int64s) -> float:
     """The mean over classes of Pr[an example of the class outscores one of the rest].
 
     Ties count half. Classes that have no example, or all of them, say nothing and are left out;
@@ -56,8 +55,7 @@ def macro_auc(scores: npt.NDArray[np.float64], y: npt.NDArray[np.int64]) -> floa
     return float(np.mean(areas)) if areas else float("nan")
 
 
-def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _ranks(values: Float64s) -> Float64s:
     """Each value's place in the order, from 1; equal values share the mean of their places."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[which]
-    return ranks
+    return (np.cumsum(counts) - (counts - 1) / 2)[which]

@@ -11,16 +11,12 @@ and NaN wins.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil._kernels import HAVE_NUMBA, compiled_fast
-from fedveil.learning.pooling import is_plain_pool
-
-Floats = npt.NDArray[np.float32]
-Places = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
+from fedveil._arrays import Int64s
+from fedveil._kernels import HAVE_NUMBA, compiled
+from fedveil.learning.pooling import Floats, Places, is_plain_pool
 
 #: Beyond, a layer's weights leave the first cache, and torch's products are as good.
 _MAX_WEIGHTS = 1 << 14
@@ -102,7 +98,7 @@ class _Planes:
         flat = self._images.reshape(n, -1)
         _convolve_planes(flat, self._offsets, weights, self._bias, shape[3], y, places)
 
-    def _reach(self, height: int, width: int) -> Offsets:
+    def _reach(self, height: int, width: int) -> Int64s:
         """How far every tap reaches into a padded image."""
         _, channels, rows, columns = self._weight.shape
         c, r, s = np.ogrid[:channels, :rows, :columns]
@@ -167,10 +163,10 @@ class _Rows:
         return inner.permute(0, 3, 1, 2)
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _convolve_planes(
     images: Floats,
-    offsets: Offsets,
+    offsets: Int64s,
     weights: Floats,
     bias: Floats,
     width: int,
@@ -206,9 +202,9 @@ def _convolve_planes(
                     places[i, row, column, k] = which[column]
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _weigh_planes(
-    images: Floats, g: Floats, places: Places, offsets: Offsets, width: int, out: Floats
+    images: Floats, g: Floats, places: Places, offsets: Int64s, width: int, out: Floats
 ) -> None:
     n, height, columns, filters = g.shape
     length = 2 * height * width - (width - 2 * columns)
@@ -239,7 +235,7 @@ def _weigh_planes(
                 out[k, t + 4] += se
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _pool_positive(x: Floats, y: Floats, places: Places) -> None:
     n, height, columns, filters = y.shape
     for i in range(n):
@@ -253,7 +249,7 @@ def _pool_positive(x: Floats, y: Floats, places: Places) -> None:
                     places[i, row, column, k] = place
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _largest(
     a: np.float32, b: np.float32, c: np.float32, d: np.float32
 ) -> tuple[np.float32, np.uint8]:
@@ -270,7 +266,7 @@ def _largest(
     return (np.float32(0) if largest <= 0 else largest), place
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _weigh_rows(
     images: Floats, height: int, width: int, channels: int, g: Floats, places: Places, out: Floats
 ) -> None:
@@ -293,7 +289,7 @@ def _weigh_rows(
                                 target[l] += value * source[l]
 
 
-@compiled_fast
+@compiled(reorder=True)
 def _spread_rows(
     out: Floats, height: int, width: int, channels: int, g: Floats, places: Places, weights: Floats
 ) -> None:

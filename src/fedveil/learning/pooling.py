@@ -11,14 +11,14 @@ import types
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil._arrays import Float32s, Uint8s
 from fedveil._kernels import HAVE_NUMBA, compiled
 
-Floats = npt.NDArray[np.float32]
-Places = npt.NDArray[np.uint8]
+Floats = Float32s
+Places = Uint8s
 
 
 def fuse_pools(model: nn.Module) -> None:
@@ -69,15 +69,7 @@ class _Pool(torch.autograd.Function):
         return out.permute(0, 3, 1, 2)
 
 
-def _largest_numpy(x: Floats, y: Floats, places: Places) -> None:
-    n, h, w, c = y.shape
-    windows = x[:, : 2 * h, : 2 * w].reshape(n, h, 2, w, 2, c).transpose(0, 1, 3, 5, 2, 4)
-    flat = windows.reshape(n, h, w, c, 4)
-    places[...] = np.where(np.isnan(flat), np.inf, flat).argmax(-1)
-    y[...] = np.take_along_axis(flat, places[..., None].astype(np.int64), -1)[..., 0]
-
-
-@compiled(_largest_numpy)
+@compiled()
 def _largest(x: Floats, y: Floats, places: Places) -> None:
     n, h, w, c = y.shape
     for i in range(n):
@@ -103,14 +95,7 @@ def _largest(x: Floats, y: Floats, places: Places) -> None:
                     places[i, row, column, k] = place
 
 
-def _spread_numpy(gradient: Floats, places: Places, out: Floats) -> None:
-    h, w = gradient.shape[1:3]
-    for place in range(4):
-        corner = out[:, place // 2 : 2 * h : 2, place % 2 : 2 * w : 2]
-        corner[...] = np.where(places == place, gradient, np.float32(0))
-
-
-@compiled(_spread_numpy)
+@compiled()
 def _spread(gradient: Floats, places: Places, out: Floats) -> None:
     n, h, w, c = gradient.shape
     zero = np.float32(0)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil._arrays import Float32s, Int64s
 from fedveil.entropy import Entropy
 from fedveil.learning.chain import Chain
 from fedveil.learning.fused_linear import FusedSteps
@@ -57,7 +57,7 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.y)
 
-    def batches(self, plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
+    def batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
         """The positions of each batch's examples: a new order every epoch, the last one short."""
         order = self.entropy.stream("order").generator()
         for _ in range(plan.epochs):
@@ -67,7 +67,7 @@ class ClientData:
 
 
 #: Some clients' updates, [clients, parameters], and what the training of each of them raised.
-Trained = tuple[npt.NDArray[np.float32], Sequence[Exception | None]]
+Trained = tuple[Float32s, Sequence[Exception | None]]
 
 
 class Trainer(Protocol):
@@ -79,16 +79,14 @@ class Trainer(Protocol):
     #: on who trains together.
     least: int
 
-    def start(self, weights: npt.NDArray[np.float32]) -> None:
+    def start(self, weights: Float32s) -> None:
         """Begin a round at these weights, which nobody changes before the next one."""
-        ...
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """The clients' updates in their order, some at a time; valid until the next are asked for.
 
         The row of a client whose training raised has no meaning.
         """
-        ...
 
 
 class LoopTrainer:
@@ -121,12 +119,10 @@ class LoopTrainer:
         self._row = np.empty((1, self._layout.dimension), np.float32)
         self._weights = np.empty(0, np.float32)
 
-    def start(self, weights: npt.NDArray[np.float32]) -> None:
-        """Begin a round at these weights."""
+    def start(self, weights: Float32s) -> None:
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """One client's update at a time."""
         start = torch.from_numpy(self._weights).to(self._device)
         for client in clients:
             failure: Exception | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from fedveil._arrays import Float32s, Int64s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan, make_optimizer, seed_torch
 from fedveil.learning.weight_layout import Layout
@@ -41,8 +41,7 @@ class VmapTrainer:
                 f"engine loop can"
             )
         self._weights = np.empty(0, np.float32)
-        step = grad(self._mean_loss)
-        self._gradients = vmap(step, in_dims=(0, 0, 0, 0), randomness="different")
+        self._gradients = vmap(grad(self._mean_loss), randomness="different")
 
     def _mean_loss(
         self,
@@ -55,13 +54,12 @@ class VmapTrainer:
         losses = nn.functional.cross_entropy(logits, y, reduction="none")
         return (losses * counts).sum() / counts.sum().clamp(min=1)
 
-    def start(self, weights: npt.NDArray[np.float32]) -> None:
-        """Begin a round at these weights."""
+    def start(self, weights: Float32s) -> None:
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """All clients' updates at once; where one raises, each trains alone."""
-        updates = np.empty((len(clients), self._layout.dimension), np.float32)
+        updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:
             self._train(clients, torch.from_numpy(updates))
@@ -93,14 +91,11 @@ class VmapTrainer:
             for i, schedule in enumerate(schedules):
                 if len(schedule) == step + 1:
                     self._take_out(rows, i, start, updates[i])
-        for i, schedule in enumerate(schedules):
-            if not schedule:
-                updates[i] = 0
 
     def _step_batch(
         self,
         data: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        schedules: Sequence[Sequence[npt.NDArray[np.int64]]],
+        schedules: Sequence[Sequence[Int64s]],
         step: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         batches = [s[step] if step < len(s) else np.zeros(0, np.int64) for s in schedules]

@@ -15,10 +15,10 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil._arrays import Bools, Float32s
 from fedveil.errors import ModelInvalid
 
 Fate = Literal["parameter", "buffer"]
@@ -68,7 +68,7 @@ class Layout:
         self.dimension = stop
 
     @property
-    def trainable(self) -> npt.NDArray[np.bool_]:
+    def trainable(self) -> Bools:
         """Which places of the vector are parameters, not buffers."""
         mask = np.zeros(self.dimension, np.bool_)
         for entry in self.entries:
@@ -91,7 +91,7 @@ class Layout:
         for name, value in self._kept_values.items():
             self.kept[name].copy_(value)
 
-    def change(self, start: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
+    def change(self, start: Float32s, out: Float32s) -> None:
         """Fill `out` with the model's values less those of `start`."""
         if self._arrays is None:
             self.read(torch.from_numpy(out))
@@ -106,7 +106,7 @@ class Layout:
         """Copy the model's values into `vector`."""
         torch._foreach_copy_(self.views(vector), self._tensors)
 
-    def vector(self) -> npt.NDArray[np.float32]:
+    def vector(self) -> Float32s:
         """The model's values in a new vector."""
         out = torch.empty(self.dimension)
         self.read(out)

@@ -7,10 +7,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Float64s
 from fedveil._validate import finite_vector, positive
 from fedveil.errors import InvalidValue
-
-_Vector = npt.NDArray[np.float64]
 
 #: An angular similarity below it cannot be told from 0 in double precision.
 _ZERO_SIMILARITY = 1e-12
@@ -49,7 +48,7 @@ class AdaptiveBudget:
         return self.eps / similarity
 
 
-def _unit(name: str, vector: _Vector) -> _Vector:
+def _unit(name: str, vector: Float64s) -> Float64s:
     largest = np.abs(vector).max(initial=0.0)
     if largest == 0:
         raise InvalidValue(f"the adaptive epsilon has no value: {name} is zero everywhere")
@@ -57,7 +56,7 @@ def _unit(name: str, vector: _Vector) -> _Vector:
     return np.asarray(scaled / np.linalg.norm(scaled), np.float64)
 
 
-def _angle(a: _Vector, b: _Vector) -> float:
+def _angle(a: Float64s, b: Float64s) -> float:
     """arccos of a · b for unit vectors, in [0, π].
 
     arccos of the rounded cosine, clipped to [-1, 1], would be off by up to 1e-8 where the models

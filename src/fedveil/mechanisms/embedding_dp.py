@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Float32s, Int64s, Uint8s
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
@@ -23,7 +23,7 @@ from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution
 
-Packed = npt.NDArray[np.uint8]
+Packed = Uint8s
 Tensor = TypeVar("Tensor")
 
 #: Above it e^(-eps/2) leaves the range of normal double-precision numbers.
@@ -69,7 +69,7 @@ class EmbeddingDP:
         result: Tensor = same_kind(tensor, spread)
         return result
 
-    def bits(self, values: npt.NDArray[Any], entropy: Entropy | None = None) -> Packed:
+    def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
         """The bits of `values` in C order, eight a byte, the first one lowest, zeros at the end.
 
         This is what leaves a party: 1/32 of the bytes of float32.
@@ -85,8 +85,8 @@ class EmbeddingDP:
 
     def bits_of(
         self,
-        keys: Sequence[int | str] | npt.NDArray[Any],
-        values: npt.NDArray[Any],
+        keys: Sequence[int | str] | Array,
+        values: Array,
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Packed:
@@ -104,7 +104,7 @@ class EmbeddingDP:
                 f"memory holds {memory.width} bytes an example, {packed_size(size, 1)} are needed"
             )
 
-        def draw(places: npt.NDArray[np.int64]) -> Packed:
+        def draw(places: Int64s) -> Packed:
             packed = self.bits(rows[places], entropy)
             bits = np.unpackbits(packed, count=len(places) * size, bitorder="little")
             return np.packbits(bits.reshape(len(places), size), axis=1, bitorder="little")
@@ -114,7 +114,7 @@ class EmbeddingDP:
         return np.packbits(bits.reshape(-1), bitorder="little")
 
     @staticmethod
-    def unpack(packed: Packed, shape: Sequence[int]) -> npt.NDArray[np.float32]:
+    def unpack(packed: Packed, shape: Sequence[int]) -> Float32s:
         """What `bits` packed, as 0.0 and 1.0; raises InvalidValue where it is no packing of it."""
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
         if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):
@@ -201,7 +201,7 @@ def _distribution(eps: float) -> LossDistribution:
     return LossDistribution.from_laws([law, law[::-1]], eps / 2)
 
 
-def _quantised(flat: npt.NDArray[Any]) -> Packed:
+def _quantised(flat: Array) -> Packed:
     """Bit i is 1 where value i is above 0."""
     packed = np.empty(packed_size(len(flat), 1), np.uint8)
     above = np.empty(min(len(flat), _BLOCK), np.bool_)
@@ -215,7 +215,7 @@ def _quantised(flat: npt.NDArray[Any]) -> Packed:
     return packed
 
 
-def _unpack_into(packed: Packed, out: npt.NDArray[Any]) -> None:
+def _unpack_into(packed: Packed, out: Array) -> None:
     """Overwrite `out` with the bits, one a value."""
     for begin in range(0, len(out), _BLOCK):
         block = out[begin : begin + _BLOCK]

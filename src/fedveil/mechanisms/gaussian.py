@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import erfcx, ndtr
 
+from fedveil._arrays import Float64s, Int64s
 from fedveil._kernels import compiled
 from fedveil._validate import choice, finite_vector, within
 from fedveil.entropy import Entropy
@@ -112,11 +113,11 @@ class GaussianMechanism:
             result[:] = shrunk + self.sigma * _normal(len(vector), entropy)
         return result
 
-    def multiples(self, update: Vector, entropy: Entropy) -> npt.NDArray[np.int64]:
+    def multiples(self, update: Vector, entropy: Entropy) -> Int64s:
         """The noised update of the discrete mechanism, in steps of its grid."""
         return self._multiples(_real_vector(update), entropy)
 
-    def _multiples(self, vector: Vector, entropy: Entropy) -> npt.NDArray[np.int64]:
+    def _multiples(self, vector: Vector, entropy: Entropy) -> Int64s:
         grid = self.grid(len(vector))
         multiples = clip_to_grid(vector, self.clip, grid.step)
         grid.noise.add_to(multiples, entropy)
@@ -197,7 +198,7 @@ def _scaled(t: Any) -> Any:
     return erfcx(t * math.sqrt(0.5))
 
 
-def clip_to_grid(vector: Vector, clip: float, step: float) -> npt.NDArray[np.int64]:
+def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
     """`vector`, scaled to the norm `clip` if it is longer, towards zero to multiples of `step`.
 
     The result m satisfies step · |m| <= clip in exact arithmetic, for every finite vector: m is
@@ -239,7 +240,7 @@ def _power_of_two(bound: float) -> float:
     return math.ldexp(1.0, math.frexp(bound)[1] - 1)
 
 
-def _normal(count: int, entropy: Entropy) -> npt.NDArray[np.float64]:
+def _normal(count: int, entropy: Entropy) -> Float64s:
     """Floating-point normals by Box and Muller's method, of magnitude below 8.6."""
     words = entropy.words(count + count % 2) >> np.uint64(11)
     radius, turn = words.reshape(2, -1) * 2.0**-53
@@ -263,13 +264,13 @@ def _sum_of_squares(vector: Vector, scale: float) -> float:
     return total
 
 
-def _round_to_grid_numpy(vector: Vector, factor: float, out: npt.NDArray[np.int64]) -> int:
+def _round_to_grid_numpy(vector: Vector, factor: float, out: Int64s) -> int:
     out[:] = np.trunc(vector.astype(np.float64) * factor)
     return int(np.sum(out * out))
 
 
 @compiled(_round_to_grid_numpy)
-def _round_to_grid(vector: Vector, factor: float, out: npt.NDArray[np.int64]) -> int:
+def _round_to_grid(vector: Vector, factor: float, out: Int64s) -> int:
     """Every entry times `factor`, towards zero, and the sum of squares: below 2^61, so exact."""
     total = 0
     for i in range(len(vector)):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Int64s, Uint8s
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
@@ -18,7 +18,7 @@ from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.mechanisms.tensor_kinds import same_kind, values_of
 from fedveil.privacy.loss import PrivacyLoss
 
-Classes = npt.NDArray[np.int64]
+Classes = Int64s
 Tensor = TypeVar("Tensor")
 
 #: More classes than this are a mistake.
@@ -75,7 +75,7 @@ class LabelDP:
         return result
 
     def perturb_classes(
-        self, labels: npt.NDArray[Any], classes: int, entropy: Entropy | None = None
+        self, labels: Array, classes: int, entropy: Entropy | None = None
     ) -> Classes:
         """Perturbed class numbers, of numbers from 0 to classes - 1, in an array of any shape."""
         k = integer("classes", classes, 2, MAX_CLASSES)
@@ -90,8 +90,8 @@ class LabelDP:
 
     def remembered(
         self,
-        keys: Sequence[int | str] | npt.NDArray[Any],
-        labels: npt.NDArray[Any],
+        keys: Sequence[int | str] | Array,
+        labels: Array,
         classes: int,
         entropy: Entropy | None,
         memory: ReportMemory,
@@ -104,7 +104,7 @@ class LabelDP:
         if truth.shape != (len(keys),):
             raise InvalidValue(f"labels has shape {truth.shape}, {(len(keys),)} is needed")
 
-        def draw(places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        def draw(places: Int64s) -> Uint8s:
             told = self.perturb_classes(truth[places], classes, entropy)
             return told.astype("<i8").view(np.uint8).reshape(-1, LABEL_BYTES)
 
@@ -127,7 +127,7 @@ def _lies(eps: float, classes: int) -> ExactDraw:
     return ExactDraw(eps, floors)
 
 
-def _class_numbers(labels: npt.NDArray[Any], classes: int) -> Classes:
+def _class_numbers(labels: Array, classes: int) -> Classes:
     truth = values_of("labels", labels)
     if truth.dtype.kind not in "iub":
         raise InvalidValue(f"labels has dtype {truth.dtype}, whole numbers are needed")
@@ -139,7 +139,7 @@ def _class_numbers(labels: npt.NDArray[Any], classes: int) -> Classes:
     return truth.astype(np.int64)
 
 
-def _hot_places(rows: npt.NDArray[Any]) -> Classes:
+def _hot_places(rows: Array) -> Classes:
     """The number of the 1 in every row; raises InvalidValue where a row is not one-hot."""
     wrong = ~np.isin(rows, (0, 1)).all(axis=1) | ((rows == 1).sum(axis=1) != 1)
     if wrong.any():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
+from fedveil._arrays import Array
 from fedveil._validate import integer, number, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -37,7 +37,7 @@ class BinaryRandomizedResponse:
         """P, rounded to a float."""
         return float(expit(self.eps))
 
-    def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> npt.NDArray[Any]:
+    def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> Array:
         """The perturbed bits, of the shape and type of `bits`: truth values, or 0 and 1."""
         truth = np.asarray(bits)
         if truth.dtype.kind not in "biu" or not np.isin(truth, (0, 1)).all():

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Int64s, Uint8s
 from fedveil._validate import integer
 from fedveil.errors import InvalidValue
 from fedveil.message import Message
 
-Rows = npt.NDArray[np.uint8]
+Rows = Uint8s
 _FIRST_ROWS = 1 << 8
 
 
@@ -33,11 +33,7 @@ class ReportMemory:
     def __len__(self) -> int:
         return len(self._places)
 
-    def reports(
-        self,
-        keys: Iterable[int | str] | npt.NDArray[Any],
-        draw: Callable[[npt.NDArray[np.int64]], Rows],
-    ) -> Rows:
+    def reports(self, keys: Iterable[int | str] | Array, draw: Callable[[Int64s], Rows]) -> Rows:
         """The reports of `keys`, a row each; `draw` makes those that are not there yet.
 
         It is called with their places in `keys`, the first place where a key is there twice, and
@@ -85,7 +81,7 @@ class ReportMemory:
         return memory
 
 
-def _plain_keys(keys: Iterable[int | str] | npt.NDArray[Any]) -> list[int | str]:
+def _plain_keys(keys: Iterable[int | str] | Array) -> list[int | str]:
     plain = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
     for key in plain:
         if isinstance(key, bool) or not isinstance(key, int | str):

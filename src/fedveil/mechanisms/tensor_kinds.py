@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array
 from fedveil.errors import InvalidValue
 
 _LIBRARIES = ("torch", "mindspore")
@@ -19,7 +19,7 @@ _LIBRARIES = ("torch", "mindspore")
 _SHARED = {"float16", "float32", "float64"}
 
 
-def values_of(name: str, tensor: Any) -> npt.NDArray[Any]:
+def values_of(name: str, tensor: Any) -> Array:
     """The real numbers that an array or tensor holds, in C order, shared where that is possible.
 
     Types that NumPy does not have, such as bfloat16, come as float32, which holds all of theirs.
@@ -44,7 +44,7 @@ def values_of(name: str, tensor: Any) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values).reshape(values.shape)
 
 
-def same_kind(tensor: Any, values: npt.NDArray[Any]) -> Any:
+def same_kind(tensor: Any, values: Array) -> Any:
     """`values` as what `tensor` is: its library, its dtype and its device. May share memory."""
     library = _library_of(tensor)
     if library is None:

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Float64s
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
-from fedveil.privacy.audit_scores import Floats, Scorer, as_rows, learned
+from fedveil.privacy.audit_scores import Scorer, as_rows, learned
 from fedveil.privacy.loss import PrivacyLoss, format_epsilon
 
 Mechanism: TypeAlias = Callable[[Any, Entropy], Any] | object
@@ -166,12 +166,12 @@ class _Event:
     threshold: float
     swapped: bool
 
-    def count(self, rows: Floats) -> int:
+    def count(self, rows: Float64s) -> int:
         return int((self.sign * self.score(rows) >= self.threshold).sum())
 
 
 def _choose(
-    scorers: Sequence[Scorer], ahead: Floats, back: Floats, error: float, delta: float
+    scorers: Sequence[Scorer], ahead: Float64s, back: Float64s, error: float, delta: float
 ) -> _Event:
     """The event of the best bound on these rows."""
     best, event = -math.inf, _Event(scorers[0], 1.0, math.inf, False)
@@ -192,9 +192,7 @@ def _choose(
     return event
 
 
-def _bound(
-    hits: npt.NDArray[Any], others: npt.NDArray[Any], n: int, error: float, delta: float
-) -> Floats:
+def _bound(hits: Array, others: Array, n: int, error: float, delta: float) -> Float64s:
     """log((p - delta) / q) for the least p and the largest q that the counts allow.
 
     Clopper and Pearson: each is wrong with probability at most `error`, exactly.

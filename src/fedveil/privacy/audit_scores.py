@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Float64s, Int64s
 from fedveil.errors import InvalidValue
 
-Floats: TypeAlias = npt.NDArray[np.float64]
 #: A number for each row of a table of outputs: larger where the first input is likelier.
-Scorer: TypeAlias = Callable[[Floats], Floats]
+Scorer: TypeAlias = Callable[[Float64s], Float64s]
 
 #: A column of more different values than this is cut into as many bins.
 _BINS = 32
 
 
-def as_rows(outputs: Sequence[Any]) -> Floats:
+def as_rows(outputs: Sequence[Any]) -> Float64s:
     """One row of numbers for each output: how many it has, then its numbers, then NaN."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
@@ -31,7 +30,7 @@ def as_rows(outputs: Sequence[Any]) -> Floats:
     return rows + 0.0  # -0.0 and 0.0 are one value
 
 
-def _numbers(output: Any) -> Iterator[Floats]:
+def _numbers(output: Any) -> Iterator[Float64s]:
     if isinstance(output, str):
         output = output.encode()
     if isinstance(output, bytes | bytearray | memoryview):
@@ -56,7 +55,7 @@ def _numbers(output: Any) -> Iterator[Floats]:
         raise InvalidValue(f"an output is a {type(output).__name__}: pass score=")
 
 
-def learned(ahead: Floats, back: Floats) -> list[Scorer]:
+def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
     """Scores that outputs for the first input and outputs for the second teach."""
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
@@ -72,7 +71,7 @@ def learned(ahead: Floats, back: Floats) -> list[Scorer]:
 class _Column:
     """The log-likelihood ratio of one column, from counts of its values or of bins of them."""
 
-    def __init__(self, index: int, ahead: Floats, back: Floats) -> None:
+    def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index
         both = np.concatenate([ahead, back])
         values = np.unique(both[~np.isnan(both)])
@@ -88,15 +87,15 @@ class _Column:
         #: By how many standard deviations the two columns differ more than chance (G-test).
         self.excess = _excess(hits, others)
 
-    def _bins(self, values: Floats) -> npt.NDArray[np.int64]:
+    def _bins(self, values: Float64s) -> Int64s:
         bins = np.searchsorted(self._edges, values, side="right").astype(np.int64)
         return np.where(np.isnan(values), len(self._edges) + 1, bins)
 
-    def __call__(self, rows: Floats) -> Floats:
+    def __call__(self, rows: Float64s) -> Float64s:
         return self._scores[self._bins(rows[:, self._index])]
 
 
-def _excess(hits: npt.NDArray[Any], others: npt.NDArray[Any]) -> float:
+def _excess(hits: Array, others: Array) -> float:
     seen = (hits + others) > 0
     freedom = int(seen.sum()) - 1
     if freedom == 0:
@@ -110,7 +109,7 @@ def _excess(hits: npt.NDArray[Any], others: npt.NDArray[Any]) -> float:
 
 
 def _added(columns: Sequence[Scorer]) -> Scorer:
-    def score(rows: Floats) -> Floats:
+    def score(rows: Float64s) -> Float64s:
         total = np.zeros(len(rows))
         for column in columns:
             total += column(rows)
@@ -119,7 +118,7 @@ def _added(columns: Sequence[Scorer]) -> Scorer:
     return score
 
 
-def _linear(ahead: Floats, back: Floats) -> Scorer:
+def _linear(ahead: Float64s, back: Float64s) -> Scorer:
     """Fisher's discriminant with independent columns."""
     spread = ahead.var(axis=0) + back.var(axis=0)
     usable = np.flatnonzero(spread > 0)  # no NaN either
@@ -127,7 +126,7 @@ def _linear(ahead: Floats, back: Floats) -> Scorer:
     return lambda rows: np.nan_to_num(rows[:, usable]) @ weights
 
 
-def _whole_rows(ahead: Floats, back: Floats) -> Scorer | None:
+def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
     """The log-likelihood ratio of whole rows, where they repeat often enough to be counted."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}

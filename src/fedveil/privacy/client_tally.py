@@ -11,14 +11,15 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Array, Uint32s, Uint64s
 from fedveil.privacy.compose import Charge, cost, plain_sum
 
-Clients: TypeAlias = npt.NDArray[np.uint64]
+Clients: TypeAlias = Uint64s
 Kind: TypeAlias = tuple[Charge, ...]
 
 #: So many different histories are composed one by one; of more, only a bound on all of them.
@@ -31,7 +32,7 @@ class Tally(ABC):
     #: What a state calls the columns.
     _name: ClassVar[str]
 
-    def __init__(self, columns: npt.NDArray[Any]) -> None:
+    def __init__(self, columns: Array) -> None:
         self._clients: Clients = np.empty(0, np.uint64)
         self._columns = columns
 
@@ -49,11 +50,11 @@ class Tally(ABC):
         other._columns = self._columns.copy()
         return other
 
-    def to_state(self) -> dict[str, npt.NDArray[Any]]:
+    def to_state(self) -> dict[str, Array]:
         """The arrays that `restore` needs."""
         return {"clients": self._clients, self._name: self._columns.copy()}
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+    def restore(self, state: Mapping[str, Array]) -> None:
         """Take over what `to_state` gave."""
         self._clients, self._columns = state["clients"].copy(), state[self._name].copy()
 
@@ -83,7 +84,6 @@ class Counts(Tally):
         super().__init__(np.empty((0, 0), np.uint32))
 
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Count `kinds[kind]` once more for each of `clients`."""
         at = self._places(clients)
         missing = len(kinds) - len(self._columns)
         if missing > 0:
@@ -113,7 +113,6 @@ class Sums(Tally):
         super().__init__(np.empty((2, 0)))
 
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Add `kinds[kind]` for each of `clients`."""
         at = self._places(clients)
         epsilon = plain_sum((loss.epsilon, count) for loss, count in kinds[kind])
         delta = plain_sum((loss.delta, count) for loss, count in kinds[kind])
@@ -133,7 +132,7 @@ class Sums(Tally):
         return float(self._columns[0].max(initial=0.0))
 
 
-def _charges(kinds: Sequence[Kind], history: npt.NDArray[Any]) -> list[Charge]:
+def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
     return [
         (loss, count * int(times))
         for kind, times in zip(kinds, history, strict=False)
@@ -142,7 +141,7 @@ def _charges(kinds: Sequence[Kind], history: npt.NDArray[Any]) -> list[Charge]:
     ]
 
 
-def _unsurpassed(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+def _unsurpassed(counts: Uint32s) -> Uint32s:
     """The different columns of `counts`, as rows, that no other reaches in every entry."""
     if not counts.size:
         return np.empty((0, len(counts)), np.uint32)
@@ -155,7 +154,7 @@ def _unsurpassed(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     return np.array(kept)
 
 
-def _different_columns(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+def _different_columns(counts: Uint32s) -> Uint32s:
     """The different columns of `counts`, as rows; of a single row, the largest."""
     if len(counts) == 1:
         return np.full((1, 1), counts.max(), np.uint32)
@@ -165,5 +164,4 @@ def _different_columns(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]
         for row, radix in zip(counts, radices, strict=True):
             keys = keys * radix + row
         counts = counts[:, np.unique(keys, return_index=True)[1]]
-    rows: npt.NDArray[np.uint32] = np.unique(counts.T, axis=0)
-    return rows
+    return np.unique(counts.T, axis=0)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import cache, lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -81,23 +81,6 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
         result = sum((as_written(value) * count for value, count in terms), Decimal(0))
         nearest = float(result)
         return nearest if as_written(nearest) >= result else math.nextafter(nearest, math.inf)
-
-
-class _Group(Protocol):
-    """Releases of one kind, all their finite losses together."""
-
-    @property
-    def count(self) -> int:
-        """How many releases; 1 where they are summed up as one."""
-        ...
-
-    def log_moment(self, order: float) -> float:
-        """log E[e^(order * loss)], the loss drawn under the input that is to be recognised."""
-        ...
-
-    def tilted(self, tilt: float) -> list[Part]:
-        """The tilted law of the loss, as a sum of parts."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -171,6 +154,12 @@ class _Repeated:
 
     def tilted(self, tilt: float) -> list[Part]:
         return repeat(lambda level: _block(self.release, tilt, level), self.count)
+
+
+#: Releases of one kind, all their finite losses together: so many (`count`; 1 where they are summed
+#: up as one), log E[e^(order * loss)] with the loss drawn under the input that is to be recognised
+#: (`log_moment`), and the tilted law of the loss as a sum of parts (`tilted`).
+_Group: TypeAlias = _Pure | _Normal | _Repeated
 
 
 @lru_cache(maxsize=128)

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array
 from fedveil._validate import integer, within
 from fedveil.errors import InvalidValue
 from fedveil.message import Message
@@ -45,12 +45,10 @@ class Spent(Protocol):
     @property
     def loss(self) -> PrivacyLoss:
         """What is spent."""
-        ...
 
     @property
     def count(self) -> int:
         """How many times."""
-        ...
 
 
 Spendings: TypeAlias = Sequence[Spent | Charge]
@@ -86,7 +84,7 @@ class Ledger:
         self._record([(loss, count)], round, [client])
 
     def record_many(
-        self, spendings: Spendings, *, round: int, clients: Iterable[int] | npt.NDArray[Any]
+        self, spendings: Spendings, *, round: int, clients: Iterable[int] | Array
     ) -> None:
         """Each of `clients` reported once in `round`, spending all of `spendings`.
 
@@ -148,7 +146,13 @@ class Ledger:
                 "run_most_drawn": self.epsilon("run", d),
             }
 
-        return _best(at(0.0), at(delta), delta)
+        pure, tight = at(0.0), at(delta)
+        return {
+            name: Figure(pure[name], 0.0)
+            if pure[name] <= tight[name] and pure[name] < math.inf
+            else Figure(tight[name], delta)
+            for name in tight
+        }
 
     def preview(
         self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
@@ -167,9 +171,7 @@ class Ledger:
         other._closed, other._first_open = Counter(self._closed), self._first_open
         return other
 
-    def _record(
-        self, spendings: Spendings, round: int, clients: Iterable[int] | npt.NDArray[Any]
-    ) -> None:
+    def _record(self, spendings: Spendings, round: int, clients: Iterable[int] | Array) -> None:
         round = integer("round", round, 0, (1 << 62) - 1)
         if round < self._first_open:
             raise InvalidValue(f"round = {round} is closed: round {self._first_open} has begun")
@@ -260,29 +262,10 @@ def project(
     often, is not known before. In an adaptive run later losses are not known either: these are
     the figures if none is larger than the first.
     """
-    rounds = integer("rounds", rounds, 1)
-    within("delta", delta, 0, 1, open_high=True)
-    kind = _charges(spendings, bare=adaptive)
-    run = [(loss, count * rounds) for loss, count in kind]
-
-    def at(d: float) -> dict[str, float]:
-        return {
-            "per_bit": _costliest(kind, "bit", d),
-            "per_parameter": _costliest(kind, "parameter", d),
-            "per_round": _costliest(kind, "round", d),
-            "run_every_round": cost(run, d, adaptive=adaptive),
-        }
-
-    return {**_best(at(0.0), at(delta), delta), "run_most_drawn": None}
-
-
-def _best(pure: dict[str, float], tight: dict[str, float], delta: float) -> dict[str, Figure]:
-    return {
-        name: Figure(pure[name], 0.0)
-        if pure[name] <= tight[name] and pure[name] < math.inf
-        else Figure(tight[name], delta)
-        for name in tight
-    }
+    ledger = Ledger(adaptive=adaptive)
+    ledger._closed[(0,)] = integer("rounds", rounds, 1)
+    ledger._kinds.append(_charges(spendings, bare=adaptive))
+    return {**ledger.figures(delta), "run_most_drawn": None}
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
@@ -304,7 +287,7 @@ def _merged(charges: Iterable[Charge]) -> Kind:
     return tuple(total.items())
 
 
-def _sorted_clients(clients: Iterable[int] | npt.NDArray[Any]) -> Clients:
+def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
     """The clients in order; one that is named twice, or is not a whole number, is an error."""
     clients = clients if isinstance(clients, np.ndarray) else list(clients)
     array = np.asarray(clients)

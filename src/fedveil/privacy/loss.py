@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy.typing as npt
 
-from fedveil._validate import integer, positive, within
+from fedveil._validate import choice, integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.loss_distribution import LossDistribution
 
@@ -38,7 +38,6 @@ class Described(Protocol):
 
     def distribution(self) -> LossDistribution:
         """The privacy-loss distribution; dominates every pair of inputs."""
-        ...
 
 
 Release: TypeAlias = Gaussian | LossDistribution | Described
@@ -68,8 +67,7 @@ class PrivacyLoss:
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise InvalidValue(f"epsilon = {self.epsilon!r} is outside [0, inf]")
         within("delta", self.delta, 0, 1)
-        if self.per not in get_args(Per):
-            raise InvalidValue(f"per = {self.per!r} is not one of {', '.join(get_args(Per))}")
+        choice("per", self.per, get_args(Per))
         if self.neighbours not in get_args(Neighbours):
             raise InvalidValue(f"neighbours = {self.neighbours!r} is not 'replace'")
         if isinstance(self.release, Gaussian) and self.pure:

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Float64s
 from fedveil._validate import integer, non_negative, positive, within
 from fedveil.errors import InvalidValue
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 #: Probabilities and curve values that are handed in count as correct to this relative error.
 RELATIVE_ERROR = 1e-12
@@ -47,7 +45,7 @@ class LossDistribution:
 
     step: float
     low: int
-    masses: Floats
+    masses: Float64s
     infinite: float = 0.0
 
     def __post_init__(self) -> None:
@@ -80,7 +78,7 @@ class LossDistribution:
         return self
 
     @property
-    def losses(self) -> Floats:
+    def losses(self) -> Float64s:
         """The grid, one loss for each mass."""
         return self.step * (self.low + np.arange(len(self.masses), dtype=np.float64))
 
@@ -147,7 +145,7 @@ class LossDistribution:
         return cls.from_curve(np.minimum(curve, 1.0), largest / high, -high)
 
 
-def _table(laws: npt.ArrayLike) -> Floats:
+def _table(laws: npt.ArrayLike) -> Float64s:
     table = np.asarray(laws, np.float64)
     if table.ndim != 2 or len(table) < 2 or not (table >= 0).all():
         raise InvalidValue("laws is not a table of two rows of probabilities or more")
@@ -158,7 +156,7 @@ def _table(laws: npt.ArrayLike) -> Floats:
     return np.where(table < _VANISHED, 0.0, table)
 
 
-def _extent(table: Floats) -> tuple[float, float]:
+def _extent(table: Float64s) -> tuple[float, float]:
     """The largest finite loss of any pair, and about the largest root mean square of a pair's."""
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))

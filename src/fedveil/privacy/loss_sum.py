@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Floats: TypeAlias = npt.NDArray[np.float64]
+from fedveil._arrays import Float64s
 
 #: Tilted mass that one step may leave out on either side; it is added to the slack.
 TAIL = 1e-13
@@ -44,11 +43,11 @@ class Tilted:
 
     origin: float
     step: float
-    weights: Floats
+    weights: Float64s
     slack: float = 0.0
 
     @property
-    def losses(self) -> Floats:
+    def losses(self) -> Float64s:
         """The loss of each weight."""
         return self.origin + self.step * np.arange(len(self.weights), dtype=np.float64)
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Float64s, Int64s
 from fedveil._kernels import compiled
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Pairs: TypeAlias = npt.NDArray[np.int64]
+Pairs: TypeAlias = Int64s
 
 #: The logarithm that stands for that of a probability of 0.
 NEVER = -1e9
 _BATCH = 1 << 20
 
 
-def ordered_pairs(table: Floats) -> Pairs:
+def ordered_pairs(table: Float64s) -> Pairs:
     """Both orders of every two rows; of two pairs that mirror each other, one."""
     count = len(table)
     i, j = np.triu_indices(count, 1)
@@ -27,8 +26,8 @@ def ordered_pairs(table: Floats) -> Pairs:
 
 
 def largest_curve(
-    table: Floats, pairs: Pairs, largest: float, high: int, error: float, *, infinite: bool
-) -> Floats:
+    table: Float64s, pairs: Pairs, largest: float, high: int, error: float, *, infinite: bool
+) -> Float64s:
     """The pointwise largest delta(k * largest / high), k = -high..high, over pairs of rows.
 
     `error` is added to every loss; none is above `largest`, except that an output that the second
@@ -45,8 +44,8 @@ def largest_curve(
 
 
 def _raise_numpy(
-    table: Floats, logs: Floats, pairs: Pairs, largest: float, error: float, infinite: bool,
-    growth: Floats, decay: float, share: float, curve: Floats,
+    table: Float64s, logs: Float64s, pairs: Pairs, largest: float, error: float, infinite: bool,
+    growth: Float64s, decay: float, share: float, curve: Float64s
 ) -> None:  # fmt: skip
     high = len(growth) // 2
     size = 2 * high + 2
@@ -76,8 +75,8 @@ def _raise_numpy(
 
 @compiled(_raise_numpy)
 def _raise(
-    table: Floats, logs: Floats, pairs: Pairs, largest: float, error: float, infinite: bool,
-    growth: Floats, decay: float, share: float, curve: Floats,
+    table: Float64s, logs: Float64s, pairs: Pairs, largest: float, error: float, infinite: bool,
+    growth: Float64s, decay: float, share: float, curve: Float64s
 ) -> None:  # fmt: skip
     """Raise `curve` to the curve of every pair.
 

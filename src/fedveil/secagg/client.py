@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
+from fedveil._arrays import Array, Int64s, Uint8s
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.message import Message, Value, only_fields, take
@@ -54,7 +50,7 @@ class Client:
         self._sharers: list[int] = []
         self._signed: list[int] | None = None
 
-    def respond(self, message: Message, vector: npt.NDArray[np.int64] | None = None) -> Message:
+    def respond(self, message: Message, vector: Int64s | None = None) -> Message:
         """The answer to the server's message; `vector` goes into the masked phase's."""
         self._state.after(Event.REFUSAL)  # who has refused cannot refuse again
         event: Phase | Event = Event.REFUSAL
@@ -112,9 +108,7 @@ class Client:
         only_fields(message, "phase", "round", *fields[phase][0])
         return phase
 
-    def _answer(
-        self, phase: Phase, message: Message, vector: npt.NDArray[Any] | None
-    ) -> dict[str, Value]:
+    def _answer(self, phase: Phase, message: Message, vector: Array | None) -> dict[str, Value]:
         match phase:
             case "advertise":
                 return self._advertise()
@@ -131,7 +125,8 @@ class Client:
         public = (self._cipher.public, self._mask.public)
         answer: dict[str, Value] = {"cipher_key": public[0], "mask_key": public[1]}
         if self._identity is not None and self.terms.active_security:
-            answer["signature"] = self._identity.sign_keys(self.terms.context, self.client, public)
+            text = keys.keys_text(self.terms.context, self.client, public)
+            answer["signature"] = self._identity.sign(text)
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
@@ -188,10 +183,10 @@ class Client:
         context, roster = self.terms.context, self.terms.roster
         signatures = take_rows(message, "signatures", len(by_client), keys.SIGNATURE_BYTES)
         for (peer, public), signature in zip(by_client.items(), signatures, strict=True):
-            if not keys.keys_signed(roster(peer), signature, context, peer, public):
+            if not keys.is_signed(roster(peer), signature, keys.keys_text(context, peer, public)):
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
-    def _masked(self, message: Message, vector: npt.NDArray[Any] | None) -> dict[str, Value]:
+    def _masked(self, message: Message, vector: Array | None) -> dict[str, Value]:
         """Open what was dealt to this client, and mask the vector."""
         sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
         if not self._channels.keys() >= sealed.keys():
@@ -210,9 +205,7 @@ class Client:
         self._held[dealer] = dealt
         return True
 
-    def _mask_vector(
-        self, senders: list[int], vector: npt.NDArray[Any] | None
-    ) -> npt.NDArray[np.uint8]:
+    def _mask_vector(self, senders: list[int], vector: Array | None) -> Uint8s:
         if vector is None or vector.shape != (self.terms.length,):
             raise InvalidValue(f"the vector does not have {self.terms.length} entries")
         ring = Ring(self.terms.bits)
@@ -232,7 +225,8 @@ class Client:
         self._check_survivors(survivors)
         assert self._identity is not None
         self._signed = survivors
-        return {"signature": self._identity.sign_survivors(self.terms.context, survivors)}
+        text = keys.survivors_text(self.terms.context, survivors)
+        return {"signature": self._identity.sign(text)}
 
     def _check_survivors(self, survivors: list[int]) -> None:
         if len(survivors) < self.terms.threshold:
@@ -267,11 +261,12 @@ class Client:
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")
         signed = take_table(message, "signers", "signatures", keys.SIGNATURE_BYTES)
-        context, roster, needed = self.terms.context, self.terms.roster, self.terms.threshold
+        text = keys.survivors_text(self.terms.context, survivors)
+        roster, needed = self.terms.roster, self.terms.threshold
         if len(signed) < needed or not signed.keys() <= set(survivors):
             raise ClientWithheld(f"{len(signed)} signatures of survivors, {needed} are needed")
         for signer, signature in signed.items():
-            if not keys.survivors_signed(roster(signer), signature, context, survivors):
+            if not keys.is_signed(roster(signer), signature, text):
                 raise ClientWithheld("a survivor has not signed the list of survivors")
 
 

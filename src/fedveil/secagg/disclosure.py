@@ -48,10 +48,10 @@ class Disclosure:
         """Nobody but these has dealt."""
         self._sharers = frozenset(sharers)
 
-    def places_of(self, holder: int) -> list[int]:
+    def places_of(self, holder: int) -> dict[int, int]:
         """Where the holder stands, from 0, in the neighbourhood of each of its dealers."""
         members, places = self._members, self._places
-        return [places[id(members[dealer])][holder] for dealer in self.dealers_to(holder)]
+        return {dealer: places[id(members[dealer])][holder] for dealer in self.dealers_to(holder)}
 
     def dealers_to(self, holder: int) -> list[int]:
         """Who has dealt shares to this holder, in order; the graph is symmetric."""
@@ -90,7 +90,7 @@ class Disclosure:
 
     def take(self, holder: int, shares: bytes) -> None:
         """The shares that a holder discloses; refuses them all if one is not what was dealt."""
-        places = dict(zip(self.dealers_to(holder), self.places_of(holder), strict=True))
+        places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
         kinds: list[Kind] = [KEY if dealer in dropped else SEED for dealer in asked]
         found = self._tagger.tags([(dealer, holder) for dealer in asked], kinds, shares)

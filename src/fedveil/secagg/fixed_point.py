@@ -7,11 +7,9 @@ to 2^-53. Entries beyond clip are set to it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Float64s, Int64s
 from fedveil._validate import finite_vector, integer, positive
 from fedveil.entropy import Entropy
 
@@ -27,11 +25,11 @@ class FixedPoint:
         self.bits = integer("bits", bits, 2, MAX_ENTRY_BITS)
         self.largest = (1 << (self.bits - 1)) - 1
 
-    def clips(self, vector: npt.NDArray[Any]) -> bool:
+    def clips(self, vector: Array) -> bool:
         """Whether the vector has entries beyond clip."""
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
-    def quantise(self, vector: npt.NDArray[Any], entropy: Entropy) -> npt.NDArray[np.int64]:
+    def quantise(self, vector: Array, entropy: Entropy) -> Int64s:
         """Each entry clipped, scaled and rounded at random."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64)
@@ -45,6 +43,6 @@ class FixedPoint:
             out[start : start + _PART] = np.clip(rounded, -self.largest, self.largest)
         return out
 
-    def restore(self, total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def restore(self, total: Int64s) -> Float64s:
         """The real vector that a sum of whole numbers stands for."""
         return total.astype(np.float64) * (self.clip / self.largest)

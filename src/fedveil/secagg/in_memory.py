@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Array, Int64s
 from fedveil._validate import choice, finite_vector, integer, positive
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import ClientWithheld, InvalidValue
@@ -23,7 +22,7 @@ from fedveil.secagg.phases import PHASES, TRAINS, Phase
 from fedveil.secagg.server import Server
 from fedveil.secagg.terms import Terms
 
-Vectors = Mapping[int, npt.NDArray[Any]]
+Vectors = Mapping[int, Array]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class SecureSum:
     vectors.
     """
 
-    total: npt.NDArray[Any]
+    total: Array
     survivors: frozenset[int]
     bytes_up: dict[str, int]
     bytes_down: dict[str, int]
@@ -97,36 +96,31 @@ def run_round(
     )
 
 
+@dataclass
 class _InMemory(Carrier):
     """Carries the messages of one round between the halves, every one of them through its bytes."""
 
-    def __init__(
-        self,
-        clients: Mapping[int, Client],
-        numbers: Vectors,
-        silent: Mapping[str, Collection[int]],
-    ) -> None:
-        self._clients = clients
-        self._numbers = numbers
-        self._silent = silent
-        self._gone: set[int] = set()
-        self.up: dict[str, int] = {}
-        self.down: dict[str, int] = {}
+    clients: Mapping[int, Client]
+    numbers: Vectors
+    silent: Mapping[str, Collection[int]]
+    gone: set[int] = field(default_factory=set)
+    up: dict[str, int] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
         """The clients' answers, but for those that have fallen silent."""
-        self._gone.update(self._silent.get(phase, ()))
+        self.gone.update(self.silent.get(phase, ()))
         self.up[phase] = self.down[phase] = 0
         encoded: dict[int, bytes] = {}
         for client, message in messages.items():
             if id(message) not in encoded:
                 encoded[id(message)] = encode(message)
             self.down[phase] += len(encoded[id(message)])
-            if client in self._gone:
+            if client in self.gone:
                 continue
             try:
                 told = decode(encoded[id(message)])
-                answer = encode(self._clients[client].respond(told, self._numbers[client]))
+                answer = encode(self.clients[client].respond(told, self.numbers[client]))
             except ClientWithheld as reason:
                 yield Withheld(client, str(reason))
                 continue
@@ -147,7 +141,7 @@ def _silences(
 
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
-) -> tuple[dict[int, npt.NDArray[np.int64]], int, FixedPoint | None]:
+) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
     """The vectors as whole numbers, their largest magnitude, and how to read their sum."""
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:

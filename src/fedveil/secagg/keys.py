@@ -31,10 +31,10 @@ _PROBE = X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES)))
 class KeyPair:
     """An X25519 key pair, made from 32 bytes of `entropy`."""
 
-    __slots__ = ("_private", "_secret", "public")
+    __slots__ = ("_private", "public", "secret")
 
     def __init__(self, secret: Secret) -> None:
-        self._secret = secret
+        self.secret = secret
         self._private = X25519PrivateKey.from_private_bytes(secret.reveal())
         self.public = self._private.public_key().public_bytes_raw()
 
@@ -42,11 +42,6 @@ class KeyPair:
     def draw(cls, entropy: Entropy) -> KeyPair:
         """A fresh pair."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
-
-    @property
-    def secret(self) -> Secret:
-        """The private key."""
-        return self._secret
 
     def agree(self, public: X25519PublicKey) -> bytes:
         """The shared secret of X25519; raises `InvalidValue` for a key of low order."""
@@ -120,41 +115,26 @@ class Identity:
         """A fresh identity."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
-    def sign_keys(self, context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
-        """Vouch for the keys that this client advertises."""
-        return self._private.sign(_signed_keys(context, client, keys))
-
-    def sign_survivors(self, context: bytes, survivors: Iterable[int]) -> bytes:
-        """Vouch for the list of survivors that the server has named."""
-        return self._private.sign(_signed_survivors(context, survivors))
+    def sign(self, text: bytes) -> bytes:
+        """Vouch for a text of this module's: the keys or the survivors of a round."""
+        return self._private.sign(text)
 
     def __repr__(self) -> str:
         return "Identity(hidden)"
 
 
-def keys_signed(
-    public: bytes | None, signature: bytes, context: bytes, client: int, keys: Iterable[bytes]
-) -> bool:
-    """Whether `signature` is the one of `Identity.sign_keys`; a stranger, None, signs nothing."""
-    return _verified(public, signature, _signed_keys(context, client, keys))
-
-
-def survivors_signed(
-    public: bytes | None, signature: bytes, context: bytes, survivors: Iterable[int]
-) -> bool:
-    """Whether `signature` is the one of `Identity.sign_survivors`."""
-    return _verified(public, signature, _signed_survivors(context, survivors))
-
-
-def _signed_keys(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
+def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
+    """What a client signs of the keys that it advertises."""
     return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
 
 
-def _signed_survivors(context: bytes, survivors: Iterable[int]) -> bytes:
+def survivors_text(context: bytes, survivors: Iterable[int]) -> bytes:
+    """What a client signs of the list of survivors that the server has named."""
     return b"fedveil survivors" + context + _ids(survivors)
 
 
-def _verified(public: bytes | None, signature: bytes, text: bytes) -> bool:
+def is_signed(public: bytes | None, signature: bytes, text: bytes) -> bool:
+    """Whether `signature` is the one of `Identity.sign`; a stranger, None, signs nothing."""
     try:
         Ed25519PublicKey.from_public_bytes(public or b"").verify(signature, text)
     except (InvalidSignature, ValueError):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from fedveil._arrays import Int64s
 from fedveil._validate import integer
 
 Lanes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
@@ -45,21 +46,17 @@ class Ring:
 
     def elements(self, values: npt.NDArray[np.integer[Any]]) -> Lanes:
         """Whole numbers as elements in lanes, in memory of their own."""
-        lanes: Lanes = values.astype(np.int64).view(np.uint64).astype(self.lane)
-        return lanes
+        return values.astype(np.int64).view(np.uint64).astype(self.lane)
 
     def reduce(self, lanes: Lanes) -> None:
         """Cut lanes to the ring's bits, in place."""
         if self.bits < 8 * self.lane.itemsize:
             lanes &= self.lane.type((1 << self.bits) - 1)
 
-    def signed(self, lanes: Lanes) -> npt.NDArray[np.int64]:
+    def signed(self, lanes: Lanes) -> Int64s:
         """Elements as the whole numbers in -2^(bits-1) .. 2^(bits-1) - 1 that they stand for."""
         spare = np.int64(64 - self.bits)
-        numbers: npt.NDArray[np.int64] = (lanes.astype(np.uint64) << np.uint64(spare)).view(
-            np.int64
-        ) >> spare
-        return numbers
+        return (lanes.astype(np.uint64) << np.uint64(spare)).view(np.int64) >> spare
 
 
 def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import gammaln
 
+from fedveil._arrays import Float64s, Int64s
 from fedveil.entropy import Entropy
 
 #: `neighbours: auto` is the complete graph up to this many clients.
@@ -91,6 +91,6 @@ def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
     return float(np.exp(logs).sum())
 
 
-def _choose(n: int, k: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    result: npt.NDArray[np.float64] = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+def _choose(n: int, k: Int64s) -> Float64s:
+    result: Float64s = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     return result

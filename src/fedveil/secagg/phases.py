@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Uint8s
 from fedveil.errors import MessageInvalid
 from fedveil.message import Message, Value, take, take_array
 from fedveil.secagg.keys import SEAL_BYTES
@@ -74,7 +74,7 @@ def take_bytes(message: Message, name: str, size: int) -> bytes:
     return value
 
 
-def as_rows(rows: Sequence[bytes], size: int) -> npt.NDArray[np.uint8]:
+def as_rows(rows: Sequence[bytes], size: int) -> Uint8s:
     """Strings of so many bytes each as a field."""
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from fedveil import packing
+from fedveil._arrays import Int64s
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
@@ -73,11 +73,9 @@ class Server:
         return self._state.name == "complete"
 
     def opening(self) -> Message:
-        """The first message, the same for every client."""
         return self._message("advertise")
 
     def receive(self, client: int, message: Message) -> None:
-        """Check an answer and take it in."""
         if client not in self._cohort:
             raise ReportRejected(client, "unknown sender")
         if self.phase is None or client not in self._asked:
@@ -127,7 +125,7 @@ class Server:
             self._disclosure.decide(self.survivors)
         return answered
 
-    def total(self) -> npt.NDArray[np.int64]:
+    def total(self) -> Int64s:
         """The sum of the survivors' vectors, once `advance` has returned None."""
         if not self.complete:
             raise InvalidValue("the sum is asked for and the masks are not off it")
@@ -145,8 +143,8 @@ class Server:
             raise MessageInvalid("a key of low order")
         if self.terms.active_security:
             signature = take_bytes(message, "signature", keys.SIGNATURE_BYTES)
-            roster, context = self.terms.roster(client), self.terms.context
-            if not keys.keys_signed(roster, signature, context, client, public):
+            text = keys.keys_text(self.terms.context, client, public)
+            if not keys.is_signed(self.terms.roster(client), signature, text):
                 raise MessageInvalid("the keys are not signed by this client")
             self._signatures[client] = signature
         self._seen_keys.update(public)
@@ -173,8 +171,8 @@ class Server:
 
     def _take_signature(self, client: int, message: Message) -> None:
         signature = take_bytes(message, "signature", keys.SIGNATURE_BYTES)
-        roster, context = self.terms.roster(client), self.terms.context
-        if not keys.survivors_signed(roster, signature, context, sorted(self.survivors)):
+        text = keys.survivors_text(self.terms.context, sorted(self.survivors))
+        if not keys.is_signed(self.terms.roster(client), signature, text):
             raise MessageInvalid("the list of survivors is not signed by this client")
         self._signatures[client] = signature
 
@@ -222,16 +220,14 @@ class Server:
         """To each client what the others have sealed for it."""
         messages: dict[int, Message] = {}
         for client in answered:
-            dealers = self._disclosure.dealers_to(client)
             places = self._disclosure.places_of(client)
+            del places[client]
             boxes = [
                 self._sealed[dealer][place * SEALED_BYTES : (place + 1) * SEALED_BYTES]
-                for dealer, place in zip(dealers, places, strict=True)
-                if dealer != client
+                for dealer, place in places.items()
             ]
-            senders = as_ids([dealer for dealer in dealers if dealer != client])
             sealed = as_rows(boxes, SEALED_BYTES)
-            messages[client] = self._message("masked", senders=senders, sealed=sealed)
+            messages[client] = self._message("masked", senders=as_ids([*places]), sealed=sealed)
         self._sealed.clear()
         return messages
 

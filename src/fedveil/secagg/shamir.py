@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Uint64s
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -27,7 +28,7 @@ LIMBS = 5
 SHARE_BYTES = 8 * LIMBS
 MAX_POINTS = 1 << 20
 
-Field: TypeAlias = npt.NDArray[np.uint64]
+Field: TypeAlias = Uint64s
 
 _LIMB_BITS = 52
 _P = np.uint64(PRIME)
@@ -49,8 +50,7 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
     values = np.broadcast_to(coefficients[-1], (points, columns))
     for coefficient in coefficients[-2::-1]:
         values = _reduced(_times_small(values, at) + coefficient)
-    shares: Field = values.reshape(points, len(secrets), LIMBS)
-    return shares
+    return values.reshape(points, len(secrets), LIMBS)
 
 
 def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
@@ -106,8 +106,7 @@ def _secret(limbs: Field) -> Secret | None:
 def _reduced(value: Field) -> Field:
     """`value` < 2^64 as the field's element, in 0..p-1."""
     value = (value & _P) + (value >> _61)
-    reduced: Field = np.where(value >= _P, value - _P, value)
-    return reduced
+    return np.where(value >= _P, value - _P, value)
 
 
 def _times_small(value: Field, factor: Field) -> Field:

@@ -63,18 +63,6 @@ class Terms:
     @cached_property
     def context(self) -> bytes:
         """A digest of all of it but the roster: every key, share and signature is bound to it."""
-        return hashlib.sha256(
-            b"fedveil secure aggregation 1"
-            + encode(
-                {
-                    "job": self.job,
-                    "round": self.round,
-                    "length": self.length,
-                    "bits": self.bits,
-                    "threshold": self.threshold,
-                    "sharing": self.sharing,
-                    "neighbours": self.neighbours or 0,
-                    "active_security": self.active_security,
-                }
-            )
-        ).digest()
+        terms = {**vars(self), "neighbours": self.neighbours or 0}
+        del terms["roster"]
+        return hashlib.sha256(b"fedveil secure aggregation 1" + encode(terms)).digest()

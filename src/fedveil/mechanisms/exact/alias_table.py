@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Array, Float64s, Int32s, Uint32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 
@@ -28,11 +29,8 @@ ACCURACY = 2.0**-39
 _SHORTFALL = 2.0**-38
 #: One block of keystream: 256 KiB.
 _BLOCK = 1 << 16
-#: A column's number and its threshold's upper digits share 32 bits.
-MAX_SYMBOLS = (1 << 16) - 1
 
-_Words = npt.NDArray[np.uint32]
-_Weights = npt.NDArray[np.uint64]
+_Weights = Uint64s
 
 
 class AliasTables:
@@ -45,7 +43,7 @@ class AliasTables:
 
     def __init__(
         self,
-        probabilities: npt.NDArray[np.float64],
+        probabilities: Float64s,
         exact: Callable[[int], Sequence[int]],
         first_row: int = 0,
         first_symbol: int = 0,
@@ -63,7 +61,7 @@ class AliasTables:
             self._lower[row] = thresholds & np.uint64(0xFFFFFFFF)
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
-    def _weights(self, law: npt.NDArray[np.float64]) -> _Weights:
+    def _weights(self, law: Float64s) -> _Weights:
         """Whole weights that sum to 2^64, the remainder's at `symbols`; empty columns follow."""
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
@@ -74,15 +72,13 @@ class AliasTables:
         weights[self._symbols] = remainder
         return weights
 
-    def draw(
-        self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: npt.NDArray[Any]
-    ) -> None:
+    def draw(self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array) -> None:
         """Overwrite `out[i]` with an independent symbol from the law `rows[i]`."""
         for begin in range(0, len(rows), _BLOCK):
             part = slice(begin, begin + _BLOCK)
             self._draw_block(rows[part], entropy, out[part])
 
-    def draw_from(self, row: int, entropy: Entropy, out: npt.NDArray[Any]) -> None:
+    def draw_from(self, row: int, entropy: Entropy, out: Array) -> None:
         """Overwrite all of `out` with independent symbols from the one law `row`."""
         rows = np.full(min(len(out), _BLOCK), row, np.int16)
         for begin in range(0, len(out), _BLOCK):
@@ -90,7 +86,7 @@ class AliasTables:
             self._draw_block(rows[: len(part)], entropy, part)
 
     def _draw_block(
-        self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: npt.NDArray[Any]
+        self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array
     ) -> None:
         words = np.empty(len(rows), np.uint32)
         undecided = np.empty(len(rows), np.int32)
@@ -165,14 +161,14 @@ def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
 
 
 def _pick_numpy(
-    entries: _Words,
+    entries: Uint32s,
     bits: int,
     first_row: int,
     first_symbol: int,
     rows: npt.NDArray[np.signedinteger[Any]],
-    words: _Words,
-    out: npt.NDArray[Any],
-    undecided: npt.NDArray[np.int32],
+    words: Uint32s,
+    out: Array,
+    undecided: Int32s,
 ) -> int:
     columns = words >> np.uint32(32 - bits)
     digits = words & np.uint32((1 << (32 - bits)) - 1)
@@ -187,14 +183,14 @@ def _pick_numpy(
 
 @compiled(_pick_numpy)
 def _pick(
-    entries: _Words,
+    entries: Uint32s,
     bits: int,
     first_row: int,
     first_symbol: int,
     rows: npt.NDArray[np.signedinteger[Any]],
-    words: _Words,
-    out: npt.NDArray[Any],
-    undecided: npt.NDArray[np.int32],
+    words: Uint32s,
+    out: Array,
+    undecided: Int32s,
 ) -> int:
     """Decide every draw that its first 32 bits decide; list the others and return their number."""
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int16s, Int64s
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.alias_table import AliasTables
 
-_Counts = npt.NDArray[np.int64]
+_Counts = Int64s
 
 #: The law of more trials is drawn in pieces: the exact remainder of a table would grow too long.
 _MAX_TRIALS = 1 << 11
@@ -44,7 +45,7 @@ class Binomial:
             power *= 2
         return total
 
-    def _table_draw(self, trials: int, count: int, entropy: Entropy) -> npt.NDArray[np.int16]:
+    def _table_draw(self, trials: int, count: int, entropy: Entropy) -> Int16s:
         out = np.empty(count, np.int16)
         _table(self._probability, trials).draw_from(0, entropy, out)
         return out

@@ -7,8 +7,8 @@ import functools
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Int64s, Uint8s, Uint16s, Uint32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
@@ -68,13 +68,13 @@ class DiscreteGaussian:
         """The parameter s²; the variance is less by under 1e-6 of it from s = 1 upwards."""
         return self.cell_variance << (2 * self.place_bits)
 
-    def draw(self, count: int, entropy: Entropy) -> npt.NDArray[np.int64]:
+    def draw(self, count: int, entropy: Entropy) -> Int64s:
         """`count` independent draws."""
         values = np.zeros(count, np.int64)
         self.add_to(values, entropy)
         return values
 
-    def add_to(self, values: npt.NDArray[np.int64], entropy: Entropy) -> None:
+    def add_to(self, values: Int64s, entropy: Entropy) -> None:
         """Add an independent draw to every one of `values`."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
@@ -90,9 +90,7 @@ class DiscreteGaussian:
         if len(redo):
             values[redo] += self.draw(len(redo), entropy)
 
-    def _draw_once(
-        self, words: npt.NDArray[np.uint64], out: npt.NDArray[np.int64], entropy: Entropy
-    ) -> npt.NDArray[np.int64]:
+    def _draw_once(self, words: Uint64s, out: Int64s, entropy: Entropy) -> Int64s:
         """Fill `words` and make draws of them in `out`; the indices of those not kept."""
         entropy.fill(words)
         if _cells(words, *_cell_table(self.cell_variance), out):
@@ -137,7 +135,7 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=16)
-def _cell_table(variance: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
+def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
     """Thresholds ⌊2^63 · Pr[Y <= y]⌋ and an end mark; for each first 14 bits, where to look."""
     low, high = _cumulative(variance, _PREFIX_BITS)
     extra = 0
@@ -197,12 +195,7 @@ def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
     return one // high_sum, -(-one // low_sum)
 
 
-def _cells_numpy(
-    words: npt.NDArray[np.uint64],
-    thresholds: npt.NDArray[np.uint64],
-    guide: npt.NDArray[np.uint16],
-    out: npt.NDArray[np.int64],
-) -> int:
+def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
     prefix = words >> np.uint64(1)
     out[:] = np.searchsorted(thresholds, prefix, side="right")
     undecided = (thresholds[out - 1] == prefix) & (out > 0)
@@ -211,12 +204,7 @@ def _cells_numpy(
 
 
 @compiled(_cells_numpy)
-def _cells(
-    words: npt.NDArray[np.uint64],
-    thresholds: npt.NDArray[np.uint64],
-    guide: npt.NDArray[np.uint16],
-    out: npt.NDArray[np.int64],
-) -> int:
+def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
     """Every word's cell, or the mark of an undecided one; how many are undecided.
 
     A prefix is undecided where it equals a threshold: the real threshold lies inside its range.
@@ -236,12 +224,12 @@ def _cells(
 
 
 def _places_numpy(
-    words: npt.NDArray[np.uint64],
-    places: npt.NDArray[np.uint32],
+    words: Uint64s,
+    places: Uint32s,
     cell_variance: int,
     place_bits: int,
-    out: npt.NDArray[np.int64],
-    verdicts: npt.NDArray[np.uint8],
+    out: Int64s,
+    verdicts: Uint8s,
 ) -> None:
     negative = (words & np.uint64(1)).astype(np.bool_)
     verdicts[:] = _KEPT
@@ -261,12 +249,12 @@ def _places_numpy(
 
 @compiled(_places_numpy)
 def _places(
-    words: npt.NDArray[np.uint64],
-    places: npt.NDArray[np.uint32],
+    words: Uint64s,
+    places: Uint32s,
     cell_variance: int,
     place_bits: int,
-    out: npt.NDArray[np.int64],
-    verdicts: npt.NDArray[np.uint8],
+    out: Int64s,
+    verdicts: Uint8s,
 ) -> None:
     """Turn cells into signed draws, with a verdict on each.
 

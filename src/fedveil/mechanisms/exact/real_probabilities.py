@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Int64s
 from fedveil.entropy import Entropy
 
 #: The largest x for which laws with e^x are worked out.
@@ -45,7 +45,7 @@ class ExactDraw:
         digits = int(bits / _BITS_PER_DIGIT) + 10
         return _settled(self._x, lambda e: self._floors_at(e, bits), digits)
 
-    def draw(self, count: int, entropy: Entropy) -> npt.NDArray[np.int64]:
+    def draw(self, count: int, entropy: Entropy) -> Int64s:
         """`count` independent draws."""
         words = entropy.words(count)
         out = np.searchsorted(self._table, words, side="right").astype(np.int64)

@@ -10,15 +10,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int64s
 from fedveil._validate import integer, within
 from fedveil.entropy import Entropy
 from fedveil.errors import FedveilWarning, InvalidValue
-from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw
+from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT
 from fedveil.mechanisms.signds.inlier_law import InlierLaw, ThresholdSearch
 from fedveil.mechanisms.signds.top_k import TopSet, flat_vector
 from fedveil.privacy.loss import PrivacyLoss
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,8 @@ class SelectionPlan:
     threshold: int
     #: E[v] / h, the expected share of top-k dimensions among the selected.
     expected_ratio: float
-    #: Pr[v] for v = 0..h, v the number of selected dimensions in the top-k set.
-    inlier_pmf: npt.NDArray[np.float64]
+    #: The law of how many of the selected dimensions are in the top-k set.
     law: InlierLaw = field(repr=False)
-    sampler: ExactDraw = field(repr=False)
 
 
 @dataclass(init=False, eq=False)
@@ -46,10 +43,10 @@ class Selection:
     Only a perturbed bit of the magnitude may leave, at a cost of its own.
     """
 
-    indices: Integers
+    indices: Int64s
     sign: Literal[1, -1]
 
-    def __init__(self, indices: Integers, sign: Literal[1, -1], magnitude: float) -> None:
+    def __init__(self, indices: Int64s, sign: Literal[1, -1], magnitude: float) -> None:
         self.indices = indices
         self.sign = sign
         self.magnitude = magnitude
@@ -102,7 +99,7 @@ class SignDS:
         plan = self.plan(dim)
         sign: Literal[1, -1] = 1 if entropy.token(1)[0] & 1 else -1
         top = TopSet(vector, plan.topk, sign)
-        inliers = plan.law.draw(plan.sampler, entropy)
+        inliers = plan.law.draw(entropy)
         inside = top.members(_subset(plan.topk, inliers, entropy))
         outside = top.others(_subset(dim - plan.topk, plan.dim_out - inliers, entropy))
         # ascending: in the order of their choice the indices would tell which are in the top-k set
@@ -130,12 +127,10 @@ class SignDS:
                 FedveilWarning,
                 stacklevel=3,
             )
-        pmf = law.pmf()
-        pmf.flags.writeable = False
-        return SelectionPlan(topk, dim_out, threshold, ratio, pmf, law, law.sampler())
+        return SelectionPlan(topk, dim_out, threshold, ratio, law)
 
 
-def _subset(size: int, count: int, entropy: Entropy) -> Integers:
+def _subset(size: int, count: int, entropy: Entropy) -> Int64s:
     """A uniform subset of 0..size-1 with `count` members, ascending.
 
     The first `count` distinct values of a sequence of independent uniform ones; of more than

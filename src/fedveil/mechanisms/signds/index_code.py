@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int64s, Uint8s
 from fedveil._kernels import compiled
 from fedveil._validate import integer
 from fedveil.errors import InvalidValue, MessageInvalid
@@ -30,9 +31,6 @@ _MAX_MARKS = (1 << 31) - 1
 # The arithmetic coder's interval [low, low + range) in units that shrink by bytes.
 _WINDOW = 0xFFFFFFFF
 _RENORMALISE = 1 << 24
-
-Integers = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 
 def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
@@ -53,7 +51,7 @@ def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
     return _pack_low(members, low_bits) + row[:size].tobytes().rstrip(b"\0")
 
 
-def decode_indices(code: bytes, dim: int, count: int) -> Integers:
+def decode_indices(code: bytes, dim: int, count: int) -> Int64s:
     """The set of `count` numbers in 0..dim-1 that `code`, untrusted, is the code of.
 
     Time and memory depend on `dim` and `count` alone.
@@ -74,7 +72,7 @@ def decode_indices(code: bytes, dim: int, count: int) -> Integers:
     return members
 
 
-def _is_set(members: Integers, dim: int) -> bool:
+def _is_set(members: Int64s, dim: int) -> bool:
     inside = not len(members) or (members[0] >= 0 and members[-1] < dim)
     return bool(inside and (np.diff(members) > 0).all())
 
@@ -92,17 +90,18 @@ def _layout(dim: int, count: int) -> tuple[int, int]:
     return low_bits, marks
 
 
-def _pack_low(members: Integers, low_bits: int) -> bytes:
+def _pack_low(members: Int64s, low_bits: int) -> bytes:
     bits = (members[:, None] >> np.arange(low_bits)) & 1
     return np.packbits(bits.astype(np.bool_)).tobytes()
 
 
-def _unpack_low(data: bytes, low_bits: int, count: int) -> Integers:
+def _unpack_low(data: bytes, low_bits: int, count: int) -> Int64s:
     bits = np.unpackbits(np.frombuffer(data, np.uint8), count=low_bits * count)
     return bits.reshape(count, low_bits).astype(np.int64) @ (1 << np.arange(low_bits))
 
 
-def _carry_into(out: Bytes, size: int) -> None:
+@compiled()
+def _carry(out: Uint8s, size: int) -> None:
     """Add one to the number that the first `size` bytes are."""
     at = size - 1
     while out[at] == 0xFF:
@@ -111,10 +110,7 @@ def _carry_into(out: Bytes, size: int) -> None:
     out[at] += 1
 
 
-_carry = compiled(_carry_into)(_carry_into)
-
-
-def _write(places: Any, marks: int, out: Bytes) -> int:
+def _write(places: Any, marks: int, out: Uint8s) -> int:
     """Write a row of `marks` with members at `places`; how many bytes it took.
 
     The interval's width is at least 2^24 before each mark and is split in proportion to the
@@ -148,7 +144,7 @@ def _write(places: Any, marks: int, out: Bytes) -> int:
     return size + 1
 
 
-def _read(code: Any, marks: int, places: Integers) -> None:
+def _read(code: Any, marks: int, places: Int64s) -> None:
     """Fill `places` with the members of the row that `code`, with zeros behind, tells."""
     value, width, at = 0, _WINDOW, 4
     for i in range(4):
@@ -173,13 +169,6 @@ def _read(code: Any, marks: int, places: Integers) -> None:
             width <<= 8
 
 
-def _write_numpy(places: Any, marks: int, out: Bytes) -> int:
-    return _write(places.tolist(), marks, out)
-
-
-def _read_numpy(code: Any, marks: int, places: Integers) -> None:
-    _read(code.tolist(), marks, places)
-
-
-_write_marks = compiled(_write_numpy)(_write)
-_read_marks = compiled(_read_numpy)(_read)
+# Plain Python is fastest on lists.
+_write_marks = compiled(lambda places, marks, out: _write(places.tolist(), marks, out))(_write)
+_read_marks = compiled(lambda code, marks, places: _read(code.tolist(), marks, places))(_read)

@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Float64s
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.real_probabilities import ExactDraw, at_least_zero, exp_bounds
 
@@ -47,13 +48,14 @@ class InlierLaw:
             weight = weight * (self._topk - v) * left // ((v + 1) * (others - left + 1))
             v, left = v + 1, left - 1
 
+    @cached_property
     def sampler(self) -> ExactDraw:
         """Draws v - least, where `least` is the smallest possible v."""
         return ExactDraw(self._eps, self._floors_at)
 
-    def draw(self, sampler: ExactDraw, entropy: Entropy) -> int:
-        """One v from the `sampler` of this law."""
-        return self._least + int(sampler.draw(1, entropy)[0])
+    def draw(self, entropy: Entropy) -> int:
+        """One v."""
+        return self._least + int(self.sampler.draw(1, entropy)[0])
 
     def _floors_at(self, e: Fraction, bits: int) -> list[int]:
         """floor(2^bits * Pr[v' <= v]) for every possible v but the last, with e for e^eps."""
@@ -67,7 +69,7 @@ class InlierLaw:
             floors.append(((below * e.denominator + above * e.numerator) << bits) // total)
         return floors[:-1]
 
-    def pmf(self) -> npt.NDArray[np.float64]:
+    def pmf(self) -> Float64s:
         """Pr[v] for v = 0..h, each rounded once."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         total = self._below * e.denominator + self._above * e.numerator
@@ -100,9 +102,7 @@ class ThresholdSearch:
 
     def __init__(self, dim: int, topk: int, eps: float) -> None:
         self._dim, self._topk, self._eps = dim, topk, eps
-        self._log_inside = _log_binomials(topk, 64)
-        self._log_outside = _log_binomials(dim - topk, 64)
-        self._log_v = _log_integers(64)
+        self._tabulate(64)
 
     def best(self, dim_out: int) -> int:
         """The threshold in 1..h with the largest E[v], the smallest on a tie.
@@ -159,7 +159,8 @@ class ThresholdSearch:
         O(h): E[v] for every threshold that splits the possible v in two, by sums from both ends
         in log space. A threshold that splits nothing favours nothing, and has a smaller E[v].
         """
-        self._grow(h)
+        if h >= len(self._log_v):
+            self._tabulate(2 * h)
         least, most = max(0, h - (self._dim - self._topk)), min(h, self._topk)
         if least == most:
             return float(least), 0.0
@@ -174,20 +175,14 @@ class ThresholdSearch:
         slack = 8 * h * np.finfo(float).eps * float(size) * most
         return float(np.exp(moment - total).max()), slack
 
-    def _grow(self, h: int) -> None:
-        if h >= len(self._log_v):
-            count = 2 * h
-            self._log_inside = _log_binomials(self._topk, count)
-            self._log_outside = _log_binomials(self._dim - self._topk, count)
-            self._log_v = _log_integers(count)
+    def _tabulate(self, count: int) -> None:
+        """The logarithms that h < count need."""
+        self._log_inside = _log_binomials(self._topk, count)
+        self._log_outside = _log_binomials(self._dim - self._topk, count)
+        self._log_v = np.concatenate([[-np.inf], np.log(np.arange(1, count))])
 
 
-def _log_integers(count: int) -> npt.NDArray[np.float64]:
-    """log v for v = 0..count - 1."""
-    return np.concatenate([[-np.inf], np.log(np.arange(1, count))])
-
-
-def _log_binomials(n: int, count: int) -> npt.NDArray[np.float64]:
+def _log_binomials(n: int, count: int) -> Float64s:
     """log C(n, v) for v = 0..count - 1, -inf where v > n."""
     v = np.arange(1.0, count)
     with np.errstate(divide="ignore"):

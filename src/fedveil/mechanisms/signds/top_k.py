@@ -7,8 +7,8 @@ float32 and four for float64, all but the first over the few entries that share 
 A last pass counts the set's entries in each short row of the vector, which is enough to find the
 set's r-th entry by reading one row.
 
-No arrangement of the values makes it slow, and the compiled and the NumPy path give the same
-bytes.
+No arrangement of the values makes it slow. Without numba, NumPy's partition finds that value:
+both ways give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedveil._kernels import compiled
+from fedveil._arrays import Array, Int64s
+from fedveil._kernels import HAVE_NUMBA, compiled
+from fedveil._validate import finite_vector
 from fedveil.errors import InvalidValue
 
-Vector = npt.NDArray[Any]
-Integers = npt.NDArray[np.int64]
+Vector = Array
 
 _DIGIT_BITS = 16
 _DIGITS = 1 << _DIGIT_BITS
@@ -53,37 +53,27 @@ class TopSet:
         _count_rows(vector, self._sign, self._least, above, equal, lanes)
         length = np.full(rows, _ROW)
         length[-1] -= rows * _ROW - len(vector)
-        self._before = {
-            kind: np.concatenate([[0], np.cumsum(counts)])
-            for kind, counts in (
-                (_ABOVE, above),
-                (_EQUAL, equal),
-                (_BELOW, length - above - equal),
-            )
-        }
+        counts = {_ABOVE: above, _EQUAL: equal, _BELOW: length - above - equal}
+        self._before = {kind: np.concatenate([[0], np.cumsum(c)]) for kind, c in counts.items()}
         self._equal_members = size - int(self._before[_ABOVE][-1])
         total = sum(lanes.tolist()) + self._equal_members * abs(float(self._least))
         self.mean_magnitude = total / size
 
-    def members(self, ranks: Integers) -> Integers:
+    def members(self, ranks: Int64s) -> Int64s:
         """The indices of the set's entries with these ascending ranks."""
         return self._indices(_ABOVE, ranks, 0)
 
-    def others(self, ranks: Integers) -> Integers:
+    def others(self, ranks: Int64s) -> Int64s:
         """The indices of the entries outside the set with these ascending ranks."""
         return self._indices(_BELOW, ranks, self._equal_members)
 
-    def _indices(self, kind: int, ranks: Integers, first_equal: int) -> Integers:
+    def _indices(self, kind: int, ranks: Int64s, first_equal: int) -> Int64s:
         strict = int(self._before[kind][-1])
         split = int(np.searchsorted(ranks, strict))
-        return np.concatenate(
-            [
-                self._find(kind, ranks[:split]),
-                self._find(_EQUAL, ranks[split:] - strict + first_equal),
-            ]
-        )
+        equal = self._find(_EQUAL, ranks[split:] - strict + first_equal)
+        return np.concatenate([self._find(kind, ranks[:split]), equal])
 
-    def _find(self, kind: int, ranks: Integers) -> Integers:
+    def _find(self, kind: int, ranks: Int64s) -> Int64s:
         out = np.empty(len(ranks), np.int64)
         _locate(self._vector, self._sign, self._least, kind, self._before[kind], ranks, out)
         return out
@@ -105,6 +95,9 @@ def flat_vector(update: Any) -> Vector:
 
 def _least_member(vector: Vector, size: int, sign: int) -> Any:
     """The smallest `sign * value` in the set, of the vector's type."""
+    if not HAVE_NUMBA:
+        values = finite_vector("update", vector) * vector.dtype.type(sign)
+        return np.partition(values, -size)[-size]
     width = 8 * vector.itemsize
     magnitude = (1 << (width - 1)) - 1
     flip = 0 if sign > 0 else ~magnitude
@@ -146,7 +139,8 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
     return np.array([bits], f"u{dtype.itemsize}").view(dtype)[0]
 
 
-def _one_key(bits: Any, flip: int, magnitude: int) -> Any:
+@compiled()
+def _key(bits: Any, flip: int, magnitude: int) -> Any:
     """An integer in the order of the floats with these bits, or in the opposite one if flipped.
 
     -0.0 comes just before 0.0: the search may end at either, and the passes that compare floats
@@ -156,30 +150,7 @@ def _one_key(bits: Any, flip: int, magnitude: int) -> Any:
     return wide ^ ((wide >> 63) & magnitude)
 
 
-_key = compiled(_one_key)(_one_key)
-
-
-def _keys(bits: Vector, flip: int, magnitude: int) -> Integers:
-    wide = bits.astype(np.int64) ^ flip
-    return wide ^ ((wide >> 63) & magnitude)
-
-
-def _digits(bits: Vector, flip: int, magnitude: int, shift: int, bias: int) -> Integers:
-    return ((_keys(bits, flip, magnitude) >> shift) ^ bias) & _LAST
-
-
-def _boundary_numpy(
-    bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
-) -> tuple[int, int, int, int]:
-    counts = np.bincount(_digits(bits, flip, magnitude, shift, bias), minlength=_DIGITS)
-    from_top = np.cumsum(counts[::-1])
-    steps = int(np.searchsorted(from_top, size))
-    equal = int(counts[_LAST - steps])
-    specials = int(counts[:special].sum() + counts[_DIGITS - special :].sum())
-    return _LAST - steps, int(from_top[steps]) - equal, equal, specials
-
-
-@compiled(_boundary_numpy)
+@compiled()
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
@@ -202,15 +173,7 @@ def _boundary(
     return digit, larger, counts[digit], specials
 
 
-def _span_numpy(
-    bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
-) -> tuple[int, int]:
-    keys = _keys(bits, flip, magnitude)
-    keys = keys[((keys >> shift) ^ bias) & _LAST == digit]
-    return int(keys.min()), int(keys.max())
-
-
-@compiled(_span_numpy)
+@compiled()
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
@@ -224,13 +187,7 @@ def _span(
     return low, high
 
 
-def _with_digit_numpy(
-    bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
-) -> None:
-    out[:] = bits[_digits(bits, flip, magnitude, shift, bias) == digit]
-
-
-@compiled(_with_digit_numpy)
+@compiled()
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
@@ -254,7 +211,7 @@ def _with_digit(
 
 
 def _count_rows_numpy(
-    vector: Vector, sign: Any, least: Any, above: Integers, equal: Integers, lanes: Vector
+    vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
     values = vector * sign
     for row in range(len(above)):
@@ -268,7 +225,7 @@ def _count_rows_numpy(
 
 @compiled(_count_rows_numpy)
 def _count_rows(
-    vector: Vector, sign: Any, least: Any, above: Integers, equal: Integers, lanes: Vector
+    vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
     """Count each row's entries above and equal to `least`; add up the magnitudes of those above.
 
@@ -288,13 +245,7 @@ def _count_rows(
 
 
 def _locate_numpy(
-    vector: Vector,
-    sign: Any,
-    least: Any,
-    kind: int,
-    before: Integers,
-    ranks: Integers,
-    out: Integers,
+    vector: Vector, sign: Any, least: Any, kind: int, before: Int64s, ranks: Int64s, out: Int64s
 ) -> None:
     values = vector * sign
     order = (values > least).astype(np.int64) - (values < least)
@@ -303,13 +254,7 @@ def _locate_numpy(
 
 @compiled(_locate_numpy)
 def _locate(
-    vector: Vector,
-    sign: Any,
-    least: Any,
-    kind: int,
-    before: Integers,
-    ranks: Integers,
-    out: Integers,
+    vector: Vector, sign: Any, least: Any, kind: int, before: Int64s, ranks: Int64s, out: Int64s
 ) -> None:
     """The indices of the entries of one kind (above, equal, below) with these ascending ranks.
 

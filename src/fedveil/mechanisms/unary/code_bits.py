@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Uint8s, Uint64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.biased_bits import byte_tables
-
-_Bytes = npt.NDArray[np.uint8]
-_States = npt.NDArray[np.int16]
-_Words = npt.NDArray[np.uint64]
+from fedveil.mechanisms.unary.rounding import States
 
 
-def draw_codes(p: Fraction, q: Fraction, cells: int, states: _States, entropy: Entropy) -> _Bytes:
+def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: Entropy) -> Uint8s:
     """The packed codes of parameters in these states, every bit drawn independently.
 
     A parameter's own bit is 1 with probability p, every other with q.
@@ -43,7 +41,7 @@ def packed_codes_size(bits: int) -> int:
     return bits // 8 + 1
 
 
-def code_count(packed: _Bytes, cells: int) -> int | None:
+def code_count(packed: Uint8s, cells: int) -> int | None:
     """How many parameters' codes are packed; None if the bytes are no packing of codes."""
     if len(packed) == 0 or packed[-1] == 0:
         return None
@@ -52,21 +50,21 @@ def code_count(packed: _Bytes, cells: int) -> int | None:
     return count if rest == 0 else None
 
 
-def fold_codes(packed: _Bytes, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
+def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
     """Add Σ state * bit of every parameter's code to `sums`."""
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)
 
 
-def unpack_codes(packed: _Bytes, cells: int, count: int) -> npt.NDArray[np.uint8]:
+def unpack_codes(packed: Uint8s, cells: int, count: int) -> Uint8s:
     """The bits of `count` codes, 0 or 1 each, one code a row."""
     states = 2 * cells + 1
     bits = np.unpackbits(packed, count=count * states, bitorder="little")
     return bits.reshape(count, states)
 
 
-def _put_numpy(packed: _Bytes, states: _States, own: _Bytes, cells: int) -> None:
+def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
     places = np.arange(len(states)) * (2 * cells + 1) + (states.astype(np.int64) + cells)
     bits = np.unpackbits(packed, bitorder="little")
     bits[places] = np.unpackbits(own, count=len(states), bitorder="little")
@@ -74,7 +72,7 @@ def _put_numpy(packed: _Bytes, states: _States, own: _Bytes, cells: int) -> None
 
 
 @compiled(_put_numpy)
-def _put(packed: _Bytes, states: _States, own: _Bytes, cells: int) -> None:
+def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
     """Overwrite each parameter's own bit with the next bit of `own`."""
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]
@@ -87,7 +85,7 @@ def _put(packed: _Bytes, states: _States, own: _Bytes, cells: int) -> None:
 _UNPACKED_AT_ONCE = 1 << 13
 
 
-def _fold_numpy(words: _Words, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
+def _fold_numpy(words: Uint64s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
     packed = words.view(np.uint8)
     values = np.arange(-cells, cells + 1, dtype=np.float64)  # whole and small: the sums are exact
     for begin in range(0, len(sums), _UNPACKED_AT_ONCE):
@@ -98,7 +96,7 @@ def _fold_numpy(words: _Words, cells: int, sums: npt.NDArray[np.signedinteger[An
 
 
 @compiled(_fold_numpy)
-def _fold(words: _Words, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
+def _fold(words: Uint64s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
     states = 2 * cells + 1
     for i in range(len(sums)):
         total = 0
@@ -120,11 +118,7 @@ def _fold(words: _Words, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -
         sums[i] += total
 
 
-def _ones_python(word: np.uint64) -> int:
-    return int(word).bit_count()
-
-
-@compiled(_ones_python)
+@compiled()
 def _ones(word: np.uint64) -> int:
     """How many bits of a word are 1, in the form that LLVM turns into one instruction."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)

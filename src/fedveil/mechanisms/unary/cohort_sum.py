@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Int64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.binomial import Binomial
+from fedveil.mechanisms.unary.rounding import States
 
-_States = npt.NDArray[np.int16]
 _Counts = npt.NDArray[np.unsignedinteger[Any]]
 
 
@@ -34,7 +35,7 @@ class CohortSum:
         self._cells = cells
         self._counts: _Counts = np.zeros((dimension, 2 * cells + 1), np.min_scalar_type(capacity))
 
-    def add(self, states: _States) -> None:
+    def add(self, states: States) -> None:
         """Count one client, whose parameters are in these states, each in -cells..cells."""
         self._claim(1)
         _count(self._counts, states, self._cells)
@@ -49,7 +50,7 @@ class CohortSum:
             raise ValueError(f"more than {self._capacity} clients in one cohort")
         self.clients += clients
 
-    def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> npt.NDArray[np.int64]:
+    def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
         """Σ of the clients' S for every parameter, exactly from the law of a sum of reports."""
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)
@@ -64,11 +65,11 @@ class CohortSum:
         return total
 
 
-def _count_numpy(counts: _Counts, states: _States, cells: int) -> None:
+def _count_numpy(counts: _Counts, states: States, cells: int) -> None:
     counts[np.arange(len(states)), states.astype(np.int64) + cells] += 1
 
 
 @compiled(_count_numpy)
-def _count(counts: _Counts, states: _States, cells: int) -> None:
+def _count(counts: _Counts, states: States, cells: int) -> None:
     for i in range(len(states)):
         counts[i, states[i] + cells] += 1

@@ -16,17 +16,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Array, Float64s, Int64s, Uint8s
 from fedveil._validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.biased_bits import double_above_q
-from fedveil.mechanisms.unary.code_bits import (
-    code_count,
-    draw_codes,
-    fold_codes,
-    packed_codes_size,
-    unpack_codes,
-)
+from fedveil.mechanisms.unary import code_bits
 from fedveil.mechanisms.unary.release import UnaryRelease
 from fedveil.mechanisms.unary.rounding import States, nearest_states, stochastic_states
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
@@ -37,8 +32,8 @@ Kind: TypeAlias = Literal["rr", "oue"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 ReportKind: TypeAlias = Literal["sum", "bits"]
 #: `sum`: S of every parameter, int16 or int32. `bits`: packed codes, uint8.
-Report: TypeAlias = npt.NDArray[Any]
-Running: TypeAlias = npt.NDArray[np.int64]
+Report: TypeAlias = Array
+Running: TypeAlias = Int64s
 
 MAX_CELLS = 4096
 #: Above it e^-eps leaves the range of normal double-precision numbers.
@@ -163,7 +158,7 @@ class UnaryEncoding:
         return array.astype(np.int16, copy=False)
 
     def _codes(self, states: States, entropy: Entropy) -> Report:
-        return draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
+        return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
         """S by way of the bits: tables for so many states would not fit a memory."""
@@ -171,7 +166,7 @@ class UnaryEncoding:
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
             packed = self._codes(states[begin : begin + step], entropy)
-            fold_codes(packed, self.cells, sums[begin : begin + step])
+            code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
         """Fold a report into the running Σ S of every parameter, which is changed and returned."""
@@ -185,16 +180,16 @@ class UnaryEncoding:
         if self.report == "sum":
             running += report
         else:
-            fold_codes(report, self.cells, running)
+            code_bits.fold_codes(report, self.cells, running)
         return running
 
     def _count(self, report: Report) -> int:
-        count = code_count(report, self.cells) if report.dtype == np.uint8 else None
+        count = code_bits.code_count(report, self.cells) if report.dtype == np.uint8 else None
         if count is None:
             raise InvalidValue(f"report is no packing of codes of {self.states} bits")
         return count
 
-    def estimate(self, reports: Running | Sequence[Report], n: int) -> npt.NDArray[np.float64]:
+    def estimate(self, reports: Running | Sequence[Report], n: int) -> Float64s:
         """The mean of n clients' values, from their reports or from the running Σ S.
 
         Unbiased for the mean of the encoded values, state * value_range / cells.
@@ -208,7 +203,7 @@ class UnaryEncoding:
             running = functools.reduce(self.add, reports[1:], self.add(None, reports[0]))
         return running.astype(np.float64) * (self.value_range / (self.cells * n * self._gap))
 
-    def frequencies(self, reports: Sequence[Report]) -> npt.NDArray[np.float64]:
+    def frequencies(self, reports: Sequence[Report]) -> Float64s:
         """Estimated share of clients in each state, one parameter a row, from `bits` reports.
 
         (frequency - q) / (p - q), unbiased; a row times the states is `estimate`'s mean.
@@ -220,7 +215,7 @@ class UnaryEncoding:
         for report in reports:
             if self._count(report) != count:
                 raise InvalidValue("reports are of different numbers of parameters")
-            ones += unpack_codes(report, self.cells, count)
+            ones += code_bits.unpack_codes(report, self.cells, count)
         return (ones / len(reports) - self.q) / self._gap
 
     @property
@@ -243,7 +238,7 @@ class UnaryEncoding:
         spread = squares * other + x**2 * (own - other)
         return self.value_range**2 * spread / (n * self._gap**2)
 
-    def sum_law(self, state: int) -> npt.NDArray[np.float64]:
+    def sum_law(self, state: int) -> Float64s:
         """Pr[S = s], s = -largest_sum..largest_sum; relative error below 3 states 2^-53."""
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)
@@ -266,16 +261,16 @@ class UnaryEncoding:
     def packed_size(self, dimension: int) -> int:
         """Bytes of the packed report of a vector."""
         if self.report == "bits":
-            return packed_codes_size(dimension * self.states)
+            return code_bits.packed_codes_size(dimension * self.states)
         return packed_size(dimension, self.sum_bits)
 
-    def pack(self, report: Report) -> npt.NDArray[np.uint8]:
+    def pack(self, report: Report) -> Uint8s:
         """A report as the bytes that travel; `bits` are packed already."""
         if self.report == "bits":
             return report
         return pack(report, -self.largest_sum, self.sum_bits)
 
-    def unpack(self, packed: npt.NDArray[np.uint8], dimension: int) -> Report:
+    def unpack(self, packed: Uint8s, dimension: int) -> Report:
         """The report of a vector from untrusted bytes: the inverse of `pack`.
 
         Raises `InvalidValue` for bytes that are not the packing of any report.

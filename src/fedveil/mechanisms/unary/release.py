@@ -27,7 +27,6 @@ class UnaryRelease:
     epsilon: float
 
     def distribution(self) -> LossDistribution:
-        """The privacy-loss distribution; dominates every pair of states."""
         return _distribution(self)
 
 

@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Float64s, Int16s, Int32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 
-States: TypeAlias = npt.NDArray[np.int16]
+States: TypeAlias = Int16s
 
 _Values = npt.NDArray[np.floating[Any]]
 #: Words of keystream drawn at once: 256 KiB.
@@ -63,7 +64,7 @@ def _floating(values: npt.ArrayLike) -> _Values:
     return array if array.dtype == np.float32 else array.astype(np.float64, copy=False)
 
 
-def _scaled(values: _Values, cells: int, value_range: float) -> npt.NDArray[np.float64]:
+def _scaled(values: _Values, cells: int, value_range: float) -> Float64s:
     """cells * value / value_range in [-cells, cells]; one rounding where `values` is float32."""
     with np.errstate(over="ignore"):  # infinity is clipped too
         return np.clip(values.astype(np.float64) * cells / value_range, -cells, cells)
@@ -91,9 +92,9 @@ def _stochastic_numpy(
     values: _Values,
     cells: int,
     value_range: float,
-    words: npt.NDArray[np.uint64],
+    words: Uint64s,
     states: States,
-    undecided: npt.NDArray[np.int32],
+    undecided: Int32s,
 ) -> int:
     scaled = _scaled(values, cells, value_range)
     if np.isnan(scaled).any():
@@ -112,9 +113,9 @@ def _stochastic(
     values: _Values,
     cells: int,
     value_range: float,
-    words: npt.NDArray[np.uint64],
+    words: Uint64s,
     states: States,
-    undecided: npt.NDArray[np.int32],
+    undecided: Int32s,
 ) -> int:
     """Compare 64 binary digits of every fraction with a word; list those that need more.
 

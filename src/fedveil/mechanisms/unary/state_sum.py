@@ -13,11 +13,11 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil._arrays import Float64s
 from fedveil.mechanisms.exact.alias_table import AliasTables
 
-_Law = npt.NDArray[np.float64]
+_Law = Float64s
 
 #: Tables hold (2 cells + 1) * (cells (cells + 1) + 1) probabilities: 33 MB at 127 cells.
 MAX_TABLE_CELLS = 127

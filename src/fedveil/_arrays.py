@@ -1,0 +1,20 @@
+"""The types of arrays, by what they hold; a name of its own is for what the numbers mean."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Float32s: TypeAlias = npt.NDArray[np.float32]
+Float64s: TypeAlias = npt.NDArray[np.float64]
+Int16s: TypeAlias = npt.NDArray[np.int16]
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Uint8s: TypeAlias = npt.NDArray[np.uint8]
+Uint16s: TypeAlias = npt.NDArray[np.uint16]
+Uint32s: TypeAlias = npt.NDArray[np.uint32]
+Uint64s: TypeAlias = npt.NDArray[np.uint64]
