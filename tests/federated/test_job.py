@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
 from fedveil.protections.dp_encrypt import DPEncryptSettings
+from fedveil.protections.positions import find
 from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.rr_oue import UnarySettings
 from fedveil.protections.signds import SignDSSettings
 from fedveil.settings import allowed
+from fedveil.settings.settings import Settings
 from job_checks import POSITIONS, at, load, problems, vectors
 
 DEFAULT = """\

@@ -11,8 +11,8 @@ from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.own_code import is_function
 from fedveil.protections.base import Cohort, Weighting
 from fedveil.protections.positions import POSITIONS, fault_phases
-from fedveil.settings.base import Block, Device, RunName, or_function
 from fedveil.settings.checked_job import CheckedJob
+from fedveil.settings.settings import Block, Device, RunName, or_function
 
 DATASETS = (
     "digits",

@@ -11,10 +11,10 @@ from fedveil.errors import InvalidValue
 from fedveil.protections.base import Protection
 from fedveil.protections.positions import POSITIONS, find
 from fedveil.settings.allowed import sentences
-from fedveil.settings.base import Choice, Settings, function_text
+from fedveil.settings.settings import Choice, Settings, function_text
 
 #: A parameter of a protection of one's own, which its class checks.
-OwnValue: TypeAlias = bool | int | float | str | None
+OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):

@@ -43,7 +43,7 @@ from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import PHASES, TRAINS
 from fedveil.secagg.server import Server
 from fedveil.secagg.terms import Terms
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 
 
 class PWEncryptSettings(Settings):

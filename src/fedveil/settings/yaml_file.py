@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from fedveil.errors import JobError
 from fedveil.settings import allowed
 from fedveil.settings.allowed import Path, block_of, blocks_of
-from fedveil.settings.base import Choice
+from fedveil.settings.settings import Choice
 
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _FLOAT = "tag:yaml.org,2002:float"

@@ -21,7 +21,7 @@ from fedveil.own_code import is_function
 from fedveil.protections.base import Protection, Weighting
 from fedveil.protections.positions import POSITIONS, find
 from fedveil.settings.allowed import sentences, shown
-from fedveil.settings.base import Settings, function_text
+from fedveil.settings.settings import Settings, function_text
 
 #: The built-in positions that an app may have.
 OFFERED = tuple(name for name, position in POSITIONS.items() if position.for_apps)
