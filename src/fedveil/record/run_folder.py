@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from fedveil._files import PARTIAL, write_whole
 from fedveil.errors import FolderInUse, RunFolderError
 
 JOB = "job.yaml"
@@ -23,7 +23,6 @@ EVENTS = "events.log"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 _LOCK = ".lock"
-_PARTIAL = ".part"
 
 
 class RunFolder:
@@ -49,7 +48,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             lock = _take_lock(path)
             # A run that was killed in its first instant leaves a lock and a part of a file.
-            if any(e.name != _LOCK and e.suffix != _PARTIAL for e in path.iterdir()):
+            if any(e.name != _LOCK and e.suffix != PARTIAL for e in path.iterdir()):
                 lock.close()
                 raise RunFolderError(
                     f"{path} is not empty: name another folder, or go on with that run by "
@@ -81,13 +80,7 @@ class RunFolder:
         target = self.path / name
         with explained(self.path):
             target.parent.mkdir(exist_ok=True)
-            partial = target.with_name(target.name + _PARTIAL)
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
-            _sync_directory(target.parent)
+            write_whole(target, data)
 
 
 def _new_path(name: str) -> Path:
@@ -139,11 +132,3 @@ def _take_lock(path: Path) -> IO[str]:
         lock.close()
         raise FolderInUse(f"{path} is in use by another run") from None
     return lock
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

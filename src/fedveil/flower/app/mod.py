@@ -31,7 +31,7 @@ from fedveil.flower.app.pins import (
 )
 from fedveil.flower.app.reveal import METRICS, revealed
 from fedveil.flower.app.wire import OFFER, WITHHELD, number_of
-from fedveil.flower.own_ledger import OwnLedger
+from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.message import Message, encode, take

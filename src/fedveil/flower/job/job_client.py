@@ -28,7 +28,7 @@ from fedveil.flower.job.app_folder import (
     read_roster,
 )
 from fedveil.flower.job.identity_file import read_identity
-from fedveil.flower.own_count import OwnCount
+from fedveil.flower.own_account import OwnCount
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.message import Value, encode, only_fields, take

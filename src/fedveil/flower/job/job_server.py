@@ -19,7 +19,7 @@ from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.federation import Executor, Federation, Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
-from fedveil.errors import DeploymentError, FedveilError, FolderInUse
+from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_notes
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
@@ -56,8 +56,8 @@ def serve(folder: Path, grid: Grid, context: Context) -> Run:
             engine = FlowerEngine(grid, folder)
             run = Federation(job, engine, partial(_open, path, job), stack).run(display.show)
     except FedveilError as error:
-        sentence = "; ".join([str(error), *getattr(error, "__notes__", [])])
-        console.print(f"error: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        sentence = f"error: {with_notes(str(error), error)}"
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
         raise
     display.summary(run)
     return run

@@ -1,0 +1,34 @@
+"""Files that are replaced as a whole: whoever reads one sees the old bytes or the new."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: What the name of a file that is not whole yet ends with.
+PARTIAL = ".part"
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file that is never open to more than `mode` says, not even while it is written."""
+    partial = path.with_name(path.name + PARTIAL)
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    put_in_place(partial, path)
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Give a finished file its name, which a power cut takes away neither in whole nor in part."""
+    _sync(partial)
+    partial.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
