@@ -179,7 +179,7 @@ class _Answer:
             state.put(self._round, {**to_keep, _TERMS: self.offer.job(self._context.run_id)})
         records = to_records(report)
         if trained is not None:
-            self._own_ledger().record(self._spending())
+            OwnLedger(self._context.state).record(self._spending())
             if trained.metrics:
                 records[METRICS] = trained.metrics
         return records
@@ -188,11 +188,12 @@ class _Answer:
         """Let the app train, and take its update from the arrays before and after."""
         received = _only_arrays(self._message.content, "message")
         before = read(received)
-        layout = ArrayLayout(before, self.offer.kept, perturbed=self.offer.perturbs)
+        options = self.offer.options
+        layout = ArrayLayout(before, options.kept, perturbed=options.position.perturbs)
         if layout.dimension != self.offer.dimension:
             raise _Refused("the offer is for another number of entries than the arrays have")
         try:
-            self._own_ledger().check(self._spending(), limits(self._pins))
+            OwnLedger(self._context.state).check(self._spending(), limits(self._pins))
         except MessageInvalid as error:
             raise _Refused(str(error)) from None
         model = layout.vector(before)
@@ -241,9 +242,6 @@ class _Answer:
     def _spending(self) -> Sequence[Spending]:
         """What the report costs: an opening has the epsilon of its round where that may change."""
         return self._protection.spending({**self._protection.initial_state(), **self._words})
-
-    def _own_ledger(self) -> OwnLedger:
-        return OwnLedger(self._context.state)
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:

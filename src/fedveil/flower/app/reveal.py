@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from flwr.app import MetricRecord, RecordDict
@@ -52,12 +52,6 @@ class Means:
     def record(self) -> dict[str, Metric]:
         """The means."""
         return {name: _times(total, 1 / weights) for name, (total, weights) in self._sums.items()}
-
-
-def common_names(records: Iterable[MetricRecord]) -> set[str]:
-    """The names that all of the records hold."""
-    sets = [set(record) for record in records]
-    return set.intersection(*sets) if sets else set()
 
 
 def _alike(one: Metric, other: Metric) -> bool:

@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.errors import DeploymentError
-from fedveil.secagg.keys import Identity
 from fedveil.secagg.secret import Secret
 
 
@@ -51,8 +50,3 @@ def read_identity(path: Path) -> Secret:
             f"identity {path} does not hold an Ed25519 key in PEM: `fedveil identity` makes one"
         )
     return Secret(key.private_bytes_raw())
-
-
-def public_key(path: Path) -> str:
-    """The public half of the key in `path`, as a roster writes it."""
-    return Identity(read_identity(path)).public.hex()

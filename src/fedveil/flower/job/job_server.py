@@ -121,11 +121,9 @@ class FlowerEngine:
         return ()
 
     def describe(self) -> Iterable[str]:
-        """What a reader of the events must know."""
         yield "clients are Flower SuperNodes; their reasons, warnings and times stay with them"
 
     def start(
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:
-        """Ready when the first round opens."""
         return GridExecutor(self._grid, job, shape, protection, event)
