@@ -65,14 +65,13 @@ def _weighs_equally(job: JobFields) -> str | None:
 def _phases_known(job: JobFields) -> str | None:
     """`simulation.dropouts` names phases of the protection, or of a built-in one."""
     known = fault_phases(job.protection.position)
-    strangers = []
-    for name in job.simulation.dropouts:
-        if name not in known:
-            hint = did_you_mean(difflib.get_close_matches(name, known, 1))
-            strangers.append(
-                f"simulation.dropouts.{plain(name)} is not a known key{hint}; the keys are "
-                f"{', '.join(known)}"
-            )
+    strangers = [
+        f"simulation.dropouts.{plain(name)} is not a known key"
+        f"{did_you_mean(difflib.get_close_matches(name, known, 1))}; the keys are "
+        f"{', '.join(known)}"
+        for name in job.simulation.dropouts
+        if name not in known
+    ]
     return "; ".join(strangers) or None
 
 

@@ -25,8 +25,7 @@ class Switch(Choice):
     }
 
     name: Annotated[str, function_text("package.module:Name", *POSITIONS)] = Field(
-        "not_encrypt",
-        description="the position of the switch; one of yours is a class",
+        "not_encrypt", description="the position of the switch; one of yours is a class"
     )
 
     @classmethod

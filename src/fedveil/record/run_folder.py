@@ -6,9 +6,8 @@ import fcntl
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -86,15 +85,13 @@ class RunFolder:
 def _new_path(name: str) -> Path:
     """Make a folder under runs/ that nobody else has made."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    for number in count(1):
-        path = Path("runs") / (f"{name}-{stamp}" + (f"-{number}" if number > 1 else ""))
-        with explained(path):
-            try:
-                path.mkdir(parents=True)
-            except FileExistsError:
-                continue
-        break
-    return path
+    path, number = Path("runs", f"{name}-{stamp}"), 1
+    while True:
+        with explained(path), suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+        number += 1
+        path = Path("runs", f"{name}-{stamp}-{number}")
 
 
 @contextmanager

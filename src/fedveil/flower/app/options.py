@@ -56,7 +56,6 @@ class Options(Settings):
 
     @property
     def parameters(self) -> Settings:
-        """The protection's own."""
         kind: type[Settings] = self.position.settings_type
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
@@ -68,17 +67,14 @@ class Options(Settings):
 
     @property
     def weighs(self) -> Weighting:
-        """How clients count."""
         return self.weighting or ("equal" if self.position.perturbs else "by_size")
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The patterns of `keep`."""
         return names(self.keep)
 
     @property
     def revealed(self) -> frozenset[str]:
-        """The names of `reveal`."""
         return frozenset(names(self.reveal))
 
 

@@ -61,11 +61,7 @@ class ProtectedStrategy(Strategy):
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        *,
-        run_config: Mapping[str, Any] | None = None,
-        **settings: Any,
+        self, strategy: Strategy, *, run_config: Mapping[str, Any] | None = None, **settings: Any
     ) -> None:
         _check_inner(strategy)
         self.strategy = strategy

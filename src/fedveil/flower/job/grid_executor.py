@@ -118,10 +118,7 @@ class GridExecutor:
             )
 
     def _outgoing(
-        self,
-        phase: str,
-        client_of: Mapping[int, ClientId],
-        messages: Mapping[ClientId, Message],
+        self, phase: str, client_of: Mapping[int, ClientId], messages: Mapping[ClientId, Message]
     ) -> Iterator[FlowerMessage]:
         common = common_record(self._common(phase == self._protection.trains))
         encoded: dict[int, bytes] = {}  # a message that is the same object for all is encoded once
@@ -141,11 +138,7 @@ class GridExecutor:
 
     def _common(self, trains: bool) -> Message:
         context, shape = self._context, self._shape
-        common = {
-            "opening": self._opening,
-            "round": context.round,
-            "dimension": len(context.model),
-        }
+        common = {"opening": self._opening, "round": context.round, "dimension": len(context.model)}
         if not trains:
             return common
         return common | {

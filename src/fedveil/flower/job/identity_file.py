@@ -17,9 +17,7 @@ def make_identity(path: Path) -> str:
     """Write a new key to `path`, an existing file is never overwritten; gives its public half."""
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

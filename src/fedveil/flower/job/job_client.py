@@ -26,7 +26,7 @@ from fedveil.flower.own_account import OwnCount
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.message import Value, encode, only_fields, take
-from fedveil.protections.base import ClientContext, Protection, Update
+from fedveil.protections.base import ClientContext, Protection
 from fedveil.protections.positions import find
 from fedveil.rounds.answers import ClientId
 
@@ -161,7 +161,7 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
             client=member.client,
             round=round,
             # What needs no update needs neither model nor examples.
-            model=_no_model(dimension) if training is None else training.model,
+            model=np.broadcast_to(np.float32(0), dimension) if training is None else training.model,
             examples=0 if training is None else training.examples,
             entropy=report_entropy(job).stream("report", round, member.client),
         )
@@ -180,10 +180,6 @@ def _charge(job: Job, member: Member, protection: Protection) -> None:
         count = OwnCount(member.state_folder.file(job_digest(job), member.client, "reports"))
         spending = protection.spending(protection.initial_state())
         count.charge(spending, job.rounds + job.deployment.repeats)
-
-
-def _no_model(dimension: int) -> Update:
-    return np.broadcast_to(np.float32(0), (dimension,))
 
 
 def _text(config: Mapping[str, object], key: str) -> str | None:
