@@ -216,7 +216,7 @@ def deploy(
     if seeded:
         seen = "reports draw from the job's seed: whoever reads the job can take the protection off"
         _remark("warning", [seen])
-    if settings.protection.name == "not_encrypt" and settings.weighting == "by_size":
+    if settings.protection.name == "not_encrypt" and settings.server.weighting == "by_size":
         _remark(
             "note",
             ["under not_encrypt and server.weighting = by_size a report says how many examples "

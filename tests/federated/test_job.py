@@ -109,8 +109,8 @@ def test_weighting_follows_the_protection(position: str):
     local = position in ("dp_encrypt", "signds", "rr", "oue")
     assert find(position).perturbs == local
     job = Job(protection=position)
-    assert job.weighting == job.server.weighting == ("equal" if local else "by_size")
-    assert load(f"protection: {position}\nserver: {{weighting: equal}}").weighting == "equal"
+    assert job.server.weighting == ("equal" if local else "by_size")
+    assert load(f"protection: {position}\nserver: {{weighting: equal}}").server.weighting == "equal"
     if local:
         sentence = problems(f"protection: {position}\nserver: {{weighting: by_size}}")
         assert sentence == [
@@ -120,12 +120,12 @@ def test_weighting_follows_the_protection(position: str):
         ]
     else:
         explicit = load(f"protection: {position}\nserver: {{weighting: by_size}}")
-        assert explicit.weighting == "by_size"
+        assert explicit.server.weighting == "by_size"
 
 
 def test_an_explicit_by_size_stays_an_error_when_the_switch_is_set():
     assert len(problems(DEFAULT, "protection=signds")) == 1
-    assert load(DEFAULT, "protection=signds", "server.weighting=equal").weighting == "equal"
+    assert load(DEFAULT, "protection=signds", "server.weighting=equal").server.weighting == "equal"
 
 
 # --- cohorts ------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_a_complete_file_of_the_sources_experiment():
         },
     )
     assert conversion.job == expected
-    assert conversion.job.weighting == "equal"
+    assert conversion.job.server.weighting == "equal"
     assert conversion.ignored == [
         "enable_ssl",
         "checkpoint_dir",
@@ -133,7 +133,7 @@ def test_secure_aggregation_with_latecomers():
     assert job.protection.pw_encrypt.reconstruct_secrets_threshold == 35
     assert job.protection.pw_encrypt.cipher_time_window == 20000
     assert job.simulation.dropouts == {"masked": 0.1}
-    assert job.weighting == "by_size"
+    assert job.server.weighting == "by_size"
     assert conversion.ignored == []
     assert any("45 of 50 updates close a round" in note for note in conversion.notes)
 

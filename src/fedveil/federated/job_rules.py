@@ -52,7 +52,8 @@ def _weighs_equally(job: JobFields) -> str | None:
     """`server.weighting: by_size` is refused under a protection that perturbs reports: it tells the
     server how much data each client has and breaks the sensitivity of local privacy."""
     explicit = "weighting" in job.server.model_fields_set
-    if not (explicit and job.server.weighting == "by_size" and job.must_weigh_equally):
+    perturbs = job.protection.position.perturbs
+    if not (explicit and job.server.weighting == "by_size" and perturbs):
         return None
     return (
         f"server.weighting = by_size tells the server how much data each client has and breaks "

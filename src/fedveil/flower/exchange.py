@@ -37,9 +37,9 @@ def exchange(
     pause = FIRST_PAUSE_S
     while waiting:
         heard = False
-        left_out = list(waiting)
-        for start in range(0, len(left_out), BATCH):
-            for reply in grid.pull_messages(left_out[start : start + BATCH]):
+        ids = list(waiting)
+        for start in range(0, len(ids), BATCH):
+            for reply in grid.pull_messages(ids[start : start + BATCH]):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
                     heard = True

@@ -19,6 +19,8 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 _LONGEST_SHOWN = 60
+#: The two ways of writing that a value is of one type or of another.
+_EITHER = (Union, types.UnionType)
 
 #: A key's place in a job: ("protection", "signds", "sign_k").
 Path = tuple[str, ...]
@@ -75,7 +77,8 @@ class Allowed:
 
     def complaint(self, value: object) -> str:
         """Why `value`, which was refused, is refused."""
-        if self.interval and self._is_number(value):
+        kinds = int if self.number == "whole number" else int | float
+        if self.interval and isinstance(value, kinds) and not isinstance(value, bool):
             besides = f" and not {' or '.join(self.words)}" if self.words else ""
             return f"is outside {self.interval}{besides}"
         complaint = f"is not {self}"
@@ -84,10 +87,6 @@ class Allowed:
         if self.text and value is not None and not isinstance(value, list | Mapping):
             return f"{complaint}; text that looks like something else is written in quotes"
         return complaint
-
-    def _is_number(self, value: object) -> bool:
-        kinds: tuple[type, ...] = (int,) if self.number == "whole number" else (int, float)
-        return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def allowed(field: FieldInfo) -> Allowed:
@@ -100,7 +99,9 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
     A block that may be null is one too.
     """
-    kind, *others = [member for member in _members(field.annotation) if member is not type(None)]
+    either = get_origin(field.annotation) in _EITHER
+    members = get_args(field.annotation) if either else (field.annotation,)
+    kind, *others = [member for member in members if member is not type(None)]
     return kind if not others and _is_block(kind) else None
 
 
@@ -223,7 +224,7 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> Allowed:
     if origin is Annotated:
         fields = [item.metadata if isinstance(item, FieldInfo) else [item] for item in arguments]
         return _allowed(arguments[0], [*metadata, *chain(*fields[1:])])
-    if origin is Union or origin is types.UnionType:
+    if origin in _EITHER:
         return _either([_allowed(member, metadata) for member in arguments])
     if origin is Literal:
         return Allowed(words=arguments)
@@ -244,11 +245,6 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> Allowed:
     if annotation is type(None):
         return Allowed(null=True)
     raise TypeError(f"no words for {annotation!r}")
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    either = get_origin(annotation) in (Union, types.UnionType)
-    return get_args(annotation) if either else (annotation,)
 
 
 def _is_block(kind: Any) -> TypeGuard[type[BaseModel]]:

@@ -74,7 +74,8 @@ class ProtectMod:
         try:
             pins = pins_of(self._keywords, context.run_config, context.node_config)
             if message.metadata.message_type.split(".")[0] != "train":
-                return self._filtered(message, context, call_next, pins)
+                shown = _shown(_ask_app(message, context, call_next), revealed_by(pins))
+                return FlowerMessage(RecordDict({METRICS: shown}), reply_to=message)
             answer = _Answer(message, context, call_next, pins)
             self._warn_without_pin(pins, answer.offer)
             content = answer.content()
@@ -100,18 +101,6 @@ class ProtectMod:
                 "with the protection's parameters, sets the least that it accepts",
                 offer.options.protection,
             )
-
-    def _filtered(
-        self,
-        message: FlowerMessage,
-        context: Context,
-        call_next: ClientAppCallable,
-        pins: list[Pin],
-    ) -> FlowerMessage:
-        """The reply to a message that is not about training, with its revealed metrics alone."""
-        content = _ask_app(message, context, call_next)
-        metrics = _shown(content, revealed_by(pins))
-        return FlowerMessage(RecordDict({METRICS: metrics}), reply_to=message)
 
 
 def _error(code: int, reason: str, message: FlowerMessage) -> FlowerMessage:
