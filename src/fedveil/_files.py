@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: whoever reads one sees the old bytes or the new."""
+"""How files are written that must be whole, or secret, from their first instant on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from pathlib import Path
 PARTIAL = ".part"
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a file that is never open to more than `mode` says, not even while it is written."""
-    partial = path.with_name(path.name + PARTIAL)
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Make a file that is never open to more than `mode` says, or raise FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write or replace a file: whoever reads it sees the old bytes or the new."""
+    partial = path.with_name(path.name + PARTIAL)
+    partial.unlink(missing_ok=True)
+    write_new(partial, data, mode)
     put_in_place(partial, path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -44,8 +44,6 @@ class AppCarrier:
         training = phase == self.trains
         for node, reply in exchange(self.grid, self._out(messages, training), self.timeout_s):
             answer = self._read(number_of(node), reply, training)
-            if isinstance(answer, answers.Refused | answers.Withheld | answers.Failed):
-                answer = replace(answer, reason=answers.short(answer.reason))
             if answer is not None:
                 yield answer
 
@@ -86,8 +84,8 @@ class AppCarrier:
                 return None
             reason = reply.error.reason or f"error {reply.error.code}"
             if reason.startswith(WITHHELD):
-                return answers.Withheld(client, reason.removeprefix(WITHHELD))
-            return answers.Failed(client, reason)
+                return answers.Withheld(client, answers.short(reason.removeprefix(WITHHELD)))
+            return answers.Failed(client, answers.short(reason))
         content = reply.content
         try:
             if training:
@@ -95,7 +93,7 @@ class AppCarrier:
             return answers.Report(client, encoded_message(content))
         except MessageInvalid as invalid:
             reason = str(invalid) if MESSAGE in content else _NO_REPORT
-            return answers.Refused(client, 0, reason)
+            return answers.Refused(client, 0, answers.short(reason))
 
     def _take_revealed(self, content: RecordDict) -> MetricRecord:
         metrics = content.pop(METRICS, MetricRecord())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedveil._files import write_new
 from fedveil.errors import DeploymentError
 from fedveil.secagg.secret import Secret
 
@@ -20,13 +20,11 @@ def make_identity(path: Path) -> str:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_new(path, pem)
     except FileExistsError:
         raise DeploymentError(f"{path} exists, and a key is never overwritten") from None
     except OSError as error:
         raise DeploymentError(f"{path} cannot be written: {error.strerror}") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(pem)
     return key.public_key().public_bytes_raw().hex()
 
 
