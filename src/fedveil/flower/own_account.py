@@ -22,35 +22,23 @@ _PARTS = ("alike.", "any.")
 _ME = 0
 
 
-class OwnCount:
-    """How many reports a client has given of a job, in a file that outlives every restart."""
+def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
+    """One more report of a job is about to leave; raises `ClientWithheld` beyond `limit` of them.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def charge(self, spending: Sequence[Spending], limit: int) -> None:
-        """One more report is about to leave; raises `ClientWithheld` beyond `limit` of them.
-
-        A report that promises nothing by itself is not counted: it has no loss to limit.
-        """
-        if any(math.isinf(spent.loss.epsilon) for spent in spending):
-            return
-        given = self._read()
-        if given >= limit:
-            raise ClientWithheld(
-                f"this client has given {given} reports of this job, rounds + "
-                f"deployment.repeats = {limit} are all that it gives"
-            )
-        write_whole(self._path, str(given + 1).encode())
-
-    def _read(self) -> int:
-        try:
-            text = self._path.read_text()
-        except FileNotFoundError:
-            return 0
-        if not text.isdecimal():
-            raise DeploymentError(f"{self._path} is damaged: it does not hold a number")
-        return int(text)
+    The number is in a file of the client's, which outlives every restart. A report that promises
+    nothing by itself is not counted: it has no loss to limit.
+    """
+    if any(math.isinf(spent.loss.epsilon) for spent in spending):
+        return
+    given = path.read_text() if path.exists() else "0"
+    if not given.isdecimal():
+        raise DeploymentError(f"{path} is damaged: it does not hold a number")
+    if int(given) >= limit:
+        raise ClientWithheld(
+            f"this client has given {int(given)} reports of this job, rounds + "
+            f"deployment.repeats = {limit} are all that it gives"
+        )
+    write_whole(path, str(int(given) + 1).encode())
 
 
 class OwnLedger:

@@ -95,8 +95,7 @@ class GridExecutor:
     def close(self) -> None:
         """Let clients forget a round that ended without them."""
         if self._unfinished:
-            for _ in exchange(self._grid, self._farewells(), _FORGET_S):
-                pass
+            list(exchange(self._grid, self._farewells(), _FORGET_S))
 
     def _gather(self, round: int) -> None:
         """Wait for everybody who should be there at the start, or come back after a restart."""

@@ -22,7 +22,7 @@ from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
-from fedveil.flower.own_account import OwnCount
+from fedveil.flower.own_account import count_report
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.message import Value, encode, only_fields, take
@@ -177,9 +177,9 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
 
 def _charge(job: Job, member: Member, protection: Protection) -> None:
     if job.privacy.randomness == "secure":  # a seeded report is the same bytes every time
-        count = OwnCount(member.state_folder.file(job_digest(job), member.client, "reports"))
+        path = member.state_folder.file(job_digest(job), member.client, "reports")
         spending = protection.spending(protection.initial_state())
-        count.charge(spending, job.rounds + job.deployment.repeats)
+        count_report(path, spending, job.rounds + job.deployment.repeats)
 
 
 def _text(config: Mapping[str, object], key: str) -> str | None:
