@@ -55,14 +55,11 @@ class Switch(Choice):
 
 def _blocks() -> dict[str, Any]:
     """A field for each block that positions name, and one for the parameters of others."""
-    users: dict[str, list[type[Protection]]] = {}
-    for position in POSITIONS.values():
-        if position.block is not None:
-            users.setdefault(position.block, []).append(position)
     fields: dict[str, Any] = {}
-    for block, positions in users.items():
-        kind = positions[0].settings_type
-        names = " and ".join(position.name for position in positions)
+    for block in filter(None, (position.block for position in POSITIONS.values())):
+        users = [position for position in POSITIONS.values() if position.block == block]
+        kind = users[0].settings_type
+        names = " and ".join(position.name for position in users)
         fields[block] = (kind, Field(default_factory=kind, description=f"parameters of {names}"))
     about = "parameters of a position of yours, which its class names"
     fields["own"] = (dict[str, OwnValue], Field(default_factory=dict, description=about))

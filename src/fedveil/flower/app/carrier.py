@@ -18,13 +18,13 @@ from fedveil.flower.records import MESSAGE, encoded_message, encoded_records
 from fedveil.message import Message, encode
 from fedveil.rounds import answers
 from fedveil.rounds.answers import Answer, ClientId
-from fedveil.rounds.loop import MergeableHalf
+from fedveil.rounds.loop import Carrier
 
 _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, or another's"
 
 
 @dataclass
-class AppCarrier:
+class AppCarrier(Carrier):
     """Sends each phase out, and reads the replies as they come.
 
     `invited`: the messages that the inner strategy would send, whose content travels in the phase
@@ -46,11 +46,6 @@ class AppCarrier:
             answer = self._read(number_of(node), reply, training)
             if answer is not None:
                 yield answer
-
-    def fold(
-        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
-    ) -> Iterator[Answer]:
-        return self.ask(phase, messages)  # reports arrive here, where they are folded
 
     def _out(self, asked: Mapping[ClientId, Message], training: bool) -> Sequence[FlowerMessage]:
         """Flower's messages; what is the same for several clients is one object."""

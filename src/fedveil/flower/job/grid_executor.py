@@ -19,7 +19,7 @@ from fedveil.message import Message, encode
 from fedveil.protections.base import Protection, RoundContext
 from fedveil.rounds import answers
 from fedveil.rounds.answers import Answer, ClientId
-from fedveil.rounds.loop import MergeableHalf
+from fedveil.rounds.loop import Carrier
 
 #: A message is kept for so long after the server has stopped waiting for its answer.
 _GRACE_S = 300.0
@@ -30,7 +30,7 @@ _RETURN_S = 90.0
 _FORGET_S = 15.0
 
 
-class GridExecutor:
+class GridExecutor(Carrier):
     """Carries messages to the SuperNodes that say that they are the clients.
 
     A client without a node, and one of whose node Flower says that it failed, is not reached; a
@@ -86,11 +86,6 @@ class GridExecutor:
                 if ended or not isinstance(answer, answers.Report | answers.Unreached):
                     self._unfinished.discard(client)
                 yield answer
-
-    def fold(
-        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
-    ) -> Iterator[Answer]:
-        return self.ask(phase, messages)  # reports arrive here, where they are folded
 
     def close(self) -> None:
         """Let clients forget a round that ended without them."""

@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import ModelShape
-from fedveil.engine.federation import Executor, Federation, Run
+from fedveil.engine.federation import Engine, Executor, Federation, Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
 from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_notes
 from fedveil.federated.job import Job
@@ -95,8 +92,8 @@ def _open(path: Path, job: Job) -> RunFolder:
     return folder
 
 
-class FlowerEngine:
-    """Clients are SuperNodes; the server has its own copy of the test examples and no others'."""
+class FlowerEngine(Engine):
+    """Clients are SuperNodes, which train; the server has the test examples and no others."""
 
     how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
     reports_leave = True
@@ -105,20 +102,9 @@ class FlowerEngine:
         self._grid = grid
         self._roster = read_roster(app / ROSTER)
 
-    def settle(self, job: Job, dataset: Dataset) -> Job:
-        """The job states how many clients there are."""
-        return job
-
-    def check(self, job: Job, shape: ModelShape) -> None:
-        """Clients train, not this machine."""
-
     def protection(self, job: Job, dimension: int) -> Protection:
         """No key comes from the job's seed."""
         return make_protection(job, dimension, Deployed(self._roster))
-
-    def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Training examples are the clients' own."""
-        return ()
 
     def describe(self) -> Iterable[str]:
         yield "clients are Flower SuperNodes; their reasons, warnings and times stay with them"
