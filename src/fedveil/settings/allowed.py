@@ -222,8 +222,9 @@ def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tu
 def _allowed(annotation: Any, metadata: Sequence[Any]) -> Allowed:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        fields = [item.metadata if isinstance(item, FieldInfo) else [item] for item in arguments]
-        return _allowed(arguments[0], [*metadata, *chain(*fields[1:])])
+        inner, *items = arguments
+        more = [item.metadata if isinstance(item, FieldInfo) else [item] for item in items]
+        return _allowed(inner, [*metadata, *chain(*more)])
     if origin in _EITHER:
         return _either([_allowed(member, metadata) for member in arguments])
     if origin is Literal:
