@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedveil import vertical_cli
 from fedveil._version import __version__
-from fedveil.errors import FedveilError, JobError, MissingExtra
+from fedveil.errors import FedveilError, JobError, MissingExtra, with_notes
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
@@ -56,18 +56,13 @@ def main() -> None:
             _complain(problem)
         raise SystemExit(2) from None
     except FedveilError as error:
-        _complain(_with_notes(str(error), error))
+        _complain(with_notes(str(error), error))
         raise SystemExit(1) from None
     except ImportError as error:
         if error.name not in _TORCH_EXTRA:
             raise
         _complain(str(MissingExtra(str(error.name), "torch", "this command")))
         raise SystemExit(1) from None
-
-
-def _with_notes(text: str, error: BaseException) -> str:
-    """A sentence, and what was added to it on the way, such as how to resume."""
-    return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
 def _complain(text: str) -> None:
@@ -121,7 +116,7 @@ def run(
         with RunDisplay(_out, rounds) as display:
             result = train(progress=display.show)
     except KeyboardInterrupt as end:
-        _err.print(_with_notes("interrupted", end), markup=False, highlight=False)
+        _err.print(with_notes("interrupted", end), markup=False, highlight=False)
         raise SystemExit(130) from None
     display.summary(result)
 
@@ -221,7 +216,7 @@ def deploy(
     if seeded:
         seen = "reports draw from the job's seed: whoever reads the job can take the protection off"
         _remark("warning", [seen])
-    if settings.protection.name == "not_encrypt" and settings.weighting == "by_size":
+    if settings.protection.name == "not_encrypt" and settings.server.weighting == "by_size":
         _remark(
             "note",
             ["under not_encrypt and server.weighting = by_size a report says how many examples "

@@ -21,6 +21,11 @@ class FedveilWarning(UserWarning):
     """Something that works, and is likely not what its user wants."""
 
 
+def with_notes(text: str, error: BaseException) -> str:
+    """A sentence, and what was added to the error on its way, such as how to resume."""
+    return "; ".join([text, *getattr(error, "__notes__", [])])
+
+
 class InvalidValue(FedveilError, ValueError):
     """An argument is outside its domain."""
 

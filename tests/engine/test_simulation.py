@@ -33,7 +33,7 @@ from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.not_encrypt import NotEncrypt
 from fedveil.protections.positions import POSITIONS
 from fedveil.rounds.loop import drive
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 
 TIMES = ("seconds_",)
 

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
 from fedveil.protections.dp_encrypt import DPEncryptSettings
+from fedveil.protections.positions import find
 from fedveil.protections.pw_settings import PWEncryptSettings
 from fedveil.protections.rr_oue import UnarySettings
 from fedveil.protections.signds import SignDSSettings
 from fedveil.settings import allowed
+from fedveil.settings.settings import Settings
 from job_checks import POSITIONS, at, load, problems, vectors
 
 DEFAULT = """\
@@ -107,8 +109,8 @@ def test_weighting_follows_the_protection(position: str):
     local = position in ("dp_encrypt", "signds", "rr", "oue")
     assert find(position).perturbs == local
     job = Job(protection=position)
-    assert job.weighting == job.server.weighting == ("equal" if local else "by_size")
-    assert load(f"protection: {position}\nserver: {{weighting: equal}}").weighting == "equal"
+    assert job.server.weighting == ("equal" if local else "by_size")
+    assert load(f"protection: {position}\nserver: {{weighting: equal}}").server.weighting == "equal"
     if local:
         sentence = problems(f"protection: {position}\nserver: {{weighting: by_size}}")
         assert sentence == [
@@ -118,12 +120,12 @@ def test_weighting_follows_the_protection(position: str):
         ]
     else:
         explicit = load(f"protection: {position}\nserver: {{weighting: by_size}}")
-        assert explicit.weighting == "by_size"
+        assert explicit.server.weighting == "by_size"
 
 
 def test_an_explicit_by_size_stays_an_error_when_the_switch_is_set():
     assert len(problems(DEFAULT, "protection=signds")) == 1
-    assert load(DEFAULT, "protection=signds", "server.weighting=equal").weighting == "equal"
+    assert load(DEFAULT, "protection=signds", "server.weighting=equal").server.weighting == "equal"
 
 
 # --- cohorts ------------------------------------------------------------------------------------

@@ -42,6 +42,11 @@ def changed(*changes: tuple[str, Any]) -> dict[str, Any]:
     return data
 
 
+def sharing(job: Job) -> int:
+    """How many of a round's clients share secrets."""
+    return job.protection.pw_encrypt.sharing_clients(job.clients_per_round)
+
+
 class Conversion(NamedTuple):
     """A job that was read from their file, what was ignored in it, and what there is to say."""
 
@@ -85,7 +90,7 @@ def test_a_complete_file_of_the_sources_experiment():
         },
     )
     assert conversion.job == expected
-    assert conversion.job.weighting == "equal"
+    assert conversion.job.server.weighting == "equal"
     assert conversion.ignored == [
         "enable_ssl",
         "checkpoint_dir",
@@ -124,15 +129,11 @@ def test_a_complete_file_of_the_sources_experiment():
 def test_secure_aggregation_with_latecomers():
     conversion = convert(DATA / "mindspore_pw.yaml")
     job = conversion.job
-    assert (job.protection.name, job.clients_per_round, job.sharing_clients) == (
-        "pw_encrypt",
-        50,
-        48,
-    )
+    assert (job.protection.name, job.clients_per_round, sharing(job)) == ("pw_encrypt", 50, 48)
     assert job.protection.pw_encrypt.reconstruct_secrets_threshold == 35
     assert job.protection.pw_encrypt.cipher_time_window == 20000
     assert job.simulation.dropouts == {"masked": 0.1}
-    assert job.weighting == "by_size"
+    assert job.server.weighting == "by_size"
     assert conversion.ignored == []
     assert any("45 of 50 updates close a round" in note for note in conversion.notes)
 
@@ -249,8 +250,8 @@ def test_the_share_ratio_goes_by_two_names():
     name, alias = (f"encrypt.pw_encrypt.share_{word}_ratio" for word in ("secrets", "client"))
     for ratios in ({name: 1.0}, {alias: 1.0}, {name: 1.0, alias: 1}):
         data = changed(PW, THRESHOLD, *ratios.items())
-        assert translate(data).job.sharing_clients == 10
-    assert translate(changed(PW, THRESHOLD, (alias, 0.8))).job.sharing_clients == 8
+        assert sharing(translate(data).job) == 10
+    assert sharing(translate(changed(PW, THRESHOLD, (alias, 0.8))).job) == 8
     assert len(refusals(PW, THRESHOLD, (alias, 0.8), (name, 1.0))) == 1
     assert refusals(PW, THRESHOLD, (alias, 2)) == [f"{alias} = 2 is outside (0, 1]"]
 

@@ -15,11 +15,12 @@ from flwr.app import ConfigRecord, RecordDict
 from fedveil.entropy import Seeded
 from fedveil.errors import DeploymentError, MessageInvalid
 from fedveil.flower.job.app_folder import read_roster
-from fedveil.flower.job.identity_file import make_identity, public_key, read_identity
+from fedveil.flower.job.identity_file import make_identity, read_identity
 from fedveil.flower.job.job_client import Member
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.message import encode
+from fedveil.secagg.keys import Identity
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 
 PW = {
@@ -195,7 +196,8 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
     keys = [tmp_path / f"client-{n}.pem" for n in range(CLIENTS)]
-    roster = "".join(f'client-{n}: "{make_identity(key)}"\n' for n, key in enumerate(keys))
+    publics = [make_identity(key) for key in keys]
+    roster = "".join(f'client-{n}: "{public}"\n' for n, public in enumerate(publics))
     (app / "roster.yaml").write_text(roster)
     grid = LocalGrid(app, tmp_path / "state")
     for n, key in enumerate(keys):
@@ -204,7 +206,7 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     assert (record["reports"], record["void"]) == (CLIENTS, None)
 
     # A client that was given another roster by its own operator does not believe the app's.
-    false = roster.replace(public_key(keys[1]), public_key(keys[2]))
+    false = roster.replace(publics[1], publics[2])
     (tmp_path / "false.yaml").write_text(false)
     grid = LocalGrid(app, tmp_path / "state")
     for n, key in enumerate(keys):
@@ -266,7 +268,7 @@ def test_identities(tmp_path: Path):
     path = tmp_path / "me.pem"
     public = make_identity(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert public_key(path) == public
+    assert Identity(read_identity(path)).public.hex() == public
     with pytest.raises(DeploymentError, match="never overwritten"):
         make_identity(path)
     path.chmod(0o644)

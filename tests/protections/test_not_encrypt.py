@@ -15,7 +15,7 @@ from fedveil.message import encode
 from fedveil.protections.base import JobContext, Weighting
 from fedveil.protections.not_encrypt import NotEncrypt, NotEncryptServerRound
 from fedveil.protections.positions import POSITIONS, find
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 from round_parts import client_half, report_of, server_half
 
 MODEL = np.zeros(3, np.float32)

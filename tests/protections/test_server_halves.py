@@ -32,7 +32,7 @@ def make(overrides: tuple[str, ...]) -> tuple[Protection, RoundContext]:
     protection = build(
         job.protection.name,
         job.protection.settings,
-        JobContext(job.weighting, DIMENSION, len(COHORT), rounds=3),
+        JobContext(job.server.weighting, DIMENSION, len(COHORT), rounds=3),
     )
     model = Seeded(0, "model").generator().normal(0, 0.1, DIMENSION).astype(np.float32)
     return protection, RoundContext(COHORT, 2, model, protection.initial_state())

@@ -166,11 +166,11 @@ def test_metrics_shorter_than_the_checkpoint_says_are_refused(tmp_path: Path) ->
 def test_shared_arrays_are_one_memory_without_a_name() -> None:
     arrays = {"a": np.arange(7, dtype=np.int64), "b": np.ones((3, 5), np.float32)}
     block = SharedBlock.of(arrays)
-    other = SharedBlock(os.dup(block.descriptor), block.places)
+    other = SharedBlock(os.dup(block.descriptor), block.spans)
     np.testing.assert_array_equal(other.array("a"), arrays["a"])
     other.array("b")[2, 4] = 7
     assert block.array("b")[2, 4] == 7
-    assert all(place.offset % 64 == 0 for place in block.places.values())
+    assert all(span.offset % 64 == 0 for span in block.spans.values())
     assert not any("fedveil" in name for name in os.listdir("/dev/shm"))  # noqa: PTH208
     block.close()
     other.close()

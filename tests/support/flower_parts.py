@@ -30,9 +30,9 @@ def job(**changes: Any) -> Job:
         "model": "parts:plain",
         "training": {"epochs": 1, "batch_size": 10},
         "simulation": {"workers": 0},
-        "deployment": {"wait_s": 5.0},
     }
-    return Job(**{**settings, **changes})
+    waiting = {"wait_s": 5.0, "answer_s": 5.0, **changes.pop("deployment", {})}
+    return Job(**{**settings, "deployment": waiting, **changes})
 
 
 def app_of(folder: Path, settings: Job, *, seeded: bool = False) -> tuple[Path, Job]:

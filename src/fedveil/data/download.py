@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import http.client
-import os
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fedveil._files import put_in_place
 from fedveil.data.idx import IdxFile, IdxSet, read_idx
 from fedveil.errors import DataInvalid, DataUnavailable
 
@@ -97,9 +97,7 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
             failures.append(f"{urllib.parse.urlsplit(mirror).hostname} {failure}")
             continue
         with _writing(folder):
-            _sync(part)
-            part.replace(target(folder, file))
-            _sync(folder)
+            put_in_place(part, target(folder, file))
         return
     kept = _size(part)
     rest = f"; {kept:,} bytes are kept and the next fetch continues after them" if kept else ""
@@ -198,14 +196,6 @@ def _open(request: urllib.request.Request) -> http.client.HTTPResponse:
 
 def _size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Run:
 
 
 class Engine(Protocol):
-    """Who carries the messages of a job, and what only it knows."""
+    """Who carries the messages of a job, and what only it knows; by default it knows nothing."""
 
     #: How a run that ended early is gone on with; `{folder}` is its folder.
     how_to_resume: str
@@ -68,15 +68,18 @@ class Engine(Protocol):
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Look at the data; the job with its number of clients. What cannot run says so here."""
+        return job
 
     def check(self, job: Job, shape: ModelShape) -> None:
         """Look at what the model is; what cannot train says so here."""
+        return
 
     def protection(self, job: Job, dimension: int) -> Protection:
         """The protection, with the keys that this engine has for it."""
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
         """What a resumed run must find again besides the model and the test examples."""
+        return ()
 
     def describe(self) -> Iterable[str]:
         """What the run's events should say of the clients."""

@@ -34,7 +34,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
     """The protection in the job's switch position; without `deployed`, that of the simulator."""
     outside = Deployed() if deployed is None else deployed
     context = JobContext(
-        weighting=job.weighting,
+        weighting=job.server.weighting,
         dimension=dimension,
         clients_per_round=job.clients_per_round,
         rounds=job.rounds,

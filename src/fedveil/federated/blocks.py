@@ -11,8 +11,8 @@ from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.own_code import is_function
 from fedveil.protections.base import Cohort, Weighting
 from fedveil.protections.positions import POSITIONS, fault_phases
-from fedveil.settings.base import Block, Device, RunName, or_function
 from fedveil.settings.checked_job import CheckedJob
+from fedveil.settings.settings import Block, Device, RunName, or_function
 
 DATASETS = (
     "digits",
@@ -231,7 +231,7 @@ class JobFields(CheckedJob):
             _ = self.protection.settings
         except InvalidValue as error:
             raise JobError([str(error)]) from None
-        if "weighting" not in self.server.model_fields_set and self.must_weigh_equally:
+        if "weighting" not in self.server.model_fields_set and self.protection.position.perturbs:
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
         if "number" not in self.clients.model_fields_set and self.data.split == "by_client":
             self.__dict__["clients"] = self.clients.model_copy(update={"number": None})
@@ -247,17 +247,7 @@ class JobFields(CheckedJob):
         return max(1, round(self.clients.fraction * self.clients.number))
 
     @property
-    def must_weigh_equally(self) -> bool:
-        """Whether the protection rests on clients that count equally."""
-        return self.protection.position.perturbs
-
-    @property
     def cohort(self) -> Cohort:
         """How many clients there are, as far as it is known."""
         number = self.clients.number
         return Cohort(number, None if number is None else self.clients_per_round)
-
-    @property
-    def weighting(self) -> Weighting:
-        """How clients count in the aggregate."""
-        return self.server.weighting

@@ -18,10 +18,7 @@ from fedveil.settings import allowed, yaml_file
 
 
 class Job(JobFields):
-    """A run, described completely.
-
-    Raises JobError with every problem that its values have, one by one and between them.
-    """
+    """A run, described completely."""
 
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
         return RULES.broken(self, wrong)
@@ -33,12 +30,8 @@ class Job(JobFields):
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Job:
-        """The job in a YAML file (the default job without one), `key=value` settings on top.
-
-        A file in MindSpore Federated's layout is recognised by its keys.
-        """
-        job, _ = cls.load_with_notes(path, overrides)
-        return job
+        """As for every kind of job; a file of MindSpore Federated is recognised by its keys."""
+        return cls.load_with_notes(path, overrides)[0]
 
     @classmethod
     def load_with_notes(

@@ -52,7 +52,8 @@ def _weighs_equally(job: JobFields) -> str | None:
     """`server.weighting: by_size` is refused under a protection that perturbs reports: it tells the
     server how much data each client has and breaks the sensitivity of local privacy."""
     explicit = "weighting" in job.server.model_fields_set
-    if not (explicit and job.server.weighting == "by_size" and job.must_weigh_equally):
+    perturbs = job.protection.position.perturbs
+    if not (explicit and job.server.weighting == "by_size" and perturbs):
         return None
     return (
         f"server.weighting = by_size tells the server how much data each client has and breaks "
@@ -65,14 +66,13 @@ def _weighs_equally(job: JobFields) -> str | None:
 def _phases_known(job: JobFields) -> str | None:
     """`simulation.dropouts` names phases of the protection, or of a built-in one."""
     known = fault_phases(job.protection.position)
-    strangers = []
-    for name in job.simulation.dropouts:
-        if name not in known:
-            hint = did_you_mean(difflib.get_close_matches(name, known, 1))
-            strangers.append(
-                f"simulation.dropouts.{plain(name)} is not a known key{hint}; the keys are "
-                f"{', '.join(known)}"
-            )
+    strangers = [
+        f"simulation.dropouts.{plain(name)} is not a known key"
+        f"{did_you_mean(difflib.get_close_matches(name, known, 1))}; the keys are "
+        f"{', '.join(known)}"
+        for name in job.simulation.dropouts
+        if name not in known
+    ]
     return "; ".join(strangers) or None
 
 

@@ -11,10 +11,10 @@ from fedveil.errors import JobError
 from fedveil.protections.base import Protection
 from fedveil.protections.positions import POSITIONS, find
 from fedveil.settings.allowed import sentences
-from fedveil.settings.base import Choice, Settings, function_text
+from fedveil.settings.settings import Choice, Settings, function_text
 
 #: A parameter of a protection of one's own, which its class checks.
-OwnValue: TypeAlias = bool | int | float | str | None
+OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
@@ -25,8 +25,7 @@ class Switch(Choice):
     }
 
     name: Annotated[str, function_text("package.module:Name", *POSITIONS)] = Field(
-        "not_encrypt",
-        description="the position of the switch; one of yours is a class",
+        "not_encrypt", description="the position of the switch; one of yours is a class"
     )
 
     @classmethod
@@ -55,14 +54,11 @@ class Switch(Choice):
 
 def _blocks() -> dict[str, Any]:
     """A field for each block that positions name, and one for the parameters of others."""
-    users: dict[str, list[type[Protection]]] = {}
-    for position in POSITIONS.values():
-        if position.block is not None:
-            users.setdefault(position.block, []).append(position)
     fields: dict[str, Any] = {}
-    for block, positions in users.items():
-        kind = positions[0].settings_type
-        names = " and ".join(position.name for position in positions)
+    for block in filter(None, (position.block for position in POSITIONS.values())):
+        users = [position for position in POSITIONS.values() if position.block == block]
+        kind = users[0].settings_type
+        names = " and ".join(position.name for position in users)
         fields[block] = (kind, Field(default_factory=kind, description=f"parameters of {names}"))
     about = "parameters of a position of yours, which its class names"
     fields["own"] = (dict[str, OwnValue], Field(default_factory=dict, description=about))

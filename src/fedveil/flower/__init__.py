@@ -3,17 +3,16 @@
 app = ClientApp(mods=[ProtectMod()])
 strategy = ProtectedStrategy(FedAvg(...), protection="signds")
 
-arrays.py     the arrays of a Flower record as one flat vector, and back
-options.py    the settings, from keywords and from Flower's configurations
-offer.py      what the server tells the clients about a round, and what they both make of it
-pins.py       what a client insists on, whatever it is told
-mod.py        the client's side: what leaves a client
-strategy.py   the server's side: what is made of it, for any strategy that averages
-play.py       one round over Flower's grid, and its record
-exchange.py   one exchange over the grid, reply by reply
-reveal.py     the metrics that travel in clear, by name
-own_ledger.py what a client has spent, by its own account
-wire.py       what both sides know about the messages between them
+app/      such an app: the client's side (mod.py), the server's (strategy.py), and between them
+          the settings, the offer of a round, its arrays and the metrics that travel in clear
+job/      a fedveil job on Flower: the app that `fedveil deploy` writes, its server and clients
+
+What both have under them:
+
+exchange.py      one exchange over Flower's grid, reply by reply
+records.py       a fedveil message in Flower's records, and back
+sealed_state.py  what a client keeps between the messages of a round
+own_account.py   what a client has given in a run, by its own account
 """
 
 from __future__ import annotations

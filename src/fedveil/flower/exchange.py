@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
@@ -38,8 +37,9 @@ def exchange(
     pause = FIRST_PAUSE_S
     while waiting:
         heard = False
-        for batch in _batches(list(waiting)):
-            for reply in grid.pull_messages(batch):
+        ids = list(waiting)
+        for start in range(0, len(ids), BATCH):
+            for reply in grid.pull_messages(ids[start : start + BATCH]):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
                     heard = True
@@ -54,9 +54,3 @@ def exchange(
 def reply_was_lost(reply: Message) -> bool:
     """Whether an error reply says that there was a reply, which is not to be had any more."""
     return reply.error.code == ErrorCode.REPLY_MESSAGE_UNAVAILABLE
-
-
-def _batches(ids: list[str]) -> Iterator[list[str]]:
-    remaining = iter(ids)
-    while batch := list(islice(remaining, BATCH)):
-        yield batch

@@ -50,9 +50,7 @@ def from_records(records: RecordDict) -> dict[str, Value]:
     return decode(encoded_message(records))
 
 
-def from_addressed_records(
-    records: RecordDict,
-) -> tuple[int, dict[str, Value], dict[str, Value]]:
+def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], dict[str, Value]]:
     """For whom it is, the message, and what all are told; raises `MessageInvalid`."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     only_fields(address, "client")

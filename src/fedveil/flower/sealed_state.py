@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import ConfigRecord, RecordDict
 
+from fedveil._files import write_new
 from fedveil.errors import ClientWithheld, DeploymentError
 from fedveil.message import Message, decode, encode
 
@@ -87,11 +88,9 @@ class SealedState:
         self.erase()
         key = AESGCM.generate_key(8 * _KEY_BYTES)
         try:
-            descriptor = os.open(self._key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            write_new(self._key_file, key)
         except FileExistsError:
             raise ClientWithheld("another process answers for this client") from None
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(key)
         sealed = AESGCM(key).encrypt(_NONCE, encode(state), self._data(round))
         self._records[_RECORD] = ConfigRecord({_FIELD: sealed})
 

@@ -11,7 +11,6 @@ the subject's alternative names; both ends of a link show theirs, and both check
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedveil._files import write_whole
 from fedveil._validate import integer
 from fedveil.errors import CertificateError
 from fedveil.link.names import check_name
@@ -132,7 +132,7 @@ def _write_authority(folder: Path) -> None:
         .add_extension(usage, critical=True)
         .sign(key, hashes.SHA256())
     )
-    _write_new(folder / "authority.pem", certificate.public_bytes(serialization.Encoding.PEM))
+    _write_certificate(folder / "authority.pem", certificate)
     # The key comes last: an authority that was cut short in the making is made again.
     _write_key(folder / "authority.key", key)
 
@@ -154,8 +154,8 @@ def _write_party(
     )
     target = folder / party
     target.mkdir(mode=0o700)
-    _write_new(target / "authority.pem", authority.public_bytes(serialization.Encoding.PEM))
-    _write_new(target / "certificate.pem", certificate.public_bytes(serialization.Encoding.PEM))
+    _write_certificate(target / "authority.pem", authority)
+    _write_certificate(target / "certificate.pem", certificate)
     _write_key(target / "key.pem", key)
     return target
 
@@ -247,19 +247,11 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    _write_new(path, pem, mode=0o600)
+    write_whole(path, pem, 0o600)
 
 
-def _write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file that only its owner could ever read, where `mode` says so."""
-    partial = path.with_name(path.name + ".part")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    write_whole(path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import ServerHalf
 from fedveil.secagg.secret import Secret
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 
 #: A client's new weights minus the old, flat, in the order of the model's layout.
 Update: TypeAlias = npt.NDArray[np.float32]

@@ -32,7 +32,7 @@ from fedveil.protections.base import (
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.rounds.answers import ClientId
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 
 #: A report's values lie within clip + so many sigma of zero.
 _REACH_SIGMAS = 10

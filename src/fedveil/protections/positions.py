@@ -10,7 +10,7 @@ from fedveil.protections.not_encrypt import NotEncrypt
 from fedveil.protections.pw_encrypt import PWEncrypt
 from fedveil.protections.rr_oue import OUE, RR
 from fedveil.protections.signds import SignDSProtection
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 
 #: Every position by its name.
 POSITIONS: dict[str, type[Protection]] = {

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedveil.protections.base import Cohort
 from fedveil.secagg import masking_graph
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 
 
 class PWEncryptSettings(Settings):

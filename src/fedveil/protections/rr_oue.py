@@ -39,7 +39,7 @@ from fedveil.protections.base import (
 )
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.rounds.answers import ClientId
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 
 _TOKEN_BYTES = 32
 

@@ -29,7 +29,7 @@ from fedveil.protections.base import (
 )
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.rounds.answers import ClientId
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 
 #: The source asks that the top-k set has more dimensions than this.
 _FEW_DIMENSIONS = 50

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from fedveil._files import PARTIAL, write_whole
 from fedveil.errors import FolderInUse, RunFolderError
 
 JOB = "job.yaml"
@@ -23,7 +22,6 @@ EVENTS = "events.log"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 _LOCK = ".lock"
-_PARTIAL = ".part"
 
 
 class RunFolder:
@@ -49,7 +47,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             lock = _take_lock(path)
             # A run that was killed in its first instant leaves a lock and a part of a file.
-            if any(e.name != _LOCK and e.suffix != _PARTIAL for e in path.iterdir()):
+            if any(e.name != _LOCK and e.suffix != PARTIAL for e in path.iterdir()):
                 lock.close()
                 raise RunFolderError(
                     f"{path} is not empty: name another folder, or go on with that run by "
@@ -81,27 +79,19 @@ class RunFolder:
         target = self.path / name
         with explained(self.path):
             target.parent.mkdir(exist_ok=True)
-            partial = target.with_name(target.name + _PARTIAL)
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
-            _sync_directory(target.parent)
+            write_whole(target, data)
 
 
 def _new_path(name: str) -> Path:
     """Make a folder under runs/ that nobody else has made."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    for number in count(1):
-        path = Path("runs") / (f"{name}-{stamp}" + (f"-{number}" if number > 1 else ""))
-        with explained(path):
-            try:
-                path.mkdir(parents=True)
-            except FileExistsError:
-                continue
-        break
-    return path
+    path, number = Path("runs", f"{name}-{stamp}"), 1
+    while True:
+        with explained(path), suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+        number += 1
+        path = Path("runs", f"{name}-{stamp}-{number}")
 
 
 @contextmanager
@@ -139,11 +129,3 @@ def _take_lock(path: Path) -> IO[str]:
         lock.close()
         raise FolderInUse(f"{path} is in use by another run") from None
     return lock
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -66,7 +66,8 @@ class Carrier(ABC):
     ) -> Iterator[Answer]:
         """As `ask`, for a half that can be merged: reports may be folded where they are made.
 
-        `server` holds all of those when the answers have ended.
+        `server` holds all of those when the answers have ended. A carrier that brings the reports
+        here says nothing of it.
         """
         return self.ask(phase, messages)
 

@@ -11,6 +11,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -18,6 +19,8 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 _LONGEST_SHOWN = 60
+#: The two ways of writing that a value is of one type or of another.
+_EITHER = (Union, types.UnionType)
 
 #: A key's place in a job: ("protection", "signds", "sign_k").
 Path = tuple[str, ...]
@@ -74,7 +77,8 @@ class Allowed:
 
     def complaint(self, value: object) -> str:
         """Why `value`, which was refused, is refused."""
-        if self.interval and self._is_number(value):
+        kinds = int if self.number == "whole number" else int | float
+        if self.interval and isinstance(value, kinds) and not isinstance(value, bool):
             besides = f" and not {' or '.join(self.words)}" if self.words else ""
             return f"is outside {self.interval}{besides}"
         complaint = f"is not {self}"
@@ -83,10 +87,6 @@ class Allowed:
         if self.text and value is not None and not isinstance(value, list | Mapping):
             return f"{complaint}; text that looks like something else is written in quotes"
         return complaint
-
-    def _is_number(self, value: object) -> bool:
-        kinds: tuple[type, ...] = (int,) if self.number == "whole number" else (int, float)
-        return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def allowed(field: FieldInfo) -> Allowed:
@@ -99,7 +99,9 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
     A block that may be null is one too.
     """
-    kind, *others = [member for member in _members(field.annotation) if member is not type(None)]
+    either = get_origin(field.annotation) in _EITHER
+    members = get_args(field.annotation) if either else (field.annotation,)
+    kind, *others = [member for member in members if member is not type(None)]
     return kind if not others and _is_block(kind) else None
 
 
@@ -170,28 +172,40 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
-def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) -> tuple[Path, str]:
-    block, path, named = root, Path(), False
-    for i, key in enumerate(map(str, loc)):
-        if key == "[key]":
-            return path, f"{dotted(path)} is a name that is not text"
-        path = (*path, key)
+def followed(root: type[BaseModel], path: Path) -> tuple[int, type[BaseModel], FieldInfo | None]:
+    """How many keys of a path name blocks, the last block, and the next key's field in it.
+
+    There is no field where `root` does not have the key, or the path ends.
+    """
+    block, named = root, False
+    for i, key in enumerate(path):
         if named:  # a name of the user's, for the block that follows
             named = False
             continue
         field = block.model_fields.get(key)
-        if field is None:
-            return path, unknown_key(path, value, block, root)
-        inner = block_of(field) or blocks_of(field)
-        if inner is not None:
-            block, named = inner, block_of(field) is None
-            continue
-        return _value_sentence(path, allowed(field), list(map(str, loc[i + 1 :])), value)
-    what = "a mapping of names to blocks of keys" if named else "a block of keys"
-    return path, f"{dotted(path)} = {shown(value)} is not {what}"
+        inner = None if field is None else block_of(field) or blocks_of(field)
+        if field is None or inner is None:
+            return i, block, field
+        block, named = inner, block_of(field) is None
+    return len(path), block, None
 
 
-def _value_sentence(path: Path, field: Allowed, rest: list[str], value: object) -> tuple[Path, str]:
+def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) -> tuple[Path, str]:
+    path = tuple(map(str, loc))
+    end, block, field = followed(root, path)
+    here, rest = path[: end + 1], path[end + 1 :]
+    if field is not None:
+        return _value_sentence(here, allowed(field), rest, value)
+    if end == len(path):
+        named = followed(root, (*path, NAME))[0] > end  # a name of the user's was to follow
+        what = "a mapping of names to blocks of keys" if named else "a block of keys"
+        return path, f"{dotted(path)} = {shown(value)} is not {what}"
+    if path[end] == "[key]":
+        return path[:end], f"{dotted(path[:end])} is a name that is not text"
+    return here, unknown_key(here, value, block, root)
+
+
+def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
     """`rest` is what pydantic appends: a member of a union, or a key of a mapping."""
     if field.each is not None and rest:
         path = (*path, rest[0])
@@ -208,8 +222,10 @@ def _value_sentence(path: Path, field: Allowed, rest: list[str], value: object) 
 def _allowed(annotation: Any, metadata: Sequence[Any]) -> Allowed:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _allowed(arguments[0], [*metadata, *_unpacked(arguments[1:])])
-    if origin is Union or origin is types.UnionType:
+        inner, *items = arguments
+        more = [item.metadata if isinstance(item, FieldInfo) else [item] for item in items]
+        return _allowed(inner, [*metadata, *chain(*more)])
+    if origin in _EITHER:
         return _either([_allowed(member, metadata) for member in arguments])
     if origin is Literal:
         return Allowed(words=arguments)
@@ -232,21 +248,8 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> Allowed:
     raise TypeError(f"no words for {annotation!r}")
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
-    either = get_origin(annotation) in (Union, types.UnionType)
-    return get_args(annotation) if either else (annotation,)
-
-
 def _is_block(kind: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _unpacked(metadata: Iterable[Any]) -> Iterator[Any]:
-    for item in metadata:
-        if isinstance(item, FieldInfo):
-            yield from item.metadata
-        else:
-            yield item
 
 
 def _either(members: Sequence[Allowed]) -> Allowed:

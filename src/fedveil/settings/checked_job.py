@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fedveil.errors import JobError
 from fedveil.settings import allowed, yaml_file
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 
 
 class CheckedJob(Settings):

@@ -7,7 +7,7 @@ function from a job to a sentence, or to None where there is nothing to say.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Generic, TypeAlias, TypeVar
 
 from fedveil.settings.allowed import Path
@@ -44,13 +44,16 @@ class Rules(Generic[J]):
         def readable(key: str) -> bool:
             return not any(f"{key}.".startswith(p) or p.startswith(f"{key}.") for p in places)
 
-        found = [rule(job) for rule, reads in self._reads.items() if all(map(readable, reads))]
-        return [sentence for sentence in found if sentence]
+        return _said(job, [r for r, reads in self._reads.items() if all(map(readable, reads))])
 
     def advice(self, job: J) -> list[str]:
         """The sentences of what is advised against."""
-        return [sentence for sentence in (check(job) for check in self._advised) if sentence]
+        return _said(job, self._advised)
 
     def texts(self) -> list[str]:
         """What each rule demands, on a line of its own."""
         return [" ".join(inspect.cleandoc(rule.__doc__ or "").split()) for rule in self._reads]
+
+
+def _said(job: J, checks: Iterable[Check[J]]) -> list[str]:
+    return [sentence for check in checks if (sentence := check(job))]

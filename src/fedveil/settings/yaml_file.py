@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from fedveil.errors import JobError
 from fedveil.settings import allowed
 from fedveil.settings.allowed import Path, block_of, blocks_of
-from fedveil.settings.base import Choice
+from fedveil.settings.settings import Choice
 
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _FLOAT = "tag:yaml.org,2002:float"
@@ -129,11 +129,9 @@ def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _parse(text: str, source: str) -> Any:
-    loader = None
     try:
         loader = _Loader(text)
         data = loader.get_single_data()
-        problems = loader.problems
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -141,36 +139,22 @@ def _parse(text: str, source: str) -> Any:
     except (yaml.YAMLError, RecursionError, *_WRONG_TAG) as error:
         reason = str(error).partition("\n")[0]
         raise JobError([f"{source} is not YAML that can be read: {reason}"]) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
-    if problems:
-        raise JobError([f"{source}, {problem}" for problem in problems])
+    if loader.problems:
+        raise JobError([f"{source}, {problem}" for problem in loader.problems])
     return data
 
 
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
     """The sentence about a path that `model` does not have; nothing where it has it."""
-    block: type[BaseModel] = model
-    named = False
-    for i, name in enumerate(path):
-        if named:  # a name of the user's, for the block that follows
-            named = False
-            continue
-        field = block.model_fields.get(name)
-        if field is None:
-            for further in reversed(path[i + 1 :]):
-                value = {further: value}
-            return allowed.unknown_key(path[: i + 1], value, block, model)
-        inner = block_of(field) or blocks_of(field)
-        if inner is not None:
-            block, named = inner, block_of(field) is None
-            continue
-        rest = path[i + 1 :]
-        if rest and (allowed.allowed(field).each is None or len(rest) > 1):
-            place, holder = allowed.dotted(path), allowed.dotted(path[: i + 1])
-            return f"{place} is not a known key: {holder} holds a single value"
-        break
+    end, block, field = allowed.followed(model, path)
+    here, rest = path[: end + 1], path[end + 1 :]
+    if field is None and end < len(path):
+        for further in reversed(rest):
+            value = {further: value}
+        return allowed.unknown_key(here, value, block, model)
+    if field is not None and rest and (allowed.allowed(field).each is None or len(rest) > 1):
+        holder = allowed.dotted(here)
+        return f"{allowed.dotted(path)} is not a known key: {holder} holds a single value"
     return ""
 
 

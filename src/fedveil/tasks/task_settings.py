@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.settings.base import Settings, text
+from fedveil.settings.settings import Settings, text
 
 TextPath = Annotated[str, text("the path of a file or folder", r"(?s).+")]
 FilePath = Annotated[str, text("the path of a file", r"(?s).+")]

@@ -21,7 +21,7 @@ from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import DataInvalid, InvalidValue
 from fedveil.link.channel import Exchange
 from fedveil.own_code import called, load, told
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import SplitModel
 

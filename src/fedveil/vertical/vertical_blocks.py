@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.settings.base import Block, Choice, Device, RunName, or_function
 from fedveil.settings.checked_job import CheckedJob
+from fedveil.settings.settings import Block, Choice, Device, RunName, or_function
 from fedveil.tasks.task_settings import (
     HalvesSettings,
     PanguSettings,

@@ -36,8 +36,7 @@ class Place:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    start: int
-    stop: int
+    span: slice
 
 
 class ArrayLayout:
@@ -67,10 +66,9 @@ class ArrayLayout:
                     f"has none)"
                 )
             else:
-                stop = self.dimension + array.size
-                place = Place(name, array.dtype, array.shape, self.dimension, stop)
-                self.places.append(place)
-                self.dimension = stop
+                span = slice(self.dimension, self.dimension + array.size)
+                self.places.append(Place(name, array.dtype, array.shape, span))
+                self.dimension = span.stop
         if problems:
             raise ModelInvalid(
                 f"the arrays cannot be protected: {'; '.join(problems)}; what `keep` names stays "
@@ -84,7 +82,7 @@ class ArrayLayout:
         out = np.empty(self.dimension, np.float32)
         with np.errstate(over="ignore"):  # an infinite value is refused where it matters
             for place in self.places:
-                out[place.start : place.stop] = arrays[place.name].reshape(-1)
+                out[place.span] = arrays[place.name].reshape(-1)
         return out
 
     def update(self, old: Arrays, new: Arrays) -> Update:
@@ -98,7 +96,7 @@ class ArrayLayout:
             for place in self.places:
                 wide = np.promote_types(place.dtype, np.float32)
                 after, before = (a[place.name].reshape(-1).astype(wide) for a in (new, old))
-                out[place.start : place.stop] = after - before
+                out[place.span] = after - before
         return out
 
     def _check_alike(self, new: Arrays) -> None:
@@ -120,7 +118,7 @@ class ArrayLayout:
         out: dict[str, Array] = dict(record.items())
         with np.errstate(over="ignore"):
             for place in self.places:
-                part = update[place.start : place.stop].reshape(place.shape)
+                part = update[place.span].reshape(place.shape)
                 total = arrays[place.name].astype(np.float64) + part
                 out[place.name] = Array(np.asarray(total, place.dtype))
         return ArrayRecord(out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -16,55 +16,34 @@ from fedveil.flower.app.wire import OFFER, WITHHELD, number_of
 from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.records import MESSAGE, encoded_message, encoded_records
 from fedveil.message import Message, encode
-from fedveil.rounds.answers import (
-    Answer,
-    ClientId,
-    Failed,
-    Refused,
-    Report,
-    Unreached,
-    Withheld,
-    short,
-)
+from fedveil.rounds import answers
+from fedveil.rounds.answers import Answer, ClientId
 from fedveil.rounds.loop import Carrier
 
 _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, or another's"
 
 
-@dataclass(frozen=True)
-class Invitation:
-    """The messages that the inner strategy would send, and what goes out beside them.
+@dataclass
+class AppCarrier(Carrier):
+    """Sends each phase out, and reads the replies as they come.
 
-    `offer`: one object for all of them, which Flower then stores once. `reveal`: the metrics that
-    a reply may hold in clear. `trains`: the phase in which the app's own message travels.
+    `invited`: the messages that the inner strategy would send, whose content travels in the phase
+    `trains`. `offer`: one object for all of them, which Flower then stores once. `reveal`: the
+    metrics that a reply may hold in clear beside its report, and `metrics` those that it held.
     """
 
-    messages: Mapping[ClientId, FlowerMessage]
+    grid: Grid
+    invited: Mapping[ClientId, FlowerMessage]
     offer: ConfigRecord
     reveal: AbstractSet[str]
     trains: str
     timeout_s: float
-
-
-class AppCarrier(Carrier):
-    """Sends each phase out, and reads the replies as they come.
-
-    `metrics`: those that a client's reply has revealed beside its report.
-    """
-
-    def __init__(self, grid: Grid, invitation: Invitation) -> None:
-        self._grid = grid
-        self._invitation = invitation
-        self.metrics: dict[ClientId, MetricRecord] = {}
+    metrics: dict[ClientId, MetricRecord] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The replies as answers."""
-        training = phase == self._invitation.trains
-        out = self._out(messages, training)
-        for node, reply in exchange(self._grid, out, self._invitation.timeout_s):
+        training = phase == self.trains
+        for node, reply in exchange(self.grid, self._out(messages, training), self.timeout_s):
             answer = self._read(number_of(node), reply, training)
-            if isinstance(answer, Refused | Withheld | Failed):
-                answer = replace(answer, reason=short(answer.reason))
             if answer is not None:
                 yield answer
 
@@ -73,11 +52,11 @@ class AppCarrier(Carrier):
         made: dict[tuple[int, int], RecordDict] = {}
         out = []
         for client, words in asked.items():
-            inner = self._invitation.messages[client]
+            inner = self.invited[client]
             key = id(words), id(inner.content) if training else 0
             if key not in made:
                 records = encoded_records(encode(words))
-                records[OFFER] = self._invitation.offer
+                records[OFFER] = self.offer
                 if training:
                     records.update(inner.content)
                 made[key] = records
@@ -94,24 +73,25 @@ class AppCarrier(Carrier):
 
     def _read(self, client: ClientId, reply: FlowerMessage | None, training: bool) -> Answer | None:
         if reply is None:
-            return Unreached(client)
+            return answers.Unreached(client)
         if reply.has_error():
             if reply_was_lost(reply):
                 return None
             reason = reply.error.reason or f"error {reply.error.code}"
             if reason.startswith(WITHHELD):
-                return Withheld(client, reason.removeprefix(WITHHELD))
-            return Failed(client, reason)
+                return answers.Withheld(client, answers.short(reason.removeprefix(WITHHELD)))
+            return answers.Failed(client, answers.short(reason))
         content = reply.content
         try:
             if training:
                 self.metrics[client] = self._take_revealed(content)
-            return Report(client, encoded_message(content))
+            return answers.Report(client, encoded_message(content))
         except MessageInvalid as invalid:
-            return Refused(client, 0, _NO_REPORT if MESSAGE not in content else str(invalid))
+            reason = str(invalid) if MESSAGE in content else _NO_REPORT
+            return answers.Refused(client, 0, answers.short(reason))
 
     def _take_revealed(self, content: RecordDict) -> MetricRecord:
         metrics = content.pop(METRICS, MetricRecord())
-        if not isinstance(metrics, MetricRecord) or not set(metrics) <= self._invitation.reveal:
+        if not isinstance(metrics, MetricRecord) or not set(metrics) <= self.reveal:
             raise MessageInvalid("the reply holds metrics in clear that were not asked for")
         return metrics

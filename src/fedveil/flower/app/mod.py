@@ -31,7 +31,7 @@ from fedveil.flower.app.pins import (
 )
 from fedveil.flower.app.reveal import METRICS, revealed
 from fedveil.flower.app.wire import OFFER, WITHHELD, number_of
-from fedveil.flower.own_ledger import OwnLedger
+from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.message import Message, encode, take
@@ -74,7 +74,8 @@ class ProtectMod:
         try:
             pins = pins_of(self._keywords, context.run_config, context.node_config)
             if message.metadata.message_type.split(".")[0] != "train":
-                return self._filtered(message, context, call_next, pins)
+                shown = _shown(_ask_app(message, context, call_next), revealed_by(pins))
+                return FlowerMessage(RecordDict({METRICS: shown}), reply_to=message)
             answer = _Answer(message, context, call_next, pins)
             self._warn_without_pin(pins, answer.offer)
             content = answer.content()
@@ -100,18 +101,6 @@ class ProtectMod:
                 "with the protection's parameters, sets the least that it accepts",
                 offer.options.protection,
             )
-
-    def _filtered(
-        self,
-        message: FlowerMessage,
-        context: Context,
-        call_next: ClientAppCallable,
-        pins: list[Pin],
-    ) -> FlowerMessage:
-        """The reply to a message that is not about training, with its revealed metrics alone."""
-        content = _ask_app(message, context, call_next)
-        metrics = _shown(content, revealed_by(pins))
-        return FlowerMessage(RecordDict({METRICS: metrics}), reply_to=message)
 
 
 def _error(code: int, reason: str, message: FlowerMessage) -> FlowerMessage:
@@ -179,7 +168,7 @@ class _Answer:
             state.put(self._round, {**to_keep, _TERMS: self.offer.job(self._context.run_id)})
         records = to_records(report)
         if trained is not None:
-            self._own_ledger().record(self._spending())
+            OwnLedger(self._context.state).record(self._spending())
             if trained.metrics:
                 records[METRICS] = trained.metrics
         return records
@@ -188,11 +177,12 @@ class _Answer:
         """Let the app train, and take its update from the arrays before and after."""
         received = _only_arrays(self._message.content, "message")
         before = read(received)
-        layout = ArrayLayout(before, self.offer.kept, perturbed=self.offer.perturbs)
+        options = self.offer.options
+        layout = ArrayLayout(before, options.kept, perturbed=options.position.perturbs)
         if layout.dimension != self.offer.dimension:
             raise _Refused("the offer is for another number of entries than the arrays have")
         try:
-            self._own_ledger().check(self._spending(), limits(self._pins))
+            OwnLedger(self._context.state).check(self._spending(), limits(self._pins))
         except MessageInvalid as error:
             raise _Refused(str(error)) from None
         model = layout.vector(before)
@@ -241,9 +231,6 @@ class _Answer:
     def _spending(self) -> Sequence[Spending]:
         """What the report costs: an opening has the epsilon of its round where that may change."""
         return self._protection.spending({**self._protection.initial_state(), **self._words})
-
-    def _own_ledger(self) -> OwnLedger:
-        return OwnLedger(self._context.state)
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
-from fedveil.flower.app.options import OFFERED, Options, names, parse
+from fedveil.flower.app.options import OFFERED, Options, parse
 from fedveil.message import Message, Value, encode, only_fields, take
 from fedveil.own_code import is_function
 from fedveil.protections.base import JobContext, Protection
@@ -74,19 +74,9 @@ class Offer:
             raise MessageInvalid(f"the offer is refused: {'; '.join(error.problems)}") from None
         return cls(options, weight_key, *numbers)
 
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The patterns of the arrays that stay at the server's value."""
-        return names(self.options.keep)
-
-    @property
-    def perturbs(self) -> bool:
-        """Whether a report has noise in it."""
-        return self.options.position.perturbs
-
     def protection(self, run: int) -> Protection:
         """The protection of these terms in the Flower run of that number."""
-        return _build(self, run)
+        return _protection(self, run)
 
     def job(self, run: int) -> bytes:
         """A digest that all clients of the run share while they are told the same."""
@@ -108,21 +98,8 @@ def check(options: Options) -> None:
         raise InvalidValue(unfit)
 
 
-@dataclass(frozen=True)
-class _Key:
-    """What a protection is made from; settings are compared by value."""
-
-    job: bytes
-    offer: Offer = field(compare=False)
-
-
-def _build(offer: Offer, run: int) -> Protection:
-    return _built(_Key(offer.job(run), offer))
-
-
 @lru_cache(maxsize=4)
-def _built(key: _Key) -> Protection:
-    offer = key.offer
+def _protection(offer: Offer, run: int) -> Protection:
     check(offer.options)
     context = JobContext(
         weighting=offer.options.weighs,
@@ -130,6 +107,6 @@ def _built(key: _Key) -> Protection:
         clients_per_round=offer.clients,
         rounds=1,
         simulated=False,
-        job=key.job,
+        job=offer.job(run),
     )
     return offer.options.position(offer.options.parameters, context)

@@ -21,7 +21,7 @@ from fedveil.own_code import is_function
 from fedveil.protections.base import Protection, Weighting
 from fedveil.protections.positions import POSITIONS, find
 from fedveil.settings.allowed import sentences, shown
-from fedveil.settings.base import Settings, function_text
+from fedveil.settings.settings import Settings, function_text
 
 #: The built-in positions that an app may have.
 OFFERED = tuple(name for name, position in POSITIONS.items() if position.for_apps)
@@ -56,7 +56,6 @@ class Options(Settings):
 
     @property
     def parameters(self) -> Settings:
-        """The protection's own."""
         kind: type[Settings] = self.position.settings_type
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
@@ -68,17 +67,14 @@ class Options(Settings):
 
     @property
     def weighs(self) -> Weighting:
-        """How clients count."""
         return self.weighting or ("equal" if self.position.perturbs else "by_size")
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The patterns of `keep`."""
         return names(self.keep)
 
     @property
     def revealed(self) -> frozenset[str]:
-        """The names of `reveal`."""
         return frozenset(names(self.reveal))
 
 

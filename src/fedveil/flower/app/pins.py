@@ -18,11 +18,10 @@ from fedveil.flower.app.options import PREFIX, Options, of_config, parse
 
 @dataclass(frozen=True)
 class Pin:
-    """The demands of one source; `stated` are the keys that it has."""
+    """The demands of one source."""
 
     source: str
     options: Options
-    stated: frozenset[str]
 
 
 def pins_of(
@@ -34,11 +33,7 @@ def pins_of(
         ("the run configuration", of_config(run_config), PREFIX),
         ("the node configuration", of_config(node_config), PREFIX),
     )
-    return [
-        Pin(source, parse(keys, prefix), frozenset(keys))
-        for source, keys, prefix in sources
-        if keys
-    ]
+    return [Pin(source, parse(keys, prefix)) for source, keys, prefix in sources if keys]
 
 
 def refuse_weaker(offer: Offer, pins: Iterable[Pin], run: int) -> None:
@@ -60,7 +55,7 @@ def refuse_weaker(offer: Offer, pins: Iterable[Pin], run: int) -> None:
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
     """The metrics that every source with a word in it allows; none where no source has."""
-    said = [pin.options.revealed for pin in pins if "reveal" in pin.stated]
+    said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
 
 
@@ -76,11 +71,8 @@ def own_protections(pins: Sequence[Pin]) -> frozenset[str]:
 
 def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:
     """Every (epsilon, delta) that the run as a whole may not pass for this client."""
-    return [
-        (pin.options.max_epsilon, pin.options.delta)
-        for pin in pins
-        if pin.options.max_epsilon is not None
-    ]
+    stated = [(pin.options.max_epsilon, pin.options.delta) for pin in pins]
+    return [(epsilon, delta) for epsilon, delta in stated if epsilon is not None]
 
 
 def _weaker(offer: Offer, demanded: Options, run: int) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from flwr.app import MetricRecord, RecordDict
@@ -36,7 +36,8 @@ class Means:
 
     def __init__(self, weight_key: str) -> None:
         self._weight_key = weight_key
-        self._sums: dict[str, tuple[Metric, float]] = {}
+        #: Each one's length, None where it is no list; its sums, and how much weight is in them.
+        self._sums: dict[str, tuple[int | None, Sequence[float], float]] = {}
 
     def add(self, metrics: MetricRecord) -> None:
         """Count one client's; a list counts entry by entry."""
@@ -45,34 +46,17 @@ class Means:
         for name, value in metrics.items():
             if name == self._weight_key:
                 continue
-            total, weights = self._sums.get(name, (_times(value, 0), 0.0))
-            if _alike(total, value):
-                self._sums[name] = (_plus(total, _times(value, weight)), weights + weight)
+            length = len(value) if isinstance(value, list) else None
+            values = value if isinstance(value, list) else [value]
+            known, totals, weights = self._sums.get(name, (length, [v * 0 for v in values], 0.0))
+            if length == known:
+                totals = [t + v * weight for t, v in zip(totals, values, strict=True)]
+                self._sums[name] = (known, totals, weights + weight)
 
     def record(self) -> dict[str, Metric]:
         """The means."""
-        return {name: _times(total, 1 / weights) for name, (total, weights) in self._sums.items()}
-
-
-def common_names(records: Iterable[MetricRecord]) -> set[str]:
-    """The names that all of the records hold."""
-    sets = [set(record) for record in records]
-    return set.intersection(*sets) if sets else set()
-
-
-def _alike(one: Metric, other: Metric) -> bool:
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other)
-    return not isinstance(one, list) and not isinstance(other, list)
-
-
-def _times(value: Metric, factor: float) -> Metric:
-    return [v * factor for v in value] if isinstance(value, list) else value * factor
-
-
-def _plus(one: Metric, other: Metric) -> Metric:
-    if isinstance(one, list):
-        assert isinstance(other, Sequence)
-        return [a + b for a, b in zip(one, other, strict=True)]
-    assert isinstance(other, int | float)
-    return one + other
+        found: dict[str, Metric] = {}
+        for name, (length, totals, weights) in self._sums.items():
+            means = [total * (1 / weights) for total in totals]
+            found[name] = means[0] if length is None else means
+        return found

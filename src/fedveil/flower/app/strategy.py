@@ -14,10 +14,10 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedveil._validate import positive
 from fedveil.errors import InvalidValue, LimitReached, RoundVoid
 from fedveil.flower.app.arrays import ArrayLayout, read
-from fedveil.flower.app.carrier import AppCarrier, Invitation
+from fedveil.flower.app.carrier import AppCarrier
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, joined, parse
-from fedveil.flower.app.reveal import METRICS, Means, common_names, revealed
+from fedveil.flower.app.reveal import METRICS, Means, revealed
 from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.app.wire import OFFER, node_of, number_of
 from fedveil.flower.records import MESSAGE, common_record
@@ -61,11 +61,7 @@ class ProtectedStrategy(Strategy):
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        *,
-        run_config: Mapping[str, Any] | None = None,
-        **settings: Any,
+        self, strategy: Strategy, *, run_config: Mapping[str, Any] | None = None, **settings: Any
     ) -> None:
         _check_inner(strategy)
         self.strategy = strategy
@@ -131,9 +127,7 @@ class ProtectedStrategy(Strategy):
             for name, before in averaged.before.items():
                 if name in averaged.kept:  # averaging turns whole numbers into real ones
                     arrays[name] = before
-                elif (
-                    arrays[name].dtype != before.dtype
-                ):  # and, in NumPy 1, 0-d arrays into wider ones
+                elif arrays[name].dtype != before.dtype:  # and, in NumPy 1, 0-d arrays into wider
                     arrays[name] = Array(arrays[name].numpy().astype(before.dtype))
         return arrays, metrics or None
 
@@ -162,7 +156,7 @@ class ProtectedStrategy(Strategy):
             metrics, _ = revealed(reply.content, self.options.revealed)
             if set(metrics) - {self.weight_key}:
                 shown.append((reply, metrics))
-        common = common_names(metrics for _, metrics in shown)
+        common = set(shown[0][1]).intersection(*(metrics for _, metrics in shown)) if shown else ()
         for reply, metrics in shown:
             kept = {name: value for name, value in metrics.items() if name in common}
             reply.content = RecordDict({METRICS: MetricRecord({self.weight_key: 1, **kept})})
@@ -190,18 +184,16 @@ class ProtectedStrategy(Strategy):
             self.stopped = str(limit)
             log.warning("fedveil: no further round is begun: %s", limit)
             return
-        timeouts_s = (self._timeout_s, protection.deadline_s or self._timeout_s)
-        invitation = Invitation(
+        carrier = AppCarrier(
+            grid,
             invited,
             common_record(offer.words()),
             self.options.revealed,
             protection.trains,
-            min(timeouts_s),
+            min(self._timeout_s, protection.deadline_s or self._timeout_s),
         )
-        carrier = AppCarrier(grid, invitation)
-        outcome = drive(
-            server, carrier, dict.fromkeys(invited, server.opening()), protection.trains
-        )
+        opening = dict.fromkeys(invited, server.opening())
+        outcome = drive(server, carrier, opening, protection.trains)
         aggregate = outcome.result(server.aggregate)
         nodes = sorted(map(node_of, outcome.charged))
         self.ledger.record_many(spending, round=self._number, clients=nodes)

@@ -1,10 +1,12 @@
 """A fedveil job on Flower: Flower carries the messages, starts the clients and authenticates them.
 
-    records.py    a fedveil message in Flower's records, and back
-    client.py     the ClientApp: answers one message of a round at a time
-    state.py      what a client keeps between the messages of a round, sealed
-    server.py     the ServerApp: plays the rounds over Flower's grid
-    deploy.py     writes the Flower app of a job
+    deploy.py           writes the Flower app of a job
+    app_folder.py       what that app's folder holds beside its code
+    identity_file.py    a client's long-lived signing key
+    job_server.py       the ServerApp: the job's rounds, in a run folder (grid_executor.py,
+                        members.py)
+    job_client.py       the ClientApp: answers one message of a round at a time
+    client_training.py  the part of an answer that needs torch
 
 An app's two files need `client_app` and `server_app`; neither is imported before it is called,
 so that a client that answers without training imports no torch.

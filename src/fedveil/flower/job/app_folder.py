@@ -13,11 +13,6 @@ from fedveil.settings import yaml_file
 JOB = "job.yaml"
 ROSTER = "roster.yaml"
 
-#: Sent with the messages of a round: whether it is the round's first, its number, and how many
-#: weights there are; and, where a client trains, the weights and what they are weights of.
-ROUND_FIELDS = ("opening", "round", "dimension")
-TRAINING_FIELDS = ("weights", "example_shape", "classes", "fingerprint")
-
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 

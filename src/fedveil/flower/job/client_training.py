@@ -38,7 +38,11 @@ class Training:
     """A client's training in one round, from what the server has told all clients."""
 
     def __init__(self, job: Job, client: ClientId, function: str | None, common: Message) -> None:
-        shape = _read_shape(common)
+        shape = ModelShape(
+            example_shape=tuple(map(int, take(common, "example_shape", np.ndarray))),
+            classes=take(common, "classes", int),
+            fingerprint=take(common, "fingerprint", str),
+        )
         data = own_data(job, client, function)
         _check_examples(data, shape)
         # A copy, since torch takes no array that cannot be written.
@@ -74,15 +78,6 @@ class Training:
             case Failed(reason=reason):
                 raise DeploymentError(f"training failed: {reason}")
         raise AssertionError(answer)
-
-
-def _read_shape(common: Message) -> ModelShape:
-    shape = take(common, "example_shape", np.ndarray)
-    return ModelShape(
-        example_shape=tuple(map(int, shape)),
-        classes=take(common, "classes", int),
-        fingerprint=take(common, "fingerprint", str),
-    )
 
 
 def _check_examples(data: ClientsData, shape: ModelShape) -> None:

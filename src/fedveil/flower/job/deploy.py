@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 from fedveil import own_code
 from fedveil._version import __version__
@@ -144,13 +143,11 @@ from fedveil.flower.job import client_app
 app = client_app(Path(__file__).parent)
 '''
 
-_ROSTER = dedent(
-    """\
-    # Every client's public signing key, a line for each, from `fedveil identity FILE`:
-    #   client-0: "64 hexadecimal digits"
-    # A client believes the roster that its own node configuration names before this one.
-    """
-)
+_ROSTER = """\
+# Every client's public signing key, a line for each, from `fedveil identity FILE`:
+#   client-0: "64 hexadecimal digits"
+# A client believes the roster that its own node configuration names before this one.
+"""
 
 _README = """\
 # {name}: a fedveil job on Flower

@@ -13,31 +13,13 @@ from fedveil.engine.executors.executor import Executor
 from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost
-from fedveil.flower.job.job_client import (
-    ERROR_CODE,
-    FAILED,
-    FORGET,
-    STRANGER,
-    WITHHELD,
-)
+from fedveil.flower.job import job_client
 from fedveil.flower.job.members import Members
-from fedveil.flower.records import (
-    addressed_records,
-    common_record,
-    encoded_message,
-    to_records,
-)
-from fedveil.message import Message, Value, encode
+from fedveil.flower.records import addressed_records, common_record, encoded_message, to_records
+from fedveil.message import Message, encode
 from fedveil.protections.base import Protection, RoundContext
-from fedveil.rounds.answers import (
-    Answer,
-    ClientId,
-    Failed,
-    Refused,
-    Report,
-    Unreached,
-    Withheld,
-)
+from fedveil.rounds import answers
+from fedveil.rounds.answers import Answer, ClientId
 
 #: A message is kept for so long after the server has stopped waiting for its answer.
 _GRACE_S = 300.0
@@ -91,26 +73,24 @@ class GridExecutor(Executor):
         self._opening = True
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The answers, as they come, until the phase's deadline."""
         node_of = self._members.node_of
         client_of = {node_of[client]: client for client in messages if client in node_of}
-        yield from map(Unreached, messages.keys() - client_of.values())
+        yield from map(answers.Unreached, messages.keys() - client_of.values())
         outgoing = list(self._outgoing(phase, client_of, messages))
         self._opening = False
         for node, reply in exchange(self._grid, outgoing, self._window_s):
             client = client_of[node]
-            answer = Unreached(client) if reply is None else self._read(client, reply)
+            answer = answers.Unreached(client) if reply is None else self._read(client, reply)
             if answer is not None:
                 ended = phase == self._protection.phases[-1]
-                if ended or not isinstance(answer, Report | Unreached):
+                if ended or not isinstance(answer, answers.Report | answers.Unreached):
                     self._unfinished.discard(client)
                 yield answer
 
     def close(self) -> None:
         """Let clients forget a round that ended without them."""
         if self._unfinished:
-            for _ in exchange(self._grid, self._farewells(), _FORGET_S):
-                pass
+            list(exchange(self._grid, self._farewells(), _FORGET_S))
 
     def _gather(self, round: int) -> None:
         """Wait for everybody who should be there at the start, or come back after a restart."""
@@ -132,10 +112,7 @@ class GridExecutor(Executor):
             )
 
     def _outgoing(
-        self,
-        phase: str,
-        client_of: Mapping[int, ClientId],
-        messages: Mapping[ClientId, Message],
+        self, phase: str, client_of: Mapping[int, ClientId], messages: Mapping[ClientId, Message]
     ) -> Iterator[FlowerMessage]:
         common = common_record(self._common(phase == self._protection.trains))
         encoded: dict[int, bytes] = {}  # a message that is the same object for all is encoded once
@@ -155,38 +132,36 @@ class GridExecutor(Executor):
 
     def _common(self, trains: bool) -> Message:
         context, shape = self._context, self._shape
-        common: dict[str, Value] = {
-            "opening": self._opening,
-            "round": context.round,
-            "dimension": len(context.model),
+        common = {"opening": self._opening, "round": context.round, "dimension": len(context.model)}
+        if not trains:
+            return common
+        return common | {
+            "weights": context.model,
+            "example_shape": np.array(shape.example_shape, np.int64),
+            "classes": shape.classes,
+            "fingerprint": shape.fingerprint,
         }
-        if trains:
-            common["weights"] = context.model
-            common["example_shape"] = np.array(shape.example_shape, np.int64)
-            common["classes"] = shape.classes
-            common["fingerprint"] = shape.fingerprint
-        return common
 
     def _read(self, client: ClientId, reply: FlowerMessage) -> Answer | None:
         if reply.has_error():
-            word = reply.error.reason if reply.error.code == ERROR_CODE else None
-            if word == STRANGER:
+            word = reply.error.reason if reply.error.code == job_client.ERROR_CODE else None
+            if word == job_client.STRANGER:
                 self._members.doubt(client)
-            if word == WITHHELD:
-                return Withheld(client, "the client's own log says why")
-            if word == FAILED:
-                return Failed(client, "the client's own log says why")
-            return None if reply_was_lost(reply) else Unreached(client)
+            if word == job_client.WITHHELD:
+                return answers.Withheld(client, "the client's own log says why")
+            if word == job_client.FAILED:
+                return answers.Failed(client, "the client's own log says why")
+            return None if reply_was_lost(reply) else answers.Unreached(client)
         try:
-            return Report(client, encoded_message(reply.content))
+            return answers.Report(client, encoded_message(reply.content))
         except MessageInvalid as error:
             size = sum(record.count_bytes() for record in reply.content.values())
-            return Refused(client, size, str(error))
+            return answers.Refused(client, size, str(error))
 
     def _farewells(self) -> list[FlowerMessage]:
-        node_of = self._members.node_of
+        node_of, question = self._members.node_of, f"query.{job_client.FORGET}"
         return [
-            FlowerMessage(to_records({}), node_of[client], f"query.{FORGET}", ttl=_GRACE_S)
+            FlowerMessage(to_records({}), node_of[client], question, ttl=_GRACE_S)
             for client in sorted(self._unfinished)
             if client in node_of
         ]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedveil._files import write_new
 from fedveil.errors import DeploymentError
-from fedveil.secagg.keys import Identity
 from fedveil.secagg.secret import Secret
 
 
@@ -18,18 +17,14 @@ def make_identity(path: Path) -> str:
     """Write a new key to `path`, an existing file is never overwritten; gives its public half."""
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_new(path, pem)
     except FileExistsError:
         raise DeploymentError(f"{path} exists, and a key is never overwritten") from None
     except OSError as error:
         raise DeploymentError(f"{path} cannot be written: {error.strerror}") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(pem)
     return key.public_key().public_bytes_raw().hex()
 
 
@@ -51,8 +46,3 @@ def read_identity(path: Path) -> Secret:
             f"identity {path} does not hold an Ed25519 key in PEM: `fedveil identity` makes one"
         )
     return Secret(key.private_bytes_raw())
-
-
-def public_key(path: Path) -> str:
-    """The public half of the key in `path`, as a roster writes it."""
-    return Identity(read_identity(path)).public.hex()

@@ -20,19 +20,13 @@ from flwr.clientapp import ClientApp
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection, report_entropy
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.federated.job import Job
-from fedveil.flower.job.app_folder import (
-    ROSTER,
-    ROUND_FIELDS,
-    TRAINING_FIELDS,
-    read_job,
-    read_roster,
-)
+from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
-from fedveil.flower.own_count import OwnCount
+from fedveil.flower.own_account import count_report
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.message import Value, encode, only_fields, take
-from fedveil.protections.base import ClientContext, Protection, Update
+from fedveil.protections.base import ClientContext, Protection
 from fedveil.protections.positions import find
 from fedveil.rounds.answers import ClientId
 
@@ -41,6 +35,11 @@ INTRODUCE, FORGET = "introduce", "forget"
 #: What an error reply of this app says; any other is of Flower's own.
 WITHHELD, FAILED, STRANGER = "withheld", "failed", "another client"
 ERROR_CODE = 200
+
+#: Sent with the messages of a round: whether it is the round's first, its number, and how many
+#: weights there are; and, where a client trains, the weights and what they are weights of.
+ROUND_FIELDS = ("opening", "round", "dimension")
+TRAINING_FIELDS = ("weights", "example_shape", "classes", "fingerprint")
 
 _log = logging.getLogger("flwr")
 
@@ -81,7 +80,7 @@ class Member:
 
 def make_app(folder: Path) -> ClientApp:
     """The ClientApp of the app in `folder`."""
-    job = read_job(folder)
+    job = app_folder.read_job(folder)
     app = ClientApp()
     for action in find(job.protection.name).phases:
         app.train(action)(_guarded(lambda m, c: _answer(job, folder, m, c)))
@@ -147,7 +146,7 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
     state = SealedState(member.state_folder, job_digest(job), member.client, context.state)
     kept = state.take(round)
     deployed = Deployed(
-        roster=read_roster(member.roster or folder / ROSTER),
+        roster=app_folder.read_roster(member.roster or folder / app_folder.ROSTER),
         identity=None if member.identity is None else read_identity(member.identity),
     )
     protection = make_protection(job, dimension, deployed)
@@ -162,7 +161,7 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
             client=member.client,
             round=round,
             # What needs no update needs neither model nor examples.
-            model=_no_model(dimension) if training is None else training.model,
+            model=np.broadcast_to(np.float32(0), dimension) if training is None else training.model,
             examples=0 if training is None else training.examples,
             entropy=report_entropy(job).stream("report", round, member.client),
         )
@@ -178,13 +177,9 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
 
 def _charge(job: Job, member: Member, protection: Protection) -> None:
     if job.privacy.randomness == "secure":  # a seeded report is the same bytes every time
-        count = OwnCount(member.state_folder.file(job_digest(job), member.client, "reports"))
+        path = member.state_folder.file(job_digest(job), member.client, "reports")
         spending = protection.spending(protection.initial_state())
-        count.charge(spending, job.rounds + job.deployment.repeats)
-
-
-def _no_model(dimension: int) -> Update:
-    return np.broadcast_to(np.float32(0), (dimension,))
+        count_report(path, spending, job.rounds + job.deployment.repeats)
 
 
 def _text(config: Mapping[str, object], key: str) -> str | None:

@@ -8,19 +8,16 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.federation import Federation, Run
+from fedveil.engine.federation import Engine, Federation, Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
-from fedveil.errors import DeploymentError, FedveilError, FolderInUse
+from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_notes
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
@@ -57,8 +54,8 @@ def serve(folder: Path, grid: Grid, context: Context) -> Run:
             engine = FlowerEngine(grid, folder)
             run = Federation(job, engine, partial(_open, path, job), stack).run(display.show)
     except FedveilError as error:
-        sentence = "; ".join([str(error), *getattr(error, "__notes__", [])])
-        console.print(f"error: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        sentence = f"error: {with_notes(str(error), error)}"
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
         raise
     display.summary(run)
     return run
@@ -96,8 +93,8 @@ def _open(path: Path, job: Job) -> RunFolder:
     return folder
 
 
-class FlowerEngine:
-    """Clients are SuperNodes; the server has its own copy of the test examples and no others'."""
+class FlowerEngine(Engine):
+    """Clients are SuperNodes, which train; the server has the test examples and no others."""
 
     how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
     reports_leave = True
@@ -106,27 +103,14 @@ class FlowerEngine:
         self._grid = grid
         self._roster = read_roster(app / ROSTER)
 
-    def settle(self, job: Job, dataset: Dataset) -> Job:
-        """The job states how many clients there are."""
-        return job
-
-    def check(self, job: Job, shape: ModelShape) -> None:
-        """Clients train, not this machine."""
-
     def protection(self, job: Job, dimension: int) -> Protection:
         """No key comes from the job's seed."""
         return make_protection(job, dimension, Deployed(self._roster))
 
-    def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Training examples are the clients' own."""
-        return ()
-
     def describe(self) -> Iterable[str]:
-        """What a reader of the events must know."""
         yield "clients are Flower SuperNodes; their reasons, warnings and times stay with them"
 
     def start(
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:
-        """Ready when the first round opens."""
         return GridExecutor(self._grid, job, shape, protection, event)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
-from fedveil.settings.base import Settings
+from fedveil.settings.settings import Settings
 from fedveil.tasks.tables.csv_file import Floats, Table
 
 Hot: TypeAlias = npt.NDArray[np.float32]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
+from fedveil.errors import with_notes
+
 if TYPE_CHECKING:
     from fedveil.vertical.account import Figure
     from fedveil.vertical.vertical_job import VerticalJob
@@ -49,5 +51,5 @@ def interruptible(work: Callable[[], T]) -> T:
     try:
         return work()
     except KeyboardInterrupt as end:
-        remark("; ".join(["interrupted", *getattr(end, "__notes__", [])]))
+        remark(with_notes("interrupted", end))
         raise SystemExit(130) from None
