@@ -171,7 +171,7 @@ def test_an_update_is_not_asked_of_the_app_before_keys_were_exchanged():
         "senders": np.arange(2),
         "sealed": np.zeros((2, 9), "u1"),
     }
-    assert "before keys were exchanged" in ask(grid, content(words, PW)).error.reason
+    assert "masked is asked for before advertise" in ask(grid, content(words, PW)).error.reason
     assert calls == []
 
 

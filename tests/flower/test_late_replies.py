@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +53,18 @@ def test_a_limit_is_held_against_what_may_have_left(tmp_path: Path) -> None:
     assert "round 3" in run.stopped
 
 
-def said(grid: LocalGrid, node: int, what: Callable[[Message], Message | None]) -> None:
-    """Change what the node's client says when it is asked for a report."""
+def answers_with(grid: LocalGrid, node: int, error: Error) -> None:
+    """The node's client is asked for a report, and this is what comes back."""
+    asked: list[Message] = []
 
-    def tamper(message: Message) -> Message | None:
-        source = message.metadata.src_node_id
-        return (
-            what(message)
-            if source == node and "train" in message.metadata.message_type
-            else message
-        )
+    def tamper(message: Message) -> Message:
+        if "train" not in message.metadata.message_type:
+            return message
+        if message.metadata.dst_node_id == node:
+            asked.append(message)
+        elif message.metadata.src_node_id == node:
+            return Message(error, reply_to=asked[-1])
+        return message
 
     grid.tamper = tamper
 
@@ -80,7 +82,7 @@ def test_an_error_reply_tells_that_none_has_left_unless_one_was_lost(
 ) -> None:
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection="signds"))
     grid = LocalGrid(app, tmp_path / "state")
-    said(grid, 102, lambda reply: Message(Error(code, "as Flower says"), reply_to=reply))
+    answers_with(grid, 102, Error(code, "as Flower says"))
     record = serve(app, grid, tmp_path / "run").metrics[0]
     assert (record["reports"], record["dropped"]) == (CLIENTS - 1, 1)
     assert charges[1] == (EVERYBODY if given else EVERYBODY - {2})

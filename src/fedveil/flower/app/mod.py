@@ -154,7 +154,7 @@ class _Answer:
         # The server's arrays travel with the phase that trains, and with no other.
         training = state is None or bool(self._message.content.array_records)
         if training and kept is None and trains != phases[0]:
-            raise _Refused("an update is asked for before keys were exchanged in this round")
+            raise _Refused(f"{trains} is asked for before {phases[0]} in this round")
         trained = self._train() if training else None
         half = self._half(trained)
         if kept is not None:
