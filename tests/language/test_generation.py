@@ -25,7 +25,7 @@ from fedveil.link.channel import Receive, Send, drive_together
 from fedveil.link.streams import Address
 from fedveil.message import Message
 from fedveil.tasks.pangu import Pangu
-from fedveil.tasks.task_settings import PanguSettings
+from fedveil.vertical.task_settings import PanguSettings
 from fedveil.vertical import together
 from fedveil.vertical.apart import sessions
 from fedveil.vertical.apart.sessions import Machine, Meeting

@@ -16,7 +16,7 @@ from fedveil.language import text
 from fedveil.language.transformer import PRESETS
 from fedveil.link.channel import drive_together
 from fedveil.tasks.pangu import TOKENIZER, Pangu
-from fedveil.tasks.task_settings import PanguSettings
+from fedveil.vertical.task_settings import PanguSettings
 from fedveil.vertical import together
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import Joined, Optimizer, SplitModel

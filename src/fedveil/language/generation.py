@@ -35,9 +35,9 @@ from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, only_fields, take
+from fedveil.privacy.ledger import Line
 from fedveil.record.lifecycle import reopen
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical.account import Figure
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
@@ -180,7 +180,7 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
     return party.announcing_failure(_assist(party, noise))
 
 
-def figures(split: SplitModel, found: Continuation) -> list[Figure]:
+def figures(split: SplitModel, found: Continuation) -> list[Line]:
     """What has crossed of a prompt and its continuation; nothing where nothing protects it."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
@@ -188,18 +188,12 @@ def figures(split: SplitModel, found: Continuation) -> list[Figure]:
     loss = EmbeddingDP(crossing.privacy.eps).loss
     part, width = crossing.part, crossing.output[-1]
     sent = "once" if found.times == 1 else f"{found.times} times"
+    token = loss.per_vector(width * found.times).epsilon
+    text = loss.per_vector(width * found.vectors).epsilon
     return [
-        Figure(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
-        Figure(
-            loss.per_vector(width * found.times).epsilon,
-            0.0,
-            f"a token's {width} bits of {part}, sent {sent}",
-        ),
-        Figure(
-            loss.per_vector(width * found.vectors).epsilon,
-            0.0,
-            f"the whole text, {found.vectors} vectors of {part}",
-        ),
+        Line(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
+        Line(token, 0.0, f"a token's {width} bits of {part}, sent {sent}"),
+        Line(text, 0.0, f"the whole text, {found.vectors} vectors of {part}"),
     ]
 
 

@@ -19,9 +19,9 @@ from torch import nn
 from fedveil.data.datasets import load
 from fedveil.data.examples import Examples
 from fedveil.tasks.scoring import ByLabel
-from fedveil.tasks.task_settings import HalvesSettings
 from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party, initial
+from fedveil.vertical.task_settings import HalvesSettings
 
 #: An image of 28 x 28 and where its halves meet.
 _SIDE, _MIDDLE = 28, 14

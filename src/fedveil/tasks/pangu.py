@@ -30,9 +30,9 @@ from fedveil.language.transformer import (
     WordAndPosition,
     token_loss,
 )
-from fedveil.tasks.task_settings import PanguSettings
 from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import Assist, Columns, Subset, Unit, initial
+from fedveil.vertical.task_settings import PanguSettings
 
 #: The leader's file in a run's folder: a tokenizer is learnt once.
 TOKENIZER = "tokenizer.json"

@@ -18,10 +18,10 @@ import torch
 from fedveil.data.examples import holdout
 from fedveil.errors import MissingExtra
 from fedveil.tasks.scoring import ByLabel
-from fedveil.tasks.task_settings import TabularSettings
 from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party
+from fedveil.vertical.task_settings import TabularSettings
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from fedveil._validate import integer
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerAborted, PeerRefused
 from fedveil.link.channel import Exchange, Send
-from fedveil.vertical.reports import Reports
+from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.schedule import Program, micro_sizes, programs
 from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step import Batch, Context, Loss, Report, Step, last_words

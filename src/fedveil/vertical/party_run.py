@@ -22,7 +22,7 @@ from fedveil.errors import RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.message import Message, decode, encode, take_array
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.lifecycle import keep_job
 from fedveil.record.model_file import model_bytes
@@ -30,14 +30,14 @@ from fedveil.record.recorder import Record, Recorder
 from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
 from fedveil.record.sealed_message import intact
 from fedveil.vertical import account
+from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.party import Party
-from fedveil.vertical.reports import Reports
 from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
-from fedveil.vertical.task import Subset, Task, averages
+from fedveil.vertical.task import Subset, Task, averages, files_of
 from fedveil.vertical.vertical_job import VerticalJob
 
 Progress = Callable[[Record], None]
@@ -166,7 +166,7 @@ class PartyRun:
         yield from self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
         return np.concatenate(found) if found else None
 
-    def figures(self) -> list[account.Figure]:
+    def figures(self) -> list[Line]:
         """What this party's crossings, and the leader's labels, have told of an example so far."""
         delta = self.setting.job.privacy.delta
         return account.figures(
@@ -338,7 +338,7 @@ def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[
     """Write down the job, and what these parties' task made that it must find again."""
     keep_job(folder, job.to_yaml(), own_functions(job))
     for party in parties:
-        for name, data in getattr(task, "files", lambda party: {})(party).items():
+        for name, data in files_of(task, party).items():
             folder.write_atomically(name, data)
 
 

@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce, reopen
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical.account import Figure
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
 from fedveil.vertical.rows import Rows, align
@@ -42,7 +41,7 @@ class VerticalRun:
     split: SplitModel
     folder: Path
     records: Mapping[str, list[Record]]
-    figures: Mapping[str, list[Figure]]
+    figures: Mapping[str, list[Line]]
     ledgers: Mapping[str, Ledger]
 
     @property
@@ -96,7 +95,7 @@ def resume(
         return parties.train(parties.last_common_step())
 
 
-def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Figure]]]:
+def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Line]]]:
     """The task's figures of a run's model on the held-out examples, and what looking has cost.
 
     The examples go through the same crossings and the same protection as in training.
@@ -201,7 +200,7 @@ class _Parties:
         self._restore(self.last_common_step())
         return self._together(how)[self.split.leader]
 
-    def figures(self) -> dict[str, list[Figure]]:
+    def figures(self) -> dict[str, list[Line]]:
         """Every party's account."""
         return {name: run.figures() for name, run in self.runs.items()}
 

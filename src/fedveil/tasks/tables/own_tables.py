@@ -23,12 +23,12 @@ from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.tables import csv_file
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.csv_file import Table, Wanted
-from fedveil.tasks.task_settings import TableSettings, TablesSettings
 from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
 from fedveil.vertical.apart.alignment import digests
 from fedveil.vertical.predictions import told_classes, told_numbers
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party
+from fedveil.vertical.task_settings import TableSettings, TablesSettings
 
 _PLACE = "task.tables"
 _HELD_OUT = b"fedveil: held out"

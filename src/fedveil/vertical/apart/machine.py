@@ -15,9 +15,9 @@ from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Receive, Send, drive
 from fedveil.link.tls import named_in
 from fedveil.message import Message, Value
+from fedveil.privacy.ledger import Line
 from fedveil.record.lifecycle import introduce, reopen
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical.account import Figure
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Standing
 from fedveil.vertical.job_split import make_split, make_task, threads
@@ -45,7 +45,7 @@ class Session:
     folder: Path
     run: PartyRun
     result: Any
-    figures: list[Figure]
+    figures: list[Line]
 
 
 class Machine:

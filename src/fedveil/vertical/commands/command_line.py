@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from fedveil.vertical.account import Figure
+    from fedveil.privacy.ledger import Line
     from fedveil.vertical.vertical_job import VerticalJob
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def remark(text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
-def say_accounts(figures: Mapping[str, Iterable[Figure]]) -> None:
+def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
     """What each party has spent."""
     for party, lines in figures.items():
         for figure in lines:
