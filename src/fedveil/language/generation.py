@@ -65,9 +65,7 @@ class TextTask(Task, Protocol):
     """A task whose model continues a text: `assist` is among its `assists`, under GENERATE."""
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The leader's."""
-        ...
+    def tokenizer(self) -> Tokenizer: ...
 
 
 @dataclass(frozen=True)

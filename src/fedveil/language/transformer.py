@@ -81,7 +81,6 @@ class Memory:
 
     @property
     def length(self) -> int:
-        """How many positions it holds."""
         return 0 if self._keys is None else self._keys.shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -158,7 +158,6 @@ class _Handshakes:
                 self._open.popleft()
 
     def stop(self) -> None:
-        """Look no more."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()

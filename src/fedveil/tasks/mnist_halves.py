@@ -45,7 +45,6 @@ class MnistHalves(ByLabel):
         self._held: dict[str, dict[Subset, Columns]] = {}
 
     def split_model(self) -> SplitModel:
-        """Two bottoms and a top."""
         width = self._settings.width
         parts = [
             Part(
@@ -97,7 +96,6 @@ class Joint(nn.Module):
         )
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """The outputs [examples, outputs]."""
         joined: torch.Tensor = self.layers(torch.cat(given, dim=1))
         return joined
 

@@ -89,11 +89,9 @@ class Pangu:
         )
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy in nats a token."""
         return token_loss(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Sums of the loss and of tokens guessed right."""
         return {
             "loss_sum": float(token_loss(outputs, labels)) * labels.numel(),
             "correct": float((outputs.argmax(-1) == labels).sum()),
@@ -122,7 +120,6 @@ class Pangu:
 
     @cached_property
     def _documents(self) -> tuple[list[bytes], list[bytes]]:
-        """Training text and held-out text."""
         documents = text.read(self.settings.text)
         if self.settings.test_text is not None:
             return documents, text.read(self.settings.test_text)

@@ -53,7 +53,6 @@ class Tabular(ByLabel):
         self._features = {"leader": slice(0, middle), "bank": slice(middle, features)}
 
     def split_model(self) -> SplitModel:
-        """Two parts for each owner, and the top."""
         settings = self._settings
         outputs = 1 if self.classes is None else self.classes
         model = WideAndDeep(self._seed, self.leader, settings.scores, settings.width, outputs)

@@ -31,7 +31,6 @@ _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np
 
 
 def name_of(transfer: Transfer, *, training: bool) -> str:
-    """The name that a tensor crosses under."""
     part = transfer.crossing.part
     if not training:
         return part + LOOK

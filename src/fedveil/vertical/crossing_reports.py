@@ -40,7 +40,6 @@ class Reports:
     def __call__(
         self, crossing: Crossing, values: npt.NDArray[np.float32], occasion: Occasion
     ) -> Packed:
-        """The packed bits of `values`."""
         assert crossing.privacy is not None, "only a protected crossing is reported"
         mechanism = self._mechanisms.get(crossing.part)
         if mechanism is None:
@@ -52,7 +51,6 @@ class Reports:
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
 
     def close(self) -> None:
-        """Let the files go."""
         for memory in self._memories.values():
             if isinstance(memory, _KeptMemory):
                 memory.close()
@@ -99,6 +97,5 @@ class _KeptMemory(ReportMemory):
         return super().reports(named, kept)
 
     def close(self) -> None:
-        """Let the file go."""
         if self._file is not None:
             self._file.close()

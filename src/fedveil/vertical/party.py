@@ -150,7 +150,6 @@ class Party:
         return tensors
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` gave."""
         for part, module in self.modules.items():
             begin = f"{part}/"
             module.load_state_dict(
@@ -240,7 +239,6 @@ class _Statistics:
         self._versions: list[int] = []
 
     def keep(self) -> None:
-        """Remember the values before a step."""
         if self._versions:
             moved = [b._version != v for b, v in zip(self._buffers, self._versions, strict=True)]
             seen = {place for place, found in enumerate(moved) if found}
@@ -253,7 +251,6 @@ class _Statistics:
         ]
 
     def put_back(self) -> None:
-        """Give the buffers the values that were kept."""
         with torch.no_grad():
             for buffer, kept in self._kept:
                 buffer.copy_(kept)

@@ -102,7 +102,6 @@ class PartyRun:
 
     @property
     def total(self) -> int:
-        """The steps of the whole run."""
         return self.setting.job.epochs * self._order.steps
 
     def restore(self, step: int) -> None:
@@ -174,16 +173,13 @@ class PartyRun:
         )
 
     def ledger(self) -> Ledger:
-        """The account of every example so far."""
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
 
     def event(self, text: str) -> None:
-        """Write a line into the party's events."""
         assert self._recorder is not None, "restore comes first"
         self._recorder.event(text)
 
     def close(self) -> None:
-        """Let the files go."""
         if self._recorder is not None:
             self._recorder.close()
         self._reports.close()
@@ -303,7 +299,6 @@ class _Window:
         self.look_away()
 
     def add(self, loss: float | None, rows: int) -> None:
-        """A step has ended."""
         if loss is not None:
             self.kept["loss"] += loss
             self.kept["losses"] += 1
@@ -322,7 +317,6 @@ class _Window:
         self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
 
     def figures(self, unit: str, units_per_example: int) -> Record:
-        """The figures of the window."""
         kept = self.kept
         return {
             **({"loss": kept["loss"] / kept["losses"]} if kept["losses"] else {}),

@@ -64,7 +64,6 @@ class PredictionFile:
         return Predictions(run.setting.rows["test"].ids, outputs, columns)
 
     def write(self, found: Predictions) -> str:
-        """Write the file; the result says what is in it."""
         if self._path.suffix == ARRAYS:
             with explained(self._path), self._path.open("xb") as file:
                 np.savez(file, ids=found.ids, outputs=found.outputs)

@@ -85,7 +85,6 @@ class Rows:
         return replace(self, labels=labels)
 
     def batch(self, positions: Positions) -> Batch:
-        """The rows at those positions."""
         index = torch.from_numpy(positions)
         return Batch(
             positions,
@@ -94,7 +93,6 @@ class Rows:
         )
 
     def fingerprint(self) -> bytes:
-        """A digest of ids and values."""
         digest = hashlib.sha256(f"{self.count} {self.ids.dtype}".encode())
         digest.update(np.ascontiguousarray(self.ids).view(np.uint8).data)
         named = dict(self.columns) if self.labels is None else {**self.columns, "": self.labels}
@@ -119,11 +117,9 @@ class Order:
 
     @property
     def steps(self) -> int:
-        """The steps of an epoch."""
         return -(-self.count // self.batch_size)
 
     def of_step(self, step: int) -> Positions:
-        """The positions of a step's examples."""
         epoch, within = divmod(step - 1, self.steps)
         order = _epoch(self.seed, self.count, epoch)
         return order[within * self.batch_size : (within + 1) * self.batch_size]
@@ -138,5 +134,4 @@ class Order:
 
 @lru_cache(maxsize=2)  # of parties in one process, some may be an epoch ahead
 def _epoch(seed: int, count: int, number: int) -> Positions:
-    """The positions of all examples in an epoch's order."""
     return Seeded(seed, "order", number).permutation(count)

@@ -64,19 +64,15 @@ class Transfer:
 
     @property
     def sender(self) -> str:
-        """Who sends it."""
         return self.crossing.receiver if self.gradient else self.crossing.sender
 
     @property
     def receiver(self) -> str:
-        """Who receives it."""
         return self.crossing.sender if self.gradient else self.crossing.receiver
 
 
 @dataclass(frozen=True, slots=True)
 class SendTensor:
-    """Let the other party have a tensor."""
-
     transfer: Transfer
 
 

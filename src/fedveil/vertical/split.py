@@ -58,7 +58,6 @@ class Optimizer:
         return self.lr * min(1.0, step / max(self.warmup_steps, 1))
 
     def over(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """A fresh optimiser of `parameters`."""
         match self.name:
             case "adam":
                 return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
@@ -116,7 +115,6 @@ class Part:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The parts that it reads."""
         return tuple(name for name in self.inputs if not name.startswith(DATA))
 
 
@@ -211,7 +209,6 @@ class SplitModel:
 
     @cached_property
     def _backward(self) -> frozenset[str]:
-        """The parts that run backward."""
         found = {self.last.name}
         for part in reversed(self.parts[:-1]):
             gives = any(
@@ -259,7 +256,6 @@ class Joined(nn.Module):
         self.parts = nn.ModuleDict({part.name: module_of(part) for part in split.parts})
 
     def forward(self, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last part's output."""
         values: dict[str, torch.Tensor] = {}
         for part in self._split.parts:
             read = [

@@ -53,7 +53,6 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """How many examples."""
         return len(self.positions)
 
 
@@ -69,7 +68,6 @@ class Occasion:
 
     @property
     def path(self) -> tuple[str | int, ...]:
-        """The words that name its randomness."""
         return self.subset, self.number, self.step, self.micro
 
 

@@ -65,7 +65,6 @@ class Scale(Settings):
         return np.where(np.isnan(values), self.mean, values)
 
     def undone(self, scaled: npt.NDArray[np.float32]) -> Floats:
-        """Numbers as the column has them."""
         numbers: Floats = scaled.astype(np.float64) * self.deviation + self.mean
         return numbers
 
@@ -78,19 +77,16 @@ class Numbers(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, bins: int) -> Numbers:
-        """As the training rows have it."""
         scale = Scale.of(table, column)
         edges = np.quantile(_present(table, column), np.arange(1, bins) / bins)
         return cls(scale=scale, edges=tuple(edges.tolist()))
 
     @property
     def wide(self) -> int:
-        """How many intervals there are."""
         return len(self.edges) + 1
 
     @property
     def deep(self) -> int:
-        """One number."""
         return 1
 
     def applied(self, table: Table, column: str) -> tuple[Hot, Hot]:
@@ -118,12 +114,10 @@ class Words(Settings):
 
     @property
     def wide(self) -> int:
-        """A number for each place."""
         return self.places
 
     @property
     def deep(self) -> int:
-        """As many."""
         return self.places
 
     def applied(self, table: Table, column: str) -> tuple[Hot, Hot]:
@@ -154,7 +148,6 @@ class Classes(Settings):
         return cls(classes=tuple(found))
 
     def applied(self, table: Table, column: str) -> npt.NDArray[np.int64]:
-        """The column's class numbers."""
         number = {name: at for at, name in enumerate(self.classes)}
         cells = table.words[column]
         for row, cell in enumerate(cells):
@@ -174,7 +167,6 @@ class Encoding(Settings):
 
     @classmethod
     def read(cls, data: bytes, source: str) -> Encoding:
-        """What `written` gave."""
         try:
             return cls.model_validate_json(data)
         except ValidationError:

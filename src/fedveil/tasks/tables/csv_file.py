@@ -59,7 +59,6 @@ class Table:
         return len(self.ids)
 
     def rows(self, chosen: npt.NDArray[Any]) -> Table:
-        """Some of its rows."""
         return replace(
             self,
             ids=self.ids[chosen],
@@ -69,7 +68,6 @@ class Table:
         )
 
     def place(self, row: int) -> str:
-        """Where a row stands."""
         return f"{self.path}, line {self.lines[row]}"
 
 
@@ -135,7 +133,6 @@ class _Piece:
             ids[name] = line
 
     def words(self, column: str, may_lack: bool) -> list[str]:
-        """Its cells."""
         cells = self._cells(column)
         if not may_lack and "" in cells:
             self._refuse(column, cells.index(""), "")

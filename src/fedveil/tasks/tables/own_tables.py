@@ -86,7 +86,6 @@ class Tables(ByLabel):
         return Columns(table.ids, columns, labels)
 
     def files(self, party: str) -> dict[str, bytes]:
-        """How the party's table is encoded."""
         return {_file_of(party): self._of(party).encoding.written()}
 
     def predictions(self, outputs: npt.NDArray[np.float32]) -> dict[str, list[str]]:
@@ -235,7 +234,6 @@ def _file_of(party: str) -> str:
 
 
 def _problems(settings: TablesSettings) -> Iterator[str]:
-    """What is wrong between the settings."""
     owners, leader = settings.owners, settings.leader
     for key, names in ((f"{_PLACE}.leader", [leader]), (f"{_PLACE}.owners", owners)):
         for name in names:

@@ -224,7 +224,6 @@ def _check(peer: str, message: Message | None, due: Message) -> None:
 
 
 def leader_of(task: Task) -> str:
-    """The leader's name."""
     return task.leader
 
 

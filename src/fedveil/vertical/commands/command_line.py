@@ -28,17 +28,14 @@ def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
 
 
 def say(text: str) -> None:
-    """A line as it is."""
     _out.print(text, markup=False, highlight=False)
 
 
 def remark(text: str) -> None:
-    """A line on stderr."""
     Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
 def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
-    """What each party has spent."""
     for party, lines in figures.items():
         for figure in lines:
             say(f"{party}: {figure}")
