@@ -42,7 +42,7 @@ from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
     from_wire,
-    name_of,
+    tensor_message,
     to_wire,
 )
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
@@ -201,7 +201,7 @@ def _write(
     there, _ = _crossings(party.split)
     context, follower = there.output[0], there.receiver
     pieces, end = tokenizer.pieces(), tokenizer.vocabulary - 1
-    text = [*tokenizer.encode([request.prompt])[:-1].tolist()] or [end]
+    text = tokenizer.encode([request.prompt])[:-1].tolist() or [end]
     pending, start = text[-context:], 0
     vectors, times, step = 0, 1, 1
     continued: list[int] = []
@@ -331,8 +331,7 @@ def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy
     data = to_wire(tensor)
     if crossing.privacy is not None:
         data = EmbeddingDP(crossing.privacy.eps).bits(data, noise.stream(crossing.part, step))
-    name = name_of(Transfer(crossing, 0, gradient=False), training=False)
-    return {"kind": "tensor", "name": name, "step": step, "micro": 0, "data": data}
+    return tensor_message(Transfer(crossing, 0, gradient=False), data, training=False, step=step)
 
 
 def _tensor(message: Message | None, crossing: Crossing, step: int, length: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
-from fedveil.message import Message
+from fedveil.message import Message, Value
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES
 
@@ -30,11 +30,12 @@ _WORD_FIELDS = frozenset({"kind", "step"})
 _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 
 
-def name_of(transfer: Transfer, *, training: bool) -> str:
-    part = transfer.crossing.part
-    if not training:
-        return part + LOOK
-    return part + GRADIENT if transfer.gradient else part
+def tensor_message(
+    transfer: Transfer, data: npt.NDArray[Any], *, training: bool, step: int
+) -> dict[str, Value]:
+    """What lets the other party have a tensor; `data` is what has become of its values."""
+    name = _name_of(transfer, training)
+    return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, "data": data}
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -67,7 +68,7 @@ def from_wire(
 
     Name, step, micro-batch, type, shape and finiteness have been checked when it returns.
     """
-    peer, name = transfer.sender, name_of(transfer, training=training)
+    peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)
     if message.get("name") != name:
         raise ExchangeError(
@@ -83,6 +84,13 @@ def from_wire(
     if not isinstance(data, np.ndarray):
         raise ExchangeError(f"{peer} sent {name!r} with {type(data).__name__} as data")
     return _values(data, transfer, peer, name, rows)
+
+
+def _name_of(transfer: Transfer, training: bool) -> str:
+    part = transfer.crossing.part
+    if not training:
+        return part + LOOK
+    return part + GRADIENT if transfer.gradient else part
 
 
 def _values(

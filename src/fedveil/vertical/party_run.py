@@ -78,9 +78,9 @@ class PartyRun:
         self._tell = progress or (lambda record: None)
         self._reports = Reports(setting.entropy, setting.folder.path)
         self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
-        self._releases = account.Releases(
-            setting.folder, self._order, fresh=not _repeatable(setting.entropy)
-        )
+        # What is drawn again from a seed is the same, and tells nothing new.
+        fresh = not isinstance(setting.entropy, Seeded)
+        self._releases = account.Releases(setting.folder, self._order, fresh=fresh)
         self._fingerprint = _fingerprint(setting)
         self._rows = dict(setting.rows)
         self._label_loss = self._protect_labels() if self._is_leader else None
@@ -122,8 +122,7 @@ class PartyRun:
         )
         self.records = self._recorder.records
         self._window = _Window(self.party, saved.window)
-        looks = sum("look" in record for record in self.records)
-        self._releases.restore(step, looks)
+        self._releases.restore(step, looks=sum("look" in record for record in self.records))
 
     def train(self) -> Exchange[None]:
         """All steps that are left, and the files that the run ends with."""
@@ -167,10 +166,8 @@ class PartyRun:
 
     def figures(self) -> list[Line]:
         """What this party's crossings, and the leader's labels, have told of an example so far."""
-        delta = self.setting.job.privacy.delta
-        return account.figures(
-            self.setting.split, self.name, self._releases, delta, self._label_loss
-        )
+        delta, split = self.setting.job.privacy.delta, self.setting.split
+        return account.figures(split, self.name, self._releases, delta, self._label_loss)
 
     def ledger(self) -> Ledger:
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
@@ -196,39 +193,24 @@ class PartyRun:
                 take(outputs.cpu(), batch)
 
     def _looks_after(self, epoch: int) -> bool:
-        every = self.setting.job.evaluation.every_epochs
-        last = epoch + 1 == self.setting.job.epochs
-        return every is not None and (last or (epoch + 1) % every == 0)
+        every, ended = self.setting.job.evaluation.every_epochs, epoch + 1
+        return every is not None and (ended == self.setting.job.epochs or ended % every == 0)
 
     def _evaluate(self, epoch: int) -> Exchange[None]:
         began = time.perf_counter()
         quality = yield from self.evaluate()
-        self._keep(
-            {
-                "party": self.name,
-                "epoch": epoch,
-                "look": self.done,
-                **{f"test_{name}": value for name, value in quality.items()},
-                "seconds": time.perf_counter() - began,
-            }
-        )
+        shown = {f"test_{name}": value for name, value in quality.items()}
+        self._keep(epoch=epoch, look=self.done, **shown, seconds=time.perf_counter() - began)
         self._window.look_away()
 
     def _record_step(self, epoch: int, within: int) -> None:
         task = self.setting.task
         figures = self._window.figures(task.unit, task.units_per_example)
         self._window = _Window(self.party)
-        self._keep(
-            {
-                "party": self.name,
-                "epoch": epoch,
-                "step": within,
-                "steps": self._order.steps,
-                **figures,
-            }
-        )
+        self._keep(epoch=epoch, step=within, steps=self._order.steps, **figures)
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, **figures: Any) -> None:
+        record = {"party": self.name, **figures}
         assert self._recorder is not None, "restore comes first"
         self._recorder.record(record)
         self._tell(record)
@@ -275,7 +257,7 @@ class PartyRun:
             told = mechanism.perturb_classes(truth, classes, self.setting.entropy.stream("labels"))
             self.setting.folder.write_atomically(_LABELS, encode({"labels": told}))
         labels = torch.from_numpy(told.copy()).to(rows.labels.dtype).reshape(rows.labels.shape)
-        self._rows["train"] = rows.with_labels(labels)
+        self._rows["train"] = replace(rows, labels=labels)
         return mechanism.loss
 
 
@@ -287,14 +269,8 @@ class _Window:
 
     def __init__(self, party: Party, kept: Message | None = None) -> None:
         self._party = party
-        self.kept: dict[str, Any] = {
-            "loss": 0.0,
-            "losses": 0,
-            "steps": 0,
-            "sent": 0,
-            "received": 0,
-            **(kept or {}),
-        }
+        counts = dict.fromkeys(("losses", "steps", "sent", "received"), 0)
+        self.kept: dict[str, Any] = {"loss": 0.0, **counts, **(kept or {})}
         self._rows, self._seconds, self._waited = 0, 0.0, 0.0
         self.look_away()
 
@@ -334,11 +310,6 @@ def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[
     for party in parties:
         for name, data in files_of(task, party).items():
             folder.write_atomically(name, data)
-
-
-def _repeatable(entropy: Entropy) -> bool:
-    """Whether what is drawn again is the same, and tells nothing new."""
-    return isinstance(entropy, Seeded)
 
 
 def _fingerprint(setting: Setting) -> str:

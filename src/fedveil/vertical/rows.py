@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -67,22 +67,12 @@ class Rows:
             raise DataInvalid(f"the column {missing[0]} is read, and the columns are {known}")
         if not len(owned):
             return cls(len(positions), {}, None, owned.ids)
-        index = torch.from_numpy(positions)
-        whole = np.array_equal(positions, np.arange(len(owned)))
-
-        def pick(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor if whole else tensor[index]
-
-        return cls(
-            count=len(positions),
-            columns={name: pick(owned.columns[name]) for name in wanted},
-            labels=None if owned.labels is None else pick(owned.labels),
-            ids=owned.ids[positions],
-        )
-
-    def with_labels(self, labels: torch.Tensor) -> Rows:
-        """The same rows under other labels."""
-        return replace(self, labels=labels)
+        columns, labels = {name: owned.columns[name] for name in wanted}, owned.labels
+        if not np.array_equal(positions, np.arange(len(owned))):  # else nothing is copied
+            index = torch.from_numpy(positions)
+            columns = {name: column[index] for name, column in columns.items()}
+            labels = None if labels is None else labels[index]
+        return cls(len(positions), columns, labels, owned.ids[positions])
 
     def batch(self, positions: Positions) -> Batch:
         index = torch.from_numpy(positions)
@@ -126,10 +116,7 @@ class Order:
 
     def in_turn(self) -> list[Positions]:
         """All examples once, as they stand."""
-        return [
-            np.arange(begin, min(begin + self.batch_size, self.count))
-            for begin in range(0, self.count, self.batch_size)
-        ]
+        return np.split(np.arange(self.count), range(self.batch_size, self.count, self.batch_size))
 
 
 @lru_cache(maxsize=2)  # of parties in one process, some may be an epoch ahead

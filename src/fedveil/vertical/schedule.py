@@ -179,13 +179,13 @@ def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
             if split.runs_backward(part.name):
                 needs["backward", part.name] = [
                     ("forward", part.name),
-                    *(_backward(split, other) for other in _returning(split, part.name)),
+                    *_returning(split, part.name),
                 ]
     return needs
 
 
-def _returning(split: SplitModel, name: str) -> list[str]:
-    """The parts whose backward pass gives a gradient of `name`'s output."""
+def _returning(split: SplitModel, name: str) -> list[_Stage]:
+    """The backward passes that give a gradient of `name`'s output."""
     silent = {
         consumer
         for crossing in split.crossings
@@ -193,14 +193,10 @@ def _returning(split: SplitModel, name: str) -> list[str]:
         for consumer in crossing.consumers
     }
     return [
-        consumer.name
+        ("loss" if consumer is split.last else "backward", consumer.name)
         for consumer in split.consumers(name)
         if consumer.name not in silent and split.runs_backward(consumer.name)
     ]
-
-
-def _backward(split: SplitModel, name: str) -> _Stage:
-    return ("loss" if name == split.last.name else "backward", name)
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
@@ -304,16 +300,14 @@ def _with_words(
 
     made: dict[str, Program] = {}
     for follower in split.followers:
-        checked = _last(tensors[follower], ReceiveTensor) + 1
+        program = tensors[follower]
+        checked = 1 + _last(isinstance(step, ReceiveTensor) for step in program)
         word = [SendWord("ready", leader)] if follower in ready else []
         heard = [ReceiveWord("commit", leader)] if follower in commit else []
-        program = tensors[follower]
         made[follower] = (*program[:checked], *word, *program[checked:], *heard, Apply())
     program = tensors[leader]
     # What is left to compute then is the leader's alone: the followers need not wait for it.
-    settled = 1 + max(
-        _last(program, ReceiveTensor), _last(program, SendTensor), _last_loss(program)
-    )
+    settled = 1 + _last(not isinstance(step, Compute) or step.kind == "loss" for step in program)
     made[leader] = (
         *program[:settled],
         *(ReceiveWord("ready", follower) for follower in ready),
@@ -326,22 +320,10 @@ def _with_words(
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
     """Whether the last tensor to `peer` leaves after the last receipt from anybody."""
-    last = max(
-        (
-            place
-            for place, step in enumerate(program)
-            if isinstance(step, SendTensor) and step.transfer.receiver == peer
-        ),
-        default=-1,
-    )
-    return last > _last(program, ReceiveTensor)
+    sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
+    return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)
 
 
-def _last(program: Sequence[Instruction], kind: type[Instruction]) -> int:
-    """The place of the last instruction of that kind; -1 where there is none."""
-    return max((place for place, step in enumerate(program) if isinstance(step, kind)), default=-1)
-
-
-def _last_loss(program: Sequence[Instruction]) -> int:
-    losses = (isinstance(step, Compute) and step.kind == "loss" for step in program)
-    return max((place for place, found in enumerate(losses) if found), default=-1)
+def _last(found: Iterable[bool]) -> int:
+    """The last place at which it was found; -1 where it never was."""
+    return max((place for place, here in enumerate(found) if here), default=-1)

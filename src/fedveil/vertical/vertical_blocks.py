@@ -173,8 +173,7 @@ class VerticalFields(CheckedJob):
     )
     task: TaskSettings = Field(default_factory=TaskSettings)
     parts: dict[str, PartSettings] = Field(
-        default_factory=dict,
-        description="the parts in order, by name; empty: as the task has them",
+        default_factory=dict, description="the parts in order, by name; empty: as the task has them"
     )
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)

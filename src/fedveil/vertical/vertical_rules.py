@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedveil.settings.rules import Rules
-from fedveil.vertical.vertical_blocks import (
-    EmbeddingDPSettings,
-    OptimizerSettings,
-    VerticalFields,
-)
+from fedveil.vertical.vertical_blocks import EmbeddingDPSettings, OptimizerSettings, VerticalFields
 
 RULES = Rules[VerticalFields]()
 
