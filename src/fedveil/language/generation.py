@@ -32,7 +32,7 @@ from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid
 from fedveil.language.text import Tokenizer, join
 from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
-from fedveil.link.channel import Exchange, Receive, Send, drive_together
+from fedveil.link.channel import Exchange, Send, drive_together, received
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, only_fields, take
 from fedveil.privacy.ledger import Line
@@ -64,8 +64,7 @@ GENERATE = "generate"
 class TextTask(Task, Protocol):
     """A task whose model continues a text: `assist` is among its `assists`, under GENERATE."""
 
-    @property
-    def tokenizer(self) -> Tokenizer: ...
+    tokenizer: Tokenizer
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ def _scores(
     with torch.no_grad():
         vectors = embedding(torch.tensor([tokens], device=party.device), start)
     yield Send(there.receiver, _message(there, vectors, step, noise))
-    answer = yield Receive(back.sender)
+    answer = yield from received(back.sender)
     with torch.no_grad():
         scores: torch.Tensor = head(_tensor(answer, back, step, 1).to(party.device))[0, -1]
     return scores
@@ -248,14 +247,13 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
     memory = backbone.new_memory()
     step, seen = 1, 0
     while True:
-        request = yield Receive(leader)
-        asked = _asked(request or {}, leader, step, seen, context)
+        asked = _asked((yield from received(leader)), leader, step, seen, context)
         if asked is None:
             return
         start, length = asked
         if start == 0:
             memory = backbone.new_memory()
-        vectors = _tensor((yield Receive(leader)), there, step, length).to(party.device)
+        vectors = _tensor((yield from received(leader)), there, step, length).to(party.device)
         with torch.no_grad():
             hidden = backbone(vectors, memory)[:, -1:]
         yield Send(leader, _message(back, hidden, step, noise))
@@ -334,8 +332,8 @@ def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy
     return tensor_message(Transfer(crossing, 0, gradient=False), data, training=False, step=step)
 
 
-def _tensor(message: Message | None, crossing: Crossing, step: int, length: int) -> torch.Tensor:
+def _tensor(message: Message, crossing: Crossing, step: int, length: int) -> torch.Tensor:
     """What a tensor is where it arrives: (1, length, width), checked as in training."""
     shorter = replace(crossing, output=(length, crossing.output[-1]))
     transfer = Transfer(shorter, 0, gradient=False)
-    return from_wire(message or {}, transfer, training=False, step=step, rows=1)
+    return from_wire(message, transfer, training=False, step=step, rows=1)

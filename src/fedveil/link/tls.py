@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -50,10 +49,8 @@ class Credentials:
     def read(cls, folder: Path, party: str) -> Credentials:
         """A party's credentials in its own folder, or in the one of that name in `folder`."""
         folder = folder / party if (folder / party).is_dir() else folder
-        certificate = _read(folder / "certificate.pem")
-        authority = _read(folder / "authority.pem")
-        key = _read_key(folder / "key.pem")
-        found = cls(party, folder, certificate, key, authority)
+        certificate, authority = _read(folder / "certificate.pem"), _read(folder / "authority.pem")
+        found = cls(party, folder, certificate, _read_key(folder / "key.pem"), authority)
         _check(found)
         return found
 
@@ -75,13 +72,16 @@ def write_certificates(
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
-    with _explained(folder):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "authority.key").exists():
             _write_authority(folder)
         authority_key = _load_key(_read_key(folder / "authority.key"), folder / "authority.key")
         authority = _load(_read(folder / "authority.pem"), folder / "authority.pem")
         return [_write_party(folder, party, authority, authority_key, days) for party in parties]
+    except OSError as error:
+        where = error.filename or folder
+        raise CertificateError(f"{where} cannot be written: {error.strerror or error}") from None
 
 
 def named_in(folder: Path) -> str | None:
@@ -120,7 +120,7 @@ def _check_parties(folder: Path, parties: Sequence[str]) -> None:
 
 def _write_authority(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("fedveil authority")
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedveil authority")])
     usage = x509.KeyUsage(
         digital_signature=False, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
@@ -145,8 +145,9 @@ def _write_party(
     days: int,
 ) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, party)])
     certificate = (
-        _builder(_name(party), authority.subject, key.public_key(), days)
+        _builder(name, authority.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(party)]), critical=False)
         .add_extension(x509.ExtendedKeyUsage(_BOTH_ENDS), critical=False)
@@ -173,10 +174,6 @@ def _builder(
         .not_valid_before(now - _CLOCK_SLACK)
         .not_valid_after(now + timedelta(days=days))
     )
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _check(found: Credentials) -> None:
@@ -258,12 +255,3 @@ def _write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or folder
-        raise CertificateError(f"{where} cannot be written: {error.strerror or error}") from None

@@ -51,7 +51,6 @@ class VerticalRun:
 
     @property
     def metrics(self) -> list[Record]:
-        """The leader's records."""
         return self.records[self.leader]
 
     @property
@@ -155,7 +154,6 @@ class _Parties:
         self.runs: dict[str, PartyRun] = {}
 
     def enter(self, folder: RunFolder, stack: ExitStack, progress: Progress | None) -> None:
-        """Open the run's folder, and each party's in it."""
         self.folder = folder
         keep_run(folder, self.job, self.task, self.split.parties)
         for name in self.split.parties:
@@ -177,7 +175,6 @@ class _Parties:
         return last_common(self.folder.path, folders)
 
     def train(self, step: int) -> VerticalRun:
-        """All steps that are left after `step`."""
         with how_to_resume(lambda: from_last_step(COMMAND, self.folder.path)):
             self._restore(step)
             what = beginning("step", step)

@@ -82,19 +82,16 @@ class Numbers(Settings):
         return cls(scale=scale, edges=tuple(edges.tolist()))
 
     @property
-    def wide(self) -> int:
-        return len(self.edges) + 1
-
-    @property
-    def deep(self) -> int:
-        return 1
+    def widths(self) -> tuple[int, int]:
+        """How many intervals there are, and one number."""
+        return len(self.edges) + 1, 1
 
     def applied(self, table: Table, column: str) -> tuple[Hot, Hot]:
         """The column for the wide part, and for the deep one."""
         values = self.scale.filled(table, column)
         intervals = np.searchsorted(np.array(self.edges), values, side="right")
         scaled = self.scale.applied(table, column)
-        return _one_hot(intervals, self.wide), scaled[:, np.newaxis]
+        return _one_hot(intervals, self.widths[0]), scaled[:, np.newaxis]
 
 
 class Words(Settings):
@@ -113,12 +110,9 @@ class Words(Settings):
         return cls(words=tuple(frequent), places=places)
 
     @property
-    def wide(self) -> int:
-        return self.places
-
-    @property
-    def deep(self) -> int:
-        return self.places
+    def widths(self) -> tuple[int, int]:
+        """The places, twice."""
+        return self.places, self.places
 
     def applied(self, table: Table, column: str) -> tuple[Hot, Hot]:
         """The column for the wide part, and the same for the deep one."""
@@ -177,14 +171,10 @@ class Encoding(Settings):
         return self.model_dump_json(indent=1).encode() + b"\n"
 
     @property
-    def wide(self) -> int:
-        """How many numbers a row of the wide part's column has."""
-        return sum(column.wide for column in self.columns.values())
-
-    @property
-    def deep(self) -> int:
-        """How many numbers a row of the deep part's column has."""
-        return sum(column.deep for column in self.columns.values())
+    def widths(self) -> tuple[int, int]:
+        """How many numbers a row has in the wide part's column, and in the deep part's."""
+        widths = [column.widths for column in self.columns.values()]
+        return sum(wide for wide, _ in widths), sum(deep for _, deep in widths)
 
     def applied(self, table: Table) -> dict[str, Hot]:
         """The columns `wide` and `deep` of a table; none where the party has no features."""

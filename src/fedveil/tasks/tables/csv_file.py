@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -159,13 +159,12 @@ class _Piece:
             return float(cell)
         except ValueError:
             self._refuse(column, row, cell)
-            raise
 
     def _cells(self, column: str) -> list[str]:
         place = self._columns.index(column)
         return [cells[place].strip() for _, cells in self._records]
 
-    def _refuse(self, column: str, row: int, cell: str) -> None:
+    def _refuse(self, column: str, row: int, cell: str) -> NoReturn:
         where = f"{self._path}, line {self._records[row][0]}: {plain(column)}"
         if cell == "":
             raise DataInvalid(f"{where} is empty")
@@ -174,7 +173,6 @@ class _Piece:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """A csv reader of the file."""
     reader: Any = None
     try:
         with reading(Path(path)), Path(path).open(encoding="utf-8-sig", newline="") as file:

@@ -23,7 +23,7 @@ from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.tables import csv_file
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.csv_file import Table, Wanted
-from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
+from fedveil.tasks.wide_and_deep import wide_and_deep
 from fedveil.vertical.apart.alignment import digests
 from fedveil.vertical.predictions import told_classes, told_numbers
 from fedveil.vertical.split import SplitModel
@@ -60,24 +60,20 @@ class Tables(ByLabel):
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
         """Two parts for each owner, and the top; an owner's are made where its table is read."""
-        settings = self._settings
-        outputs = 1 if self.classes is None else self.classes
-        model = WideAndDeep(self._seed, self.leader, settings.scores, settings.width, outputs)
-        owners: dict[str, Widths | None] = {}
-        for owner in settings.owners:
-            owners[owner] = None
-            if here is None or owner in here:
-                encoding = self._of(owner).encoding
-                owners[owner] = Widths(encoding.wide, encoding.deep)
-        return model.split(owners)
+        owners = {
+            owner: self._of(owner).encoding.widths if here is None or owner in here else None
+            for owner in self._settings.owners
+        }
+        return wide_and_deep(
+            self._settings, owners, leader=self.leader, classes=self.classes, seed=self._seed
+        )
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """The columns `wide` and `deep` of an owner's rows; ids are texts."""
         held = self._of(party)
         table = held.tables[subset]
-        columns = {
-            name: torch.from_numpy(column) for name, column in held.encoding.applied(table).items()
-        }
+        applied = held.encoding.applied(table)
+        columns = {name: torch.from_numpy(column) for name, column in applied.items()}
         labels = None
         if held.encoding.label is not None:
             label = self._settings.files[party].label
@@ -121,11 +117,10 @@ class _Reader:
     def __init__(self, settings: TablesSettings, party: str, leader: str) -> None:
         self._settings = settings
         self._place = f"{_PLACE}.files.{party}"
-        table = settings.files.get(party, TableSettings())
+        self._table = table = settings.files.get(party, TableSettings())
         if table.path is None:
             raise JobError([f"{self._place}.path is missing: the file of {party}'s table"])
         self._path = table.path
-        self._table = table
         self._label = table.label if party == leader else None
         self._is_owner = party in settings.owners
 
@@ -170,7 +165,7 @@ class _Reader:
 
     def _wanted(self, features: Sequence[str]) -> Wanted:
         words = [name for name in features if name in self._table.categories]
-        numbers = [name for name in features if name not in self._table.categories]
+        numbers = [name for name in features if name not in words]
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
         may_lack = features if self._table.missing == "mean" else ()
