@@ -90,9 +90,8 @@ class Request:
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
         """With a seed the choices are the same every time, without one others."""
-        return cls(
-            prompt, tokens, temperature, Secure() if seed is None else Seeded(seed, "generate")
-        )
+        entropy = Secure() if seed is None else Seeded(seed, "generate")
+        return cls(prompt, tokens, temperature, entropy)
 
 
 @dataclass(frozen=True)
@@ -158,10 +157,9 @@ def _trained(job: VerticalJob, task: Task, root: RunFolder) -> dict[str, Party]:
     step = last_common(root.path, folders)
     parties = {}
     for name, folder in folders.items():
-        party = parties[name] = Party(
-            name, split, loss=task.loss if name == split.leader else None, device=job.device
-        )
-        party.restore(Checkpoint.read(folder, step).tensors)
+        loss = task.loss if name == split.leader else None
+        parties[name] = Party(name, split, loss=loss, device=job.device)
+        parties[name].restore(Checkpoint.read(folder, step).tensors)
     return parties
 
 

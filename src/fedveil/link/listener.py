@@ -152,7 +152,6 @@ class _Handshakes:
                 self._look_in(_HANDSHAKE_S)
 
     def succeeded(self) -> None:
-        """Count one that led to a stream."""
         with self._lock:
             if self._open:
                 self._open.popleft()

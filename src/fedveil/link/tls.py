@@ -31,8 +31,6 @@ from fedveil.link.names import check_name
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 825
 _CLOCK_SLACK = timedelta(days=1)
-_OTHERS = 0o077
-_BOTH_ENDS = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
 @dataclass(frozen=True)
@@ -145,12 +143,13 @@ def _write_party(
     days: int,
 ) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
+    both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, party)])
     certificate = (
         _builder(name, authority.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(party)]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage(_BOTH_ENDS), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     target = folder / party
@@ -231,7 +230,7 @@ def _read(path: Path) -> bytes:
 def _read_key(path: Path) -> bytes:
     data = _read(path)
     mode = path.stat().st_mode & 0o777
-    if mode & _OTHERS:
+    if mode & 0o077:
         raise CertificateError(
             f"{path} has mode {mode:04o}, so that others can read the key: chmod 600 it"
         )

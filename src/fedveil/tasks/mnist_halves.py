@@ -46,17 +46,10 @@ class MnistHalves(ByLabel):
 
     def split_model(self) -> SplitModel:
         width = self._settings.width
-        parts = [
-            Part(
-                side,
-                side,
-                ("data.half",),
-                (width,),
-                initial(self._seed, side, partial(_bottom, width)),
-                optimizer=_OPTIMIZER,
-            )
-            for side in self.followers
-        ]
+        parts = []
+        for side in self.followers:
+            bottom = initial(self._seed, side, partial(_bottom, width))
+            parts.append(Part(side, side, ("data.half",), (width,), bottom, optimizer=_OPTIMIZER))
         top = initial(self._seed, "top", lambda: Joint(2 * width, _HIDDEN, 10))
         parts.append(Part("top", self.leader, self.followers, (10,), top, optimizer=_OPTIMIZER))
         return SplitModel(parts, leader=self.leader)

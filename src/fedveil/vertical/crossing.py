@@ -25,8 +25,6 @@ from fedveil.vertical.split import DTYPES
 
 GRADIENT = ".grad"
 LOOK = ".test"
-_TENSOR_FIELDS = frozenset({"kind", "name", "step", "micro", "data"})
-_WORD_FIELDS = frozenset({"kind", "step"})
 _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 
 
@@ -58,7 +56,7 @@ def check_not_abort(message: Message, peer: str) -> None:
 def check_word(message: Message, peer: str, word: str, step: int) -> None:
     """Raise ExchangeError where the message of an untrusted peer is not that word of that step."""
     _check_head(message, peer, word, step)
-    _check_fields(message, peer, word, _WORD_FIELDS)
+    _check_fields(message, peer, word, {"kind", "step"})
 
 
 def from_wire(
@@ -79,7 +77,7 @@ def from_wire(
             f"{peer} sent micro-batch {message.get('micro')!r} of {name!r} where micro-batch "
             f"{transfer.micro} was due"
         )
-    _check_fields(message, peer, repr(name), _TENSOR_FIELDS)
+    _check_fields(message, peer, repr(name), {"kind", "name", "step", "micro", "data"})
     data = message["data"]
     if not isinstance(data, np.ndarray):
         raise ExchangeError(f"{peer} sent {name!r} with {type(data).__name__} as data")
@@ -132,7 +130,7 @@ def _check_head(message: Message, peer: str, kind: str, step: int) -> None:
         raise ExchangeError(f"{peer} sent a {kind} of step {found!r} where step {step} was due")
 
 
-def _check_fields(message: Message, peer: str, what: str, fields: frozenset[str]) -> None:
+def _check_fields(message: Message, peer: str, what: str, fields: set[str]) -> None:
     for name in sorted(fields ^ message.keys()):
         which = "without" if name in fields else "with the unknown field"
         raise ExchangeError(f"{peer} sent {what} {which} {name!r}")

@@ -6,6 +6,7 @@ sends the same again and an example pays once.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -34,16 +35,14 @@ class Reports:
     def __init__(self, entropy: Entropy, folder: Path | None = None) -> None:
         self._entropy = entropy
         self._folder = folder
-        self._mechanisms: dict[str, EmbeddingDP] = {}
+        self._mechanism = functools.cache(EmbeddingDP)
         self._memories: dict[tuple[str, str], ReportMemory] = {}
 
     def __call__(
         self, crossing: Crossing, values: npt.NDArray[np.float32], occasion: Occasion
     ) -> Packed:
         assert crossing.privacy is not None, "only a protected crossing is reported"
-        mechanism = self._mechanisms.get(crossing.part)
-        if mechanism is None:
-            mechanism = self._mechanisms[crossing.part] = EmbeddingDP(crossing.privacy.eps)
+        mechanism = self._mechanism(crossing.privacy.eps)
         entropy = self._entropy.stream("report", crossing.part, *occasion.path)
         if not crossing.privacy.reuse:
             return mechanism.bits(values, entropy)

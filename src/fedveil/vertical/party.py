@@ -259,11 +259,8 @@ def _optimizers(split: SplitModel, party: str) -> Iterator[tuple[str, torch.opti
     for part in split.owned_by(party):
         if not split.runs_backward(part.name):
             continue
-        own = [
-            parameter
-            for parameter in module_of(part).parameters()
-            if parameter.requires_grad and id(parameter) not in taken
-        ]
+        held = module_of(part).parameters()
+        own = [each for each in held if each.requires_grad and id(each) not in taken]
         taken.update(map(id, own))
         if own:
             yield part.name, part.optimizer.over(own)

@@ -85,16 +85,12 @@ class ReceiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class SendWord:
-    """Let `peer` have a `ready` or a `commit`."""
-
     word: Literal["ready", "commit"]
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveWord:
-    """Wait for `peer`'s `ready` or `commit`."""
-
     word: Literal["ready", "commit"]
     peer: str
 

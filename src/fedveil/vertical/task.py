@@ -137,7 +137,6 @@ def split_of(task: Task, here: Collection[str] | None = None) -> SplitModel:
 
 
 def check_party(task: Task, party: str) -> None:
-    """Refuse a name that is no party's."""
     parties = (task.leader, *task.followers)
     if party not in parties:
         raise InvalidValue(f"party = {party!r} is not one of {', '.join(parties)}")

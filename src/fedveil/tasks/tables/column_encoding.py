@@ -21,7 +21,6 @@ from fedveil.settings.base import Settings
 from fedveil.tasks.tables.csv_file import Floats, Table
 
 Hot: TypeAlias = npt.NDArray[np.float32]
-Labels: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 _SHOWN = 5
 
 

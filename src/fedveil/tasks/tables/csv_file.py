@@ -23,7 +23,6 @@ from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-Positions: TypeAlias = npt.NDArray[np.int64]
 Record: TypeAlias = tuple[int, list[str]]
 
 #: How a number that is not there is written, besides as nothing.
@@ -51,7 +50,7 @@ class Table:
 
     path: str
     ids: npt.NDArray[np.str_]
-    lines: Positions
+    lines: npt.NDArray[np.int64]
     numbers: dict[str, Floats]
     words: dict[str, npt.NDArray[np.object_]]
 

@@ -8,7 +8,6 @@ files that each party sets apart.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -99,22 +98,19 @@ class Tables(ByLabel):
         if party not in self._held:
             check_party(self, party)
             kept = None if self._folder is None else self._folder / _file_of(party)
-            self._held[party] = _Reader(self._settings, party, self.leader).held(kept)
+            self._held[party] = _Held(self._settings, party, self.leader, kept)
         return self._held[party]
 
 
-@dataclass(frozen=True, eq=False)
 class _Held:
-    """What a party holds: its rows of each subset, and how they are encoded."""
+    """What a party holds: the rows of each subset in `tables`, and their `encoding`.
 
-    encoding: Encoding
-    tables: dict[Subset, Table]
+    That is learnt from the rows that are trained on, or read where `kept` is there.
+    """
 
-
-class _Reader:
-    """One party's table: its columns chosen, its rows dealt out, its encoding learnt or read."""
-
-    def __init__(self, settings: TablesSettings, party: str, leader: str) -> None:
+    def __init__(
+        self, settings: TablesSettings, party: str, leader: str, kept: Path | None
+    ) -> None:
         self._settings = settings
         self._place = f"{_PLACE}.files.{party}"
         self._table = table = settings.files.get(party, TableSettings())
@@ -123,22 +119,18 @@ class _Reader:
         self._path = table.path
         self._label = table.label if party == leader else None
         self._is_owner = party in settings.owners
-
-    def held(self, kept: Path | None) -> _Held:
-        """The party's rows, and its encoding, which is read where `kept` is there."""
         features = self._features()
-        wanted = self._wanted(features)
-        tables = self._subsets(wanted)
+        self.tables = self._subsets(self._wanted(features))
         if kept is None or not kept.exists():
-            return _Held(self._learnt(features, tables["train"]), tables)
+            self.encoding = self._learnt(features, self.tables["train"])
+            return
         with reading(kept):
-            encoding = Encoding.read(kept.read_bytes(), str(kept))
-        if list(encoding.columns) != features:
+            self.encoding = Encoding.read(kept.read_bytes(), str(kept))
+        if list(self.encoding.columns) != features:
             raise DataInvalid(
                 f"{self._path} has other features than when this run began: "
-                f"{shown(list(encoding.columns))} are in {kept}"
+                f"{shown(list(self.encoding.columns))} are in {kept}"
             )
-        return _Held(encoding, tables)
 
     def _features(self) -> list[str]:
         """The columns that are trained on, in the order of the file."""
@@ -175,7 +167,13 @@ class _Reader:
         whole = csv_file.read(self._path, wanted)
         if self._table.test is not None:
             test = csv_file.read(self._table.test, wanted)
-            _check_apart(whole, test)
+            both = np.isin(test.ids, whole.ids)
+            if both.any():
+                row = int(both.argmax())
+                raise DataInvalid(
+                    f"{test.place(row)}: the id {shown(str(test.ids[row]))} is in {whole.path} "
+                    f"too, and what is held out is not trained on"
+                )
             return {"train": whole, "test": test}
         fraction = self._settings.test_fraction
         assert fraction is not None, "_problems has checked it"
@@ -212,16 +210,6 @@ def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_
     drawn = digests(ids, _HELD_OUT)[:, :8].copy().view("<u8")[:, 0]
     held: npt.NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))
     return held
-
-
-def _check_apart(train: Table, test: Table) -> None:
-    both = np.isin(test.ids, train.ids)
-    if both.any():
-        row = int(both.argmax())
-        raise DataInvalid(
-            f"{test.place(row)}: the id {shown(str(test.ids[row]))} is in {train.path} too, and "
-            f"what is held out is not trained on"
-        )
 
 
 def _file_of(party: str) -> str:

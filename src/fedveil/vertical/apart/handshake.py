@@ -68,7 +68,6 @@ class Agreement:
     notes: tuple[str, ...]
 
     def same_examples(self, other: Agreement) -> bool:
-        """Whether both give this party the same rows."""
         return all(np.array_equal(self.positions[s], other.positions[s]) for s in SUBSETS)
 
 
@@ -111,15 +110,15 @@ def lead(
     if not steps:
         raise ExchangeError("there is no step that all parties hold: start every party anew")
     for follower in followers:
-        rows = {f"rows_{subset}": aligned[subset].positions[follower] for subset in SUBSETS}
+        rows = {f"rows_{subset}": found[follower] for subset, (found, _) in aligned.items()}
         yield Send(follower, {"kind": "agreed", "step": max(steps), **rows})
     return Agreement(
         run=own.run,
         purpose=purpose,
         step=max(steps),
         order_seed=order_seed,
-        positions={subset: aligned[subset].positions[own.party] for subset in SUBSETS},
-        notes=tuple(note for subset in SUBSETS for note in aligned[subset].notes),
+        positions={subset: found[own.party] for subset, (found, _) in aligned.items()},
+        notes=tuple(note for _, notes in aligned.values() for note in notes),
     )
 
 

@@ -85,7 +85,6 @@ class Machine:
         command: str,
         stack: ExitStack,
     ) -> Machine:
-        """A party at the beginning of a run, with a new folder."""
         machine = cls(job, here, stack)
         machine.root = RunFolder.create(out, job.name, command)
         stack.callback(machine.root.close)
@@ -94,7 +93,6 @@ class Machine:
 
     @classmethod
     def reopened(cls, path: Path, here: Callable[[Task], str], stack: ExitStack) -> Machine:
-        """A party that goes on with the run in its folder."""
         root, job = reopen(path, VerticalJob.load, stack)
         machine = cls(job, here, stack, path)
         machine.root = root
