@@ -118,10 +118,9 @@ def generate(
         root, job = reopen(folder, VerticalJob.load, stack)
         stack.enter_context(threads(job.threads))
         task = _text_task(make_task(job, root.path))
-        parties = _trained(job, task, root)
+        leader, *followers = _trained(job, task, root)
         number = request.entropy.stream("reports").integer(1 << 63)
         noise = report_entropy(job).stream("generate", number)
-        leader, *followers = parties.values()
         exchanges: dict[str, Exchange[Continuation | None]] = {
             leader.name: write(leader, noise, task.tokenizer, request, tell),
             **{party.name: assist(party, noise) for party in followers},
@@ -150,16 +149,16 @@ def _text_task(task: Task) -> TextTask:
     return cast(TextTask, task)
 
 
-def _trained(job: VerticalJob, task: Task, root: RunFolder) -> dict[str, Party]:
+def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
     """The parties of a run, the leader first, after the last step that all hold."""
     split = make_split(job, task)
     folders = {name: root.within(name) for name in split.parties}
     step = last_common(root.path, folders)
-    parties = {}
+    parties = []
     for name, folder in folders.items():
         loss = task.loss if name == split.leader else None
-        parties[name] = Party(name, split, loss=loss, device=job.device)
-        parties[name].restore(Checkpoint.read(folder, step).tensors)
+        parties.append(Party(name, split, loss=loss, device=job.device))
+        parties[-1].restore(Checkpoint.read(folder, step).tensors)
     return parties
 
 

@@ -85,10 +85,9 @@ class Memory:
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Remember further positions; all that is held then."""
         if self._held is not None:
-            keys, values = (
-                torch.cat([self._held[0], keys], 2),
-                torch.cat([self._held[1], values], 2),
-            )
+            seen_keys, seen_values = self._held
+            keys = torch.cat([seen_keys, keys], dim=2)
+            values = torch.cat([seen_values, values], dim=2)
         self._held = keys, values
         return keys, values
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any
 
 from fedveil.errors import LinkLost, MessageInvalid, PeerRefused
 from fedveil.link.link import Link
@@ -85,7 +85,9 @@ class Listener:
             welcome = Greeting(self._party, *link.greeting())
             stream = link.attach(hello.session, hello.known, hello.arrived)
         except (PeerRefused, MessageInvalid) as error:
-            self._refuse(context, str(error))
+            self._report(f"refused: {error}")
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError("abort raises") from None
         context.add_callback(lambda: link.detach(stream, "the stream broke"))
         reader = threading.Thread(
             target=self._read, args=(link, stream, frames), name="link reader", daemon=True
@@ -128,11 +130,6 @@ class Listener:
         except Exception:  # gRPC raises a bare Exception where a stream was cut off
             why = "the stream was cut off"
         link.detach(stream, why)
-
-    def _refuse(self, context: Any, reason: str) -> NoReturn:
-        self._report(f"refused: {reason}")
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        raise AssertionError("abort raises")
 
 
 class _Handshakes:

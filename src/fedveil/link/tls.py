@@ -29,7 +29,6 @@ from fedveil.errors import CertificateError
 from fedveil.link.names import check_name
 
 AUTHORITY_DAYS = 3650
-PARTY_DAYS = 825
 _CLOCK_SLACK = timedelta(days=1)
 
 
@@ -61,9 +60,7 @@ class Credentials:
         return context
 
 
-def write_certificates(
-    folder: Path, parties: Sequence[str], *, days: int = PARTY_DAYS
-) -> list[Path]:
+def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
     """Make the authority where there is none, and each party's folder; their paths.
 
     A party that has a folder already keeps it: what is there is never written over.

@@ -58,10 +58,9 @@ class MnistHalves(ByLabel):
         """A follower's halves [examples, 1, 28, 14], or the leader's labels."""
         if party not in self._held:
             data = load(self._settings.data)
-            first = len(data.train)
             self._held[party] = {
                 "train": self._share(party, data.train, 0),
-                "test": self._share(party, data.test, first),
+                "test": self._share(party, data.test, len(data.train)),
             }
         return self._held[party][subset]
 

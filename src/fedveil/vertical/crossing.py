@@ -23,8 +23,6 @@ from fedveil.message import Message, Value
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES
 
-GRADIENT = ".grad"
-LOOK = ".test"
 _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 
 
@@ -87,8 +85,8 @@ def from_wire(
 def _name_of(transfer: Transfer, training: bool) -> str:
     part = transfer.crossing.part
     if not training:
-        return part + LOOK
-    return part + GRADIENT if transfer.gradient else part
+        return f"{part}.test"
+    return f"{part}.grad" if transfer.gradient else part
 
 
 def _values(

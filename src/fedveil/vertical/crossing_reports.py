@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.mechanisms.embedding_dp import EmbeddingDP, Packed
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.packing import packed_size
 from fedveil.vertical.split import Crossing
 from fedveil.vertical.step import Occasion
 
-Packed = npt.NDArray[np.uint8]
 _KEY_BYTES = 8
 
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, JobError
-from fedveil.own_code import load, told
+from fedveil.own_code import called, load, told
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
-from fedveil.vertical.task import Task, build, initial, split_of
+from fedveil.vertical.task import Task, build, initial
 from fedveil.vertical.vertical_blocks import OptimizerSettings, PartSettings
 from fedveil.vertical.vertical_job import VerticalJob
 
@@ -37,7 +37,7 @@ def make_split(job: VerticalJob, task: Task, here: Collection[str] | None = None
     Modules that the job names, or that the task makes from a party's data, are made for the
     parties in `here` alone, for all without it.
     """
-    base = split_of(task, here)
+    base: SplitModel = called(task.split_model, here=here)
     names = list(job.parts) or list(base.by_name)
     parts = [_part(job, base, name, here) for name in names]
     parts = [_with_privacy(job, part, parts) for part in parts]
@@ -73,13 +73,10 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def own_functions(job: VerticalJob) -> Iterator[str]:
+def own_functions(job: VerticalJob) -> list[str]:
     """The `package.module:function` names in a job."""
-    if ":" in job.task.name:
-        yield job.task.name
-    for part in job.parts.values():
-        if part.module is not None:
-            yield part.module
+    names = (job.task.name, *(part.module for part in job.parts.values()))
+    return [name for name in names if name is not None and ":" in name]
 
 
 def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] | None) -> Part:

@@ -6,6 +6,7 @@ to send and receive (see `channel`), and knows nothing of where the others are.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -150,8 +151,8 @@ class Party:
         return tensors
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        weights: dict[str, dict[str, torch.Tensor]] = {part: {} for part in self.modules}
-        held: dict[str, dict[int, dict[str, torch.Tensor]]] = {part: {} for part in self.modules}
+        weights: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        held: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
         for place, tensor in state.items():
             part, _, name = place.partition("/")
             if name.startswith("/"):

@@ -72,8 +72,8 @@ class PartyRun:
         self.setting = setting
         self.name = setting.party
         self.records: list[Record] = []
-        job, task, split = setting.job, setting.task, setting.split
-        self._is_leader = self.name == split.leader
+        job, split = setting.job, setting.split
+        is_leader = self.name == split.leader
         self._has_told = False
         self._tell = progress or (lambda record: None)
         self._reports = Reports(setting.entropy, setting.folder.path)
@@ -83,11 +83,11 @@ class PartyRun:
         self._releases = account.Releases(setting.folder, self._order, fresh=fresh)
         self._fingerprint = _fingerprint(setting)
         self._rows = dict(setting.rows)
-        self._label_loss = self._protect_labels() if self._is_leader else None
+        self._label_loss = self._protect_labels() if is_leader else None
         self.party = Party(
             self.name,
             split,
-            loss=task.loss if self._is_leader else None,
+            loss=setting.task.loss if is_leader else None,
             in_flight=job.in_flight,
             seed=job.seed,
             device=job.device,

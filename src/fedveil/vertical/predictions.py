@@ -76,12 +76,9 @@ class PredictionFile:
 
 
 def _said(task: Task, outputs: npt.NDArray[np.float32]) -> Mapping[str, Sequence[str]]:
-    own = predictions_of(task)
-    if own is not None:
+    if (own := predictions_of(task)) is not None:
         return own(outputs)
-    if task.classes is None:
-        return told_numbers(outputs[:, 0])
-    return told_classes(outputs)
+    return told_numbers(outputs[:, 0]) if task.classes is None else told_classes(outputs)
 
 
 def told_classes(

@@ -27,7 +27,7 @@ What holds for the programs of one step, whatever the speeds:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -218,33 +218,25 @@ def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
 def _with_sends(
     split: SplitModel, party: str, order: Sequence[Compute]
 ) -> list[Compute | SendTensor]:
-    """A party's operations, and each tensor as soon as it can leave."""
-    program: list[Compute | SendTensor] = []
-    backward: set[tuple[str, int]] = set()
-    for operation in order:
-        if operation.kind != "forward":
-            backward.add((operation.part, operation.micro))
-        program += [operation, *_sends(split, party, operation, backward)]
-    return program
-
-
-def _sends(
-    split: SplitModel, party: str, done: Compute, backward: Collection[tuple[str, int]]
-) -> list[SendTensor]:
-    """The tensors that `party` can send once `done` is done, and could not before.
+    """A party's operations, and each tensor as soon as it can leave.
 
     A gradient is whole when all of the party's parts that read the output ran `backward`.
     """
-    sends = []
-    for crossing in split.crossings:
-        if crossing.sender == party and (done.kind, done.part) == ("forward", crossing.part):
-            sends.append(SendTensor(Transfer(crossing, done.micro, gradient=False)))
-        elif crossing.receiver == party and crossing.gradient and done.kind != "forward":
-            running = [name for name in crossing.consumers if split.runs_backward(name)]
-            whole = all((name, done.micro) in backward for name in running)
-            if done.part in running and whole:
-                sends.append(SendTensor(Transfer(crossing, done.micro, gradient=True)))
-    return sends
+    program: list[Compute | SendTensor] = []
+    backward: set[tuple[str, int]] = set()
+    for done in order:
+        program.append(done)
+        if done.kind != "forward":
+            backward.add((done.part, done.micro))
+        for crossing in split.crossings:
+            if crossing.sender == party and (done.kind, done.part) == ("forward", crossing.part):
+                program.append(SendTensor(Transfer(crossing, done.micro, gradient=False)))
+            elif crossing.receiver == party and crossing.gradient and done.kind != "forward":
+                running = [name for name in crossing.consumers if split.runs_backward(name)]
+                whole = all((name, done.micro) in backward for name in running)
+                if done.part in running and whole:
+                    program.append(SendTensor(Transfer(crossing, done.micro, gradient=True)))
+    return program
 
 
 def _with_receipts(

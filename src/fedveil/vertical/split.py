@@ -58,14 +58,11 @@ class Optimizer:
         return self.lr * min(1.0, step / max(self.warmup_steps, 1))
 
     def over(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        match self.name:
-            case "adam":
-                return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
-            case "adamw":
-                return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(
-            parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+        lr, decay = self.lr, self.weight_decay
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=decay)
+        rule = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
+        return rule(parameters, lr, weight_decay=decay)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ with the job's seed and returns an object with the attributes of `Task`.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -116,24 +115,19 @@ def build(name: str, settings: Settings | None, seed: int, folder: Path | None =
     the defaults), `seed` and `folder` (of the run that goes on, where the task's own files are)
     that it has.
     """
-    if name in TASKS:
-        module_name, _, attribute = TASKS[name].partition(":")
-        built_in: Callable[..., Task] = getattr(importlib.import_module(module_name), attribute)
-        return called(built_in, settings=settings, seed=seed, folder=folder)
     key = f"task.name = {name!r}"
-    make = load(name, key=key, error=InvalidValue, built_in=TASKS)
+    make: Callable[..., Task] = load(
+        TASKS.get(name, name), key=key, error=InvalidValue, built_in=TASKS
+    )
+    if name in TASKS:
+        return called(make, settings=settings, seed=seed, folder=folder)
     with told(key, InvalidValue):
-        own: Task = called(make, seed=seed, folder=folder)
+        own = called(make, seed=seed, folder=folder)
     needed = (*Task.__annotations__, "split_model", "owned", "loss", "metrics")
     missing = [has for has in needed if not hasattr(own, has)]
     if missing:
         raise InvalidValue(f"{key} returned a {type(own).__name__} without {', '.join(missing)}")
     return own
-
-
-def split_of(task: Task, here: Collection[str] | None = None) -> SplitModel:
-    """The task's parts, with the modules of the parties in `here` at least; None: of all."""
-    return called(task.split_model, here=here)
 
 
 def check_party(task: Task, party: str) -> None:
