@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedveil.engine.federation import Run
 from fedveil.privacy.loss import format_epsilon
+from fedveil.record.byte_count import shown_bytes
 from fedveil.record.recorder import Record
 
 
@@ -65,7 +66,7 @@ class RunDisplay:
             rows["accuracy"] = f"{last['accuracy']:.4f}"
             rows["loss"] = f"{last['loss']:.4f}"
             rows["AUC"] = f"{last['auc']:.4f}"
-        rows["upload"] = f"{_bytes(last.get('bytes_up_per_client', 0))} per client and round"
+        rows["upload"] = f"{shown_bytes(last.get('bytes_up_per_client', 0))} per client and round"
         rows["epsilon"] = "\n".join(_spent(last))
         rows["randomness"] = last.get("randomness", "")
         for name, value in rows.items():
@@ -84,7 +85,7 @@ def describe(record: Record) -> str:
     parts = []
     if "accuracy" in record:
         parts += [f"accuracy {record['accuracy']:.4f}", f"loss {record['loss']:.4f}"]
-    parts += [f"up {_bytes(record['bytes_up_per_client'])}/client"]
+    parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
     parts += [f"epsilon {format_epsilon(record['epsilon_run_most_drawn'])}"]
     lost = sum(sum(record[kind].values()) for kind in ("rejected", "withheld", "failed"))
     if lost:
@@ -111,11 +112,3 @@ def _spent(record: Record) -> list[str]:
         for key, what in _FIGURES.items()
         if record
     ]
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -25,11 +25,11 @@ from fedveil.link.channel import Receive, Send, drive_together
 from fedveil.link.streams import Address
 from fedveil.message import Message
 from fedveil.tasks.pangu import Pangu
-from fedveil.tasks.task_settings import PanguSettings
 from fedveil.vertical import together
 from fedveil.vertical.apart import sessions
 from fedveil.vertical.apart.sessions import Machine, Meeting
 from fedveil.vertical.party import Party
+from fedveil.vertical.task_settings import PanguSettings
 from fedveil.vertical.vertical_job import VerticalJob
 from fedveil.vertical_cli import app
 

@@ -35,12 +35,12 @@ from fedveil.link.tls import write_certificates
 from fedveil.tasks.tables.column_encoding import Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.csv_file import Wanted, header, read
 from fedveil.tasks.tables.own_tables import Tables, held_out
-from fedveil.tasks.task_settings import TablesSettings
 from fedveil.vertical import VerticalJob, evaluate, train
 from fedveil.vertical.apart.handshake import difference
 from fedveil.vertical.job_split import make_split
 from fedveil.vertical.predictions import PredictionFile
 from fedveil.vertical.task import Task, build
+from fedveil.vertical.task_settings import TablesSettings
 from fedveil.vertical.together import look
 from folders import EXAMPLES
 

@@ -16,12 +16,12 @@ from fedveil.language import text
 from fedveil.language.transformer import PRESETS
 from fedveil.link.channel import drive_together
 from fedveil.tasks.pangu import TOKENIZER, Pangu
-from fedveil.tasks.task_settings import PanguSettings
 from fedveil.vertical import together
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import Joined, Optimizer, SplitModel
 from fedveil.vertical.step import Batch
 from fedveil.vertical.task import averages
+from fedveil.vertical.task_settings import PanguSettings
 from fedveil.vertical.vertical_job import VerticalJob
 
 TEXT = b"".join(b"%d sheep jumped over %d fences\n" % (i, i * i) for i in range(150))

@@ -15,8 +15,8 @@ from sklearn.metrics import accuracy_score, log_loss
 
 from fedveil.data.datasets import load
 from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
-from fedveil.tasks.task_settings import HalvesSettings, TabularSettings
 from fedveil.vertical.task import Columns, Task, averages, build, initial
+from fedveil.vertical.task_settings import HalvesSettings, TabularSettings
 from fedveil.vertical.together import train
 from fedveil.vertical.vertical_job import VerticalJob
 

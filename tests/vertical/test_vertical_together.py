@@ -179,7 +179,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     (tmp_path / "job.yaml").write_text(settings.to_yaml())
     folder = tmp_path / "run"
     slow = "import time, fedveil.vertical.party_run as p; old = p.PartyRun._keep\n"
-    slow += "def keep(self, record):\n    old(self, record); time.sleep(0.1)\n"
+    slow += "def keep(self, **figures):\n    old(self, **figures); time.sleep(0.1)\n"
     slow += "p.PartyRun._keep = keep\n"
     command = f"{slow}\nfrom fedveil.cli import main; main()"
     process = subprocess.Popen(

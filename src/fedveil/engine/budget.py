@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_protection
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
-from fedveil.privacy.ledger import project
-
-
-@dataclass(frozen=True)
-class Line:
-    """One figure, and whom it is for."""
-
-    epsilon: float
-    delta: float
-    what: str
+from fedveil.privacy.ledger import Line, project
 
 
 def project_job(job: Job) -> Iterator[Line]:
@@ -39,4 +29,4 @@ def project_job(job: Job) -> Iterator[Line]:
     ):
         figure = figures[name]
         if figure is not None:
-            yield Line(figure.epsilon, figure.delta, what)
+            yield Line(*figure, what)

@@ -20,8 +20,7 @@ def generate(
         float, typer.Option(min=0, help="1: as the model has it; 0: the likeliest token always.")
     ] = 0.8,
     seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="The same choices every time; without it, others."),
+        int | None, typer.Option(min=0, help="The same choices every time; without it, others.")
     ] = None,
     listen: arguments.Listen = None,
     tls: arguments.Tls = None,

@@ -32,17 +32,17 @@ from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid
 from fedveil.language.text import Tokenizer, join
 from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
-from fedveil.link.channel import Exchange, Receive, Send, drive_together
+from fedveil.link.channel import Exchange, Send, drive_together, received
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, only_fields, take
+from fedveil.privacy.ledger import Line
 from fedveil.record.lifecycle import reopen
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical.account import Figure
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
     from_wire,
-    name_of,
+    tensor_message,
     to_wire,
 )
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
@@ -64,10 +64,7 @@ GENERATE = "generate"
 class TextTask(Task, Protocol):
     """A task whose model continues a text: `assist` is among its `assists`, under GENERATE."""
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The leader's."""
-        ...
+    tokenizer: Tokenizer
 
 
 @dataclass(frozen=True)
@@ -93,9 +90,8 @@ class Request:
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
         """With a seed the choices are the same every time, without one others."""
-        return cls(
-            prompt, tokens, temperature, Secure() if seed is None else Seeded(seed, "generate")
-        )
+        entropy = Secure() if seed is None else Seeded(seed, "generate")
+        return cls(prompt, tokens, temperature, entropy)
 
 
 @dataclass(frozen=True)
@@ -122,10 +118,9 @@ def generate(
         root, job = reopen(folder, VerticalJob.load, stack)
         stack.enter_context(threads(job.threads))
         task = _text_task(make_task(job, root.path))
-        parties = _trained(job, task, root)
+        leader, *followers = _trained(job, task, root)
         number = request.entropy.stream("reports").integer(1 << 63)
         noise = report_entropy(job).stream("generate", number)
-        leader, *followers = parties.values()
         exchanges: dict[str, Exchange[Continuation | None]] = {
             leader.name: write(leader, noise, task.tokenizer, request, tell),
             **{party.name: assist(party, noise) for party in followers},
@@ -154,17 +149,16 @@ def _text_task(task: Task) -> TextTask:
     return cast(TextTask, task)
 
 
-def _trained(job: VerticalJob, task: Task, root: RunFolder) -> dict[str, Party]:
+def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
     """The parties of a run, the leader first, after the last step that all hold."""
     split = make_split(job, task)
     folders = {name: root.within(name) for name in split.parties}
     step = last_common(root.path, folders)
-    parties = {}
+    parties = []
     for name, folder in folders.items():
-        party = parties[name] = Party(
-            name, split, loss=task.loss if name == split.leader else None, device=job.device
-        )
-        party.restore(Checkpoint.read(folder, step).tensors)
+        loss = task.loss if name == split.leader else None
+        parties.append(Party(name, split, loss=loss, device=job.device))
+        parties[-1].restore(Checkpoint.read(folder, step).tensors)
     return parties
 
 
@@ -180,7 +174,7 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
     return party.announcing_failure(_assist(party, noise))
 
 
-def figures(split: SplitModel, found: Continuation) -> list[Figure]:
+def figures(split: SplitModel, found: Continuation) -> list[Line]:
     """What has crossed of a prompt and its continuation; nothing where nothing protects it."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
@@ -188,18 +182,12 @@ def figures(split: SplitModel, found: Continuation) -> list[Figure]:
     loss = EmbeddingDP(crossing.privacy.eps).loss
     part, width = crossing.part, crossing.output[-1]
     sent = "once" if found.times == 1 else f"{found.times} times"
+    token = loss.per_vector(width * found.times).epsilon
+    text = loss.per_vector(width * found.vectors).epsilon
     return [
-        Figure(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
-        Figure(
-            loss.per_vector(width * found.times).epsilon,
-            0.0,
-            f"a token's {width} bits of {part}, sent {sent}",
-        ),
-        Figure(
-            loss.per_vector(width * found.vectors).epsilon,
-            0.0,
-            f"the whole text, {found.vectors} vectors of {part}",
-        ),
+        Line(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
+        Line(token, 0.0, f"a token's {width} bits of {part}, sent {sent}"),
+        Line(text, 0.0, f"the whole text, {found.vectors} vectors of {part}"),
     ]
 
 
@@ -209,7 +197,7 @@ def _write(
     there, _ = _crossings(party.split)
     context, follower = there.output[0], there.receiver
     pieces, end = tokenizer.pieces(), tokenizer.vocabulary - 1
-    text = [*tokenizer.encode([request.prompt])[:-1].tolist()] or [end]
+    text = tokenizer.encode([request.prompt])[:-1].tolist() or [end]
     pending, start = text[-context:], 0
     vectors, times, step = 0, 1, 1
     continued: list[int] = []
@@ -243,7 +231,7 @@ def _scores(
     with torch.no_grad():
         vectors = embedding(torch.tensor([tokens], device=party.device), start)
     yield Send(there.receiver, _message(there, vectors, step, noise))
-    answer = yield Receive(back.sender)
+    answer = yield from received(back.sender)
     with torch.no_grad():
         scores: torch.Tensor = head(_tensor(answer, back, step, 1).to(party.device))[0, -1]
     return scores
@@ -256,14 +244,13 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
     memory = backbone.new_memory()
     step, seen = 1, 0
     while True:
-        request = yield Receive(leader)
-        asked = _asked(request or {}, leader, step, seen, context)
+        asked = _asked((yield from received(leader)), leader, step, seen, context)
         if asked is None:
             return
         start, length = asked
         if start == 0:
             memory = backbone.new_memory()
-        vectors = _tensor((yield Receive(leader)), there, step, length).to(party.device)
+        vectors = _tensor((yield from received(leader)), there, step, length).to(party.device)
         with torch.no_grad():
             hidden = backbone(vectors, memory)[:, -1:]
         yield Send(leader, _message(back, hidden, step, noise))
@@ -339,12 +326,11 @@ def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy
     data = to_wire(tensor)
     if crossing.privacy is not None:
         data = EmbeddingDP(crossing.privacy.eps).bits(data, noise.stream(crossing.part, step))
-    name = name_of(Transfer(crossing, 0, gradient=False), training=False)
-    return {"kind": "tensor", "name": name, "step": step, "micro": 0, "data": data}
+    return tensor_message(Transfer(crossing, 0, gradient=False), data, training=False, step=step)
 
 
-def _tensor(message: Message | None, crossing: Crossing, step: int, length: int) -> torch.Tensor:
+def _tensor(message: Message, crossing: Crossing, step: int, length: int) -> torch.Tensor:
     """What a tensor is where it arrives: (1, length, width), checked as in training."""
     shorter = replace(crossing, output=(length, crossing.output[-1]))
     transfer = Transfer(shorter, 0, gradient=False)
-    return from_wire(message or {}, transfer, training=False, step=step, rows=1)
+    return from_wire(message, transfer, training=False, step=step, rows=1)

@@ -91,7 +91,6 @@ class ByteTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
 
     def pieces(self) -> Sequence[bytes | None]:
-        """The bytes of each token; None for the end token."""
         return [*(bytes([value]) for value in range(256)), None]
 
 
@@ -126,7 +125,6 @@ class PairTokenizer:
 
     @classmethod
     def from_bytes(cls, data: bytes, vocabulary: int) -> PairTokenizer:
-        """The tokenizer that `to_bytes` wrote."""
         try:
             model = _library().Tokenizer.from_str(data.decode())
         except MissingExtra:
@@ -140,7 +138,6 @@ class PairTokenizer:
         return str(self._model.to_str(pretty=True)).encode()
 
     def encode(self, documents: Documents) -> Tokens:
-        """As `ByteTokenizer.encode`."""
         parts = []
         for document in documents:
             found = self._model.encode_batch_fast(list(_pieces([document])))

@@ -76,20 +76,19 @@ class Memory:
     """The keys and values of the positions that one layer has seen: (examples, heads, ., size)."""
 
     def __init__(self) -> None:
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self._held: tuple[Tensor, Tensor] | None = None
 
     @property
     def length(self) -> int:
-        """How many positions it holds."""
-        return 0 if self._keys is None else self._keys.shape[2]
+        return 0 if self._held is None else self._held[0].shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Remember further positions; all that is held then."""
-        if self._keys is not None and self._values is not None:
-            keys = torch.cat([self._keys, keys], dim=2)
-            values = torch.cat([self._values, values], dim=2)
-        self._keys, self._values = keys, values
+        if self._held is not None:
+            seen_keys, seen_values = self._held
+            keys = torch.cat([seen_keys, keys], dim=2)
+            values = torch.cat([seen_values, values], dim=2)
+        self._held = keys, values
         return keys, values
 
 

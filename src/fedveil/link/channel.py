@@ -44,6 +44,13 @@ class Receive:
 Exchange: TypeAlias = Generator[Send | Receive, Message | None, T]
 
 
+def received(peer: str) -> Exchange[Message]:
+    """The next message of `peer`."""
+    message = yield Receive(peer)
+    assert message is not None, "an engine answers a Receive with a message"
+    return message
+
+
 class Channel(Protocol):
     """One party's end of a link: every message arrives once, whole and in order, or never."""
 
@@ -102,13 +109,13 @@ def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = Fals
             exchange.close()
 
 
+@dataclass
 class _Seat(Generic[T]):
     """One party: its exchange, and the peer that it waits for."""
 
-    def __init__(self, exchange: Exchange[T]) -> None:
-        self.exchange = exchange
-        self.waits_for: str | None = None
-        self.done = False
+    exchange: Exchange[T]
+    waits_for: str | None = None
+    done: bool = False
 
 
 class _Table(Generic[T]):

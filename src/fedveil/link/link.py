@@ -92,7 +92,6 @@ class Link:
             self._restarted = False
 
     def send(self, message: Message) -> None:
-        """Let the peer have `message`; returns before it does."""
         with self._lock:
             self._check()
             header = self._next_header(_MESSAGE)
@@ -102,7 +101,6 @@ class Link:
             self._hand_over(frame)
 
     def receive(self) -> dict[str, Value]:
-        """The peer's next message; waits for it."""
         with self._lock:
             self._check()
             while not self._inbox:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any
 
 from fedveil.errors import LinkLost, MessageInvalid, PeerRefused
 from fedveil.link.link import Link
@@ -85,7 +85,9 @@ class Listener:
             welcome = Greeting(self._party, *link.greeting())
             stream = link.attach(hello.session, hello.known, hello.arrived)
         except (PeerRefused, MessageInvalid) as error:
-            self._refuse(context, str(error))
+            self._report(f"refused: {error}")
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError("abort raises") from None
         context.add_callback(lambda: link.detach(stream, "the stream broke"))
         reader = threading.Thread(
             target=self._read, args=(link, stream, frames), name="link reader", daemon=True
@@ -129,11 +131,6 @@ class Listener:
             why = "the stream was cut off"
         link.detach(stream, why)
 
-    def _refuse(self, context: Any, reason: str) -> NoReturn:
-        self._report(f"refused: {reason}")
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        raise AssertionError("abort raises")
-
 
 class _Handshakes:
     """Tells of TLS handshakes that came to nothing, of which gRPC says nothing itself."""
@@ -152,13 +149,11 @@ class _Handshakes:
                 self._look_in(_HANDSHAKE_S)
 
     def succeeded(self) -> None:
-        """Count one that led to a stream."""
         with self._lock:
             if self._open:
                 self._open.popleft()
 
     def stop(self) -> None:
-        """Look no more."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()

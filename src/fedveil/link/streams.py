@@ -94,7 +94,6 @@ class Greeting:
     arrived: int
 
     def to_bytes(self, kind: str) -> bytes:
-        """A `hello` or a `welcome`."""
         fields: dict[str, Value] = {"kind": kind, "protocol": PROTOCOL, **vars(self)}
         return encode(fields)
 

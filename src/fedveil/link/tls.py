@@ -12,8 +12,7 @@ the subject's alternative names; both ends of a link show theirs, and both check
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,10 +29,7 @@ from fedveil.errors import CertificateError
 from fedveil.link.names import check_name
 
 AUTHORITY_DAYS = 3650
-PARTY_DAYS = 825
 _CLOCK_SLACK = timedelta(days=1)
-_OTHERS = 0o077
-_BOTH_ENDS = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
 @dataclass(frozen=True)
@@ -50,10 +46,8 @@ class Credentials:
     def read(cls, folder: Path, party: str) -> Credentials:
         """A party's credentials in its own folder, or in the one of that name in `folder`."""
         folder = folder / party if (folder / party).is_dir() else folder
-        certificate = _read(folder / "certificate.pem")
-        authority = _read(folder / "authority.pem")
-        key = _read_key(folder / "key.pem")
-        found = cls(party, folder, certificate, key, authority)
+        certificate, authority = _read(folder / "certificate.pem"), _read(folder / "authority.pem")
+        found = cls(party, folder, certificate, _read_key(folder / "key.pem"), authority)
         _check(found)
         return found
 
@@ -66,22 +60,23 @@ class Credentials:
         return context
 
 
-def write_certificates(
-    folder: Path, parties: Sequence[str], *, days: int = PARTY_DAYS
-) -> list[Path]:
+def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
     """Make the authority where there is none, and each party's folder; their paths.
 
     A party that has a folder already keeps it: what is there is never written over.
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
-    with _explained(folder):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "authority.key").exists():
             _write_authority(folder)
         authority_key = _load_key(_read_key(folder / "authority.key"), folder / "authority.key")
         authority = _load(_read(folder / "authority.pem"), folder / "authority.pem")
         return [_write_party(folder, party, authority, authority_key, days) for party in parties]
+    except OSError as error:
+        where = error.filename or folder
+        raise CertificateError(f"{where} cannot be written: {error.strerror or error}") from None
 
 
 def named_in(folder: Path) -> str | None:
@@ -120,7 +115,7 @@ def _check_parties(folder: Path, parties: Sequence[str]) -> None:
 
 def _write_authority(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("fedveil authority")
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedveil authority")])
     usage = x509.KeyUsage(
         digital_signature=False, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
@@ -145,11 +140,13 @@ def _write_party(
     days: int,
 ) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
+    both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, party)])
     certificate = (
-        _builder(_name(party), authority.subject, key.public_key(), days)
+        _builder(name, authority.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(party)]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage(_BOTH_ENDS), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     target = folder / party
@@ -173,10 +170,6 @@ def _builder(
         .not_valid_before(now - _CLOCK_SLACK)
         .not_valid_after(now + timedelta(days=days))
     )
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _check(found: Credentials) -> None:
@@ -234,7 +227,7 @@ def _read(path: Path) -> bytes:
 def _read_key(path: Path) -> bytes:
     data = _read(path)
     mode = path.stat().st_mode & 0o777
-    if mode & _OTHERS:
+    if mode & 0o077:
         raise CertificateError(
             f"{path} has mode {mode:04o}, so that others can read the key: chmod 600 it"
         )
@@ -243,21 +236,10 @@ def _read_key(path: Path) -> bytes:
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     write_whole(path, pem, 0o600)
 
 
 def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
     write_whole(path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or folder
-        raise CertificateError(f"{where} cannot be written: {error.strerror or error}") from None

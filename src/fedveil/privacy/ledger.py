@@ -30,7 +30,7 @@ from fedveil.privacy.ledger_message import (
     rounds_from_state,
     rounds_to_state,
 )
-from fedveil.privacy.loss import PrivacyLoss
+from fedveil.privacy.loss import PrivacyLoss, format_epsilon
 
 Unit: TypeAlias = Literal["bit", "parameter", "round", "run"]
 
@@ -55,10 +55,21 @@ Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
 class Figure(NamedTuple):
-    """One line of the account: (epsilon, delta)-differential privacy."""
+    """One figure of the account: (epsilon, delta)-differential privacy."""
 
     epsilon: float
     delta: float
+
+
+class Line(NamedTuple):
+    """A figure as it is told, and what it is for."""
+
+    epsilon: float
+    delta: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"epsilon {format_epsilon(self.epsilon)} at delta {self.delta:g} for {self.what}"
 
 
 class Ledger:

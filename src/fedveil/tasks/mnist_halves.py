@@ -19,9 +19,9 @@ from torch import nn
 from fedveil.data.datasets import load
 from fedveil.data.examples import Examples
 from fedveil.tasks.scoring import ByLabel
-from fedveil.tasks.task_settings import HalvesSettings
 from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party, initial
+from fedveil.vertical.task_settings import HalvesSettings
 
 #: An image of 28 x 28 and where its halves meet.
 _SIDE, _MIDDLE = 28, 14
@@ -45,19 +45,11 @@ class MnistHalves(ByLabel):
         self._held: dict[str, dict[Subset, Columns]] = {}
 
     def split_model(self) -> SplitModel:
-        """Two bottoms and a top."""
         width = self._settings.width
-        parts = [
-            Part(
-                side,
-                side,
-                ("data.half",),
-                (width,),
-                initial(self._seed, side, partial(_bottom, width)),
-                optimizer=_OPTIMIZER,
-            )
-            for side in self.followers
-        ]
+        parts = []
+        for side in self.followers:
+            bottom = initial(self._seed, side, partial(_bottom, width))
+            parts.append(Part(side, side, ("data.half",), (width,), bottom, optimizer=_OPTIMIZER))
         top = initial(self._seed, "top", lambda: Joint(2 * width, _HIDDEN, 10))
         parts.append(Part("top", self.leader, self.followers, (10,), top, optimizer=_OPTIMIZER))
         return SplitModel(parts, leader=self.leader)
@@ -66,10 +58,9 @@ class MnistHalves(ByLabel):
         """A follower's halves [examples, 1, 28, 14], or the leader's labels."""
         if party not in self._held:
             data = load(self._settings.data)
-            first = len(data.train)
             self._held[party] = {
                 "train": self._share(party, data.train, 0),
-                "test": self._share(party, data.test, first),
+                "test": self._share(party, data.test, len(data.train)),
             }
         return self._held[party][subset]
 
@@ -97,7 +88,6 @@ class Joint(nn.Module):
         )
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """The outputs [examples, outputs]."""
         joined: torch.Tensor = self.layers(torch.cat(given, dim=1))
         return joined
 

@@ -20,19 +20,11 @@ import torch
 
 from fedveil.data.data_folders import reading
 from fedveil.errors import InvalidValue
-from fedveil.language import text
+from fedveil.language import text, transformer
 from fedveil.language.generation import GENERATE, assist
-from fedveil.language.transformer import (
-    PRESETS,
-    Backbone,
-    Shape,
-    TiedHead,
-    WordAndPosition,
-    token_loss,
-)
-from fedveil.tasks.task_settings import PanguSettings
 from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import Assist, Columns, Subset, Unit, initial
+from fedveil.vertical.task_settings import PanguSettings
 
 #: The leader's file in a run's folder: a tokenizer is learnt once.
 TOKENIZER = "tokenizer.json"
@@ -62,12 +54,15 @@ class Pangu:
     def split_model(self) -> SplitModel:
         """The three parts; the head has the embedding's word table."""
         shape = self.shape
-        embedding = initial(self._seed, "embedding", lambda: WordAndPosition(shape))
-        backbone = initial(self._seed, "backbone", lambda: Backbone(shape))
+        embedding = initial(self._seed, "embedding", lambda: transformer.WordAndPosition(shape))
+        backbone = initial(self._seed, "backbone", lambda: transformer.Backbone(shape))
         inner = (shape.context, shape.width)
-        optimizer = _optimizer(shape)
+        # Wider models take smaller steps (tiny 0.002), deeper ones begin more slowly.
+        optimizer = Optimizer(
+            "adamw", lr=0.256 / shape.width, weight_decay=0.01, warmup_steps=5 * shape.layers
+        )
         scores = (shape.context, shape.vocabulary)
-        head, mine, theirs = TiedHead(embedding.word), self.leader, self.followers[0]
+        head, mine, theirs = transformer.TiedHead(embedding.word), self.leader, self.followers[0]
         parts = [
             Part("embedding", mine, ("data.tokens",), inner, embedding, optimizer=optimizer),
             Part("backbone", theirs, ("embedding",), inner, backbone, optimizer=optimizer),
@@ -89,13 +84,11 @@ class Pangu:
         )
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy in nats a token."""
-        return token_loss(outputs, labels)
+        return transformer.token_loss(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Sums of the loss and of tokens guessed right."""
         return {
-            "loss_sum": float(token_loss(outputs, labels)) * labels.numel(),
+            "loss_sum": float(transformer.token_loss(outputs, labels)) * labels.numel(),
             "correct": float((outputs.argmax(-1) == labels).sum()),
             "tokens": float(labels.numel()),
             "examples": float(len(labels)),
@@ -122,21 +115,13 @@ class Pangu:
 
     @cached_property
     def _documents(self) -> tuple[list[bytes], list[bytes]]:
-        """Training text and held-out text."""
         documents = text.read(self.settings.text)
         if self.settings.test_text is not None:
             return documents, text.read(self.settings.test_text)
         return text.hold_out(documents, self.settings.test_fraction)
 
 
-def _optimizer(shape: Shape) -> Optimizer:
-    """AdamW; wider models take smaller steps (tiny 0.002), deeper ones begin more slowly."""
-    return Optimizer(
-        "adamw", lr=0.256 / shape.width, weight_decay=0.01, warmup_steps=5 * shape.layers
-    )
-
-
-def _shape(settings: PanguSettings) -> Shape:
+def _shape(settings: PanguSettings) -> transformer.Shape:
     """The preset with what the settings put in its place."""
     own = settings.model_dump(include={"layers", "width", "heads", "context", "vocabulary"})
     if settings.tokenizer == "bytes":
@@ -147,4 +132,4 @@ def _shape(settings: PanguSettings) -> Shape:
             )
         own["vocabulary"] = text.BYTE_TOKENS
     chosen = {key: value for key, value in own.items() if value is not None}
-    return replace(PRESETS[settings.preset], **chosen)
+    return replace(transformer.PRESETS[settings.preset], **chosen)

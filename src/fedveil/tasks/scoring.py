@@ -14,23 +14,19 @@ class ByLabel:
 
     classes: int | None
 
-    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self, outputs: torch.Tensor, labels: torch.Tensor, reduction: str = "mean"
+    ) -> torch.Tensor:
         """The mean cross-entropy, or the mean squared error of labels as they are scaled."""
         if self.classes is None:
-            return functional.mse_loss(outputs[:, 0], labels)
-        return functional.cross_entropy(outputs, labels)
+            return functional.mse_loss(outputs[:, 0], labels, reduction=reduction)
+        return functional.cross_entropy(outputs, labels, reduction=reduction)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """The batch's loss_sum, how many are correct or absolute_error_sum, and `examples`."""
+        loss = self.loss(outputs, labels, "sum").item()
+        sums = {"loss_sum": loss, "examples": float(len(labels))}
         if self.classes is None:
-            told = outputs[:, 0]
-            return {
-                "loss_sum": functional.mse_loss(told, labels, reduction="sum").item(),
-                "absolute_error_sum": functional.l1_loss(told, labels, reduction="sum").item(),
-                "examples": float(len(labels)),
-            }
-        return {
-            "loss_sum": functional.cross_entropy(outputs, labels, reduction="sum").item(),
-            "correct": float((outputs.argmax(dim=1) == labels).sum().item()),
-            "examples": float(len(labels)),
-        }
+            off = functional.l1_loss(outputs[:, 0], labels, reduction="sum")
+            return {**sums, "absolute_error_sum": off.item()}
+        return {**sums, "correct": float((outputs.argmax(dim=1) == labels).sum())}

@@ -14,14 +14,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from fedveil.data.examples import holdout
 from fedveil.errors import MissingExtra
 from fedveil.tasks.scoring import ByLabel
-from fedveil.tasks.task_settings import TabularSettings
-from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
+from fedveil.tasks.wide_and_deep import wide_and_deep
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party
+from fedveil.vertical.task_settings import TabularSettings
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -53,15 +54,13 @@ class Tabular(ByLabel):
         self._features = {"leader": slice(0, middle), "bank": slice(middle, features)}
 
     def split_model(self) -> SplitModel:
-        """Two parts for each owner, and the top."""
-        settings = self._settings
-        outputs = 1 if self.classes is None else self.classes
-        model = WideAndDeep(self._seed, self.leader, settings.scores, settings.width, outputs)
         owners = {}
         for party, features in self._features.items():
             count = features.stop - features.start
-            owners[party] = Widths(count * settings.bins, count)
-        return model.split(owners)
+            owners[party] = (count * self._settings.bins, count)
+        return wide_and_deep(
+            self._settings, owners, leader=self.leader, classes=self.classes, seed=self._seed
+        )
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """The columns `wide` [rows, features · bins] and `deep` [rows, features] of an owner."""
@@ -72,7 +71,7 @@ class Tabular(ByLabel):
         rows = train if subset == "train" else test
         own = data[:, self._features[party]]
         columns = {
-            "wide": torch.from_numpy(_intervals(own[rows], own[train], self._settings.bins)),
+            "wide": _intervals(own[rows], own[train], self._settings.bins),
             "deep": torch.from_numpy(_scaled(own[rows], own[train])),
         }
         labels = None
@@ -98,11 +97,8 @@ def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
     return scaled.astype(np.float32)
 
 
-def _intervals(rows: Floats, train: Floats, bins: int) -> npt.NDArray[np.float32]:
+def _intervals(rows: Floats, train: Floats, bins: int) -> torch.Tensor:
     """Which interval between the training rows' quantiles holds each feature, one-hot."""
     edges = np.quantile(train, np.arange(1, bins) / bins, axis=0)
-    places = (rows[:, np.newaxis] >= edges).sum(axis=1)  # [rows, features]
-    hot = np.zeros((*places.shape, bins), np.float32)
-    np.put_along_axis(hot, places[..., np.newaxis], 1, axis=2)
-    flat: npt.NDArray[np.float32] = hot.reshape(len(rows), -1)
-    return flat
+    places = torch.from_numpy((rows[:, np.newaxis] >= edges).sum(axis=1))  # [rows, features]
+    return functional.one_hot(places, bins).float().flatten(1)

@@ -11,9 +11,9 @@ Source: H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -21,59 +21,47 @@ from torch import nn
 from fedveil.tasks.mnist_halves import Joint
 from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import initial
+from fedveil.vertical.task_settings import TablesSettings, TabularSettings
+
+#: What makes a module; None where another party has it.
+_Make: TypeAlias = Callable[[], nn.Module] | None
 
 _HIDDEN = 64
 _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 
-@dataclass(frozen=True)
-class Widths:
-    """How many numbers an owner's columns `wide` and `deep` have."""
+def wide_and_deep(
+    settings: TabularSettings | TablesSettings,
+    owners: Mapping[str, tuple[int, int] | None],
+    *,
+    leader: str,
+    classes: int | None,
+    seed: int,
+) -> SplitModel:
+    """Two parts for each owner, and the top, which gives a number of each example or its classes.
 
-    wide: int
-    deep: int
-
-
-@dataclass(frozen=True)
-class WideAndDeep:
-    """What all owners agree on: how many numbers of each part cross, and what comes out.
-
-    `scores` numbers of a wide part cross and `width` of a deep one.
+    `owners` says how many numbers an owner's columns `wide` and `deep` have; None: it has no
+    modules here. `settings.scores` numbers of a wide part cross and `settings.width` of a deep one.
     """
+    scores, width, outputs = settings.scores, settings.width, classes or 1
 
-    seed: int
-    leader: str
-    scores: int
-    width: int
-    outputs: int
+    def part(name: str, owner: str, inputs: Sequence[str], output: int, make: _Make) -> Part:
+        module = None if make is None else initial(seed, name, make)
+        return Part(name, owner, tuple(inputs), (output,), module, optimizer=_OPTIMIZER)
 
-    def split(self, owners: Mapping[str, Widths | None]) -> SplitModel:
-        """Two parts for each owner, and the top; an owner of None has no modules here."""
-        parts = []
-        for owner, widths in owners.items():
-            make_wide = make_deep = None
-            if widths is not None:
-                make_wide = partial(nn.Linear, widths.wide, self.scores, bias=False)
-                make_deep = partial(_deep, widths.deep, self.width)
-            parts += [
-                self._part(f"{owner}_wide", owner, ("data.wide",), self.scores, make_wide),
-                self._part(f"{owner}_deep", owner, ("data.deep",), self.width, make_deep),
-            ]
-        inputs = tuple(part.name for part in parts)
-        make_top = partial(_Top, len(owners) * self.scores, len(owners) * self.width, self.outputs)
-        parts.append(self._part("top", self.leader, inputs, self.outputs, make_top))
-        return SplitModel(parts, leader=self.leader)
-
-    def _part(
-        self,
-        name: str,
-        owner: str,
-        inputs: tuple[str, ...],
-        output: int,
-        make: Callable[[], nn.Module] | None,
-    ) -> Part:
-        module = None if make is None else initial(self.seed, name, make)
-        return Part(name, owner, inputs, (output,), module, optimizer=_OPTIMIZER)
+    parts = []
+    for owner, widths in owners.items():
+        make_wide = make_deep = None
+        if widths is not None:
+            make_wide = partial(nn.Linear, widths[0], scores, bias=False)
+            make_deep = partial(_deep, widths[1], width)
+        parts += [
+            part(f"{owner}_wide", owner, ["data.wide"], scores, make_wide),
+            part(f"{owner}_deep", owner, ["data.deep"], width, make_deep),
+        ]
+    make_top = partial(_Top, len(owners) * scores, len(owners) * width, outputs)
+    parts.append(part("top", leader, [bottom.name for bottom in parts], outputs, make_top))
+    return SplitModel(parts, leader=leader)
 
 
 class _Top(nn.Module):

@@ -10,35 +10,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import decode, encode, take, take_array
-from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.loss import PrivacyLoss, format_epsilon
+from fedveil.privacy.compose import Charge
+from fedveil.privacy.ledger import Ledger, Line
+from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact
 from fedveil.vertical.rows import Order
-from fedveil.vertical.split import Part, SplitModel
+from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 
 _COUNTS = "releases"
 _BEGUN = "begun"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One line of a party's account."""
-
-    epsilon: float
-    delta: float
-    what: str
-
-    def __str__(self) -> str:
-        return f"epsilon {format_epsilon(self.epsilon)} at delta {self.delta:g} for {self.what}"
 
 
 class Releases:
@@ -81,7 +69,6 @@ class Releases:
         self._note()
 
     def close(self) -> None:
-        """Let the files go."""
         if self._begun is not None:
             os.close(self._begun)
             self._begun = None
@@ -120,11 +107,6 @@ class Releases:
             return take(fields, "step", int), step, looks
 
 
-def private_parts(split: SplitModel, party: str) -> list[Part]:
-    """A party's parts whose output leaves it under EmbeddingDP."""
-    return [part for part in split.owned_by(party) if part.privacy is not None]
-
-
 def ledger_of(
     split: SplitModel, party: str, releases: Releases, label: PrivacyLoss | None
 ) -> Ledger:
@@ -134,62 +116,57 @@ def ledger_of(
     equally often and stand as one.
     """
     ledger = Ledger()
-    parts = private_parts(split, party)
-    anew = _charges([part for part in parts if not _reuses(part)])
-    once = _charges([part for part in parts if _reuses(part)])
+    parts = _private_parts(split, party)
+    anew = _charges((part, privacy) for part, privacy in parts if not privacy.reuse)
+    once = _charges((part, privacy) for part, privacy in parts if privacy.reuse)
     times = np.append(releases.train, releases.looks)
-    for number in range(int(times.max(initial=0)) if parts else 0):
+    most = int(times.max(initial=0))
+    for number in range(most):
         spent = anew + once if number == 0 else anew
         if spent:
             ledger.record_many(spent, round=number, clients=np.flatnonzero(times > number))
     if label is not None:
-        ledger.record_many(
-            [(label, 1)], round=int(times.max(initial=0)), clients=range(len(releases.train))
-        )
+        ledger.record_many([(label, 1)], round=most, clients=range(len(releases.train)))
     return ledger
 
 
 def figures(
     split: SplitModel, party: str, releases: Releases, delta: float, label: PrivacyLoss | None
-) -> list[Figure]:
+) -> list[Line]:
     """A party's account: a bit, a one-hot row, an example sent once, an example in the run.
 
     The last is the example that was sent most often. Without privacy on any crossing nothing is
     promised, and nothing is listed.
     """
     found = []
-    parts = private_parts(split, party)
-    for part in parts:
-        assert part.privacy is not None
-        loss = EmbeddingDP(part.privacy.eps).loss
+    parts = _private_parts(split, party)
+    for part, privacy in parts:
+        loss = EmbeddingDP(privacy.eps).loss
         values = math.prod(part.output)
+        whole = loss.per_vector(values).epsilon
         found += [
-            Figure(loss.per_bit.epsilon, 0.0, f"a bit of {part.name}"),
-            Figure(loss.per_row.epsilon, 0.0, f"a one-hot row of {part.name}"),
-            Figure(
-                loss.per_vector(values).epsilon,
-                0.0,
-                f"an example's {values} bits of {part.name}, sent once",
-            ),
+            Line(loss.per_bit.epsilon, 0.0, f"a bit of {part.name}"),
+            Line(loss.per_row.epsilon, 0.0, f"a one-hot row of {part.name}"),
+            Line(whole, 0.0, f"an example's {values} bits of {part.name}, sent once"),
         ]
     if label is not None:
-        found.append(Figure(label.epsilon, 0.0, "an example's label, in all epochs"))
+        found.append(Line(label.epsilon, 0.0, "an example's label, in all epochs"))
     if parts:
         most = max(int(releases.train.max(initial=0)), releases.looks)
         epsilon, at = ledger_of(split, party, releases, None).figures(delta)["run_most_drawn"]
         often = "once" if most == 1 else f"{most} times"
-        found.append(Figure(epsilon, at, f"an example in the run, sent {often}"))
+        found.append(Line(epsilon, at, f"an example in the run, sent {often}"))
     return found
 
 
-def _charges(parts: Sequence[Part]) -> list[tuple[PrivacyLoss, int]]:
+def _private_parts(split: SplitModel, party: str) -> list[tuple[Part, EmbeddingPrivacy]]:
+    """A party's parts whose output leaves it under EmbeddingDP."""
+    return [(part, part.privacy) for part in split.owned_by(party) if part.privacy is not None]
+
+
+def _charges(parts: Iterable[tuple[Part, EmbeddingPrivacy]]) -> list[Charge]:
     return [
         charge
-        for part in parts
-        if part.privacy is not None
-        for charge in EmbeddingDP(part.privacy.eps).loss.charges(math.prod(part.output))
+        for part, privacy in parts
+        for charge in EmbeddingDP(privacy.eps).loss.charges(math.prod(part.output))
     ]
-
-
-def _reuses(part: Part) -> bool:
-    return part.privacy is not None and part.privacy.reuse

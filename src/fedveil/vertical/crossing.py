@@ -19,23 +19,19 @@ import torch
 
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
-from fedveil.message import Message
+from fedveil.message import Message, Value
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES
 
-GRADIENT = ".grad"
-LOOK = ".test"
-_TENSOR_FIELDS = frozenset({"kind", "name", "step", "micro", "data"})
-_WORD_FIELDS = frozenset({"kind", "step"})
 _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 
 
-def name_of(transfer: Transfer, *, training: bool) -> str:
-    """The name that a tensor crosses under."""
-    part = transfer.crossing.part
-    if not training:
-        return part + LOOK
-    return part + GRADIENT if transfer.gradient else part
+def tensor_message(
+    transfer: Transfer, data: npt.NDArray[Any], *, training: bool, step: int
+) -> dict[str, Value]:
+    """What lets the other party have a tensor; `data` is what has become of its values."""
+    name = _name_of(transfer, training)
+    return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, "data": data}
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -58,7 +54,7 @@ def check_not_abort(message: Message, peer: str) -> None:
 def check_word(message: Message, peer: str, word: str, step: int) -> None:
     """Raise ExchangeError where the message of an untrusted peer is not that word of that step."""
     _check_head(message, peer, word, step)
-    _check_fields(message, peer, word, _WORD_FIELDS)
+    _check_fields(message, peer, word, {"kind", "step"})
 
 
 def from_wire(
@@ -68,7 +64,7 @@ def from_wire(
 
     Name, step, micro-batch, type, shape and finiteness have been checked when it returns.
     """
-    peer, name = transfer.sender, name_of(transfer, training=training)
+    peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)
     if message.get("name") != name:
         raise ExchangeError(
@@ -79,11 +75,18 @@ def from_wire(
             f"{peer} sent micro-batch {message.get('micro')!r} of {name!r} where micro-batch "
             f"{transfer.micro} was due"
         )
-    _check_fields(message, peer, repr(name), _TENSOR_FIELDS)
+    _check_fields(message, peer, repr(name), {"kind", "name", "step", "micro", "data"})
     data = message["data"]
     if not isinstance(data, np.ndarray):
         raise ExchangeError(f"{peer} sent {name!r} with {type(data).__name__} as data")
     return _values(data, transfer, peer, name, rows)
+
+
+def _name_of(transfer: Transfer, training: bool) -> str:
+    part = transfer.crossing.part
+    if not training:
+        return f"{part}.test"
+    return f"{part}.grad" if transfer.gradient else part
 
 
 def _values(
@@ -125,7 +128,7 @@ def _check_head(message: Message, peer: str, kind: str, step: int) -> None:
         raise ExchangeError(f"{peer} sent a {kind} of step {found!r} where step {step} was due")
 
 
-def _check_fields(message: Message, peer: str, what: str, fields: frozenset[str]) -> None:
+def _check_fields(message: Message, peer: str, what: str, fields: set[str]) -> None:
     for name in sorted(fields ^ message.keys()):
         which = "without" if name in fields else "with the unknown field"
         raise ExchangeError(f"{peer} sent {what} {which} {name!r}")

@@ -42,7 +42,6 @@ class EmbeddingDPLayer(nn.Module):
         return self.mechanism.loss
 
     def forward(self, embedding: torch.Tensor) -> torch.Tensor:
-        """The bits."""
         if self.gradient == "none":
             return self.mechanism(embedding, self._entropy)
         through: Any = _StraightThrough
@@ -50,7 +49,6 @@ class EmbeddingDPLayer(nn.Module):
         return bits
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
         return f"eps={self.mechanism.eps}, gradient={self.gradient}"
 
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, JobError
-from fedveil.own_code import load, told
+from fedveil.own_code import called, load, told
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
-from fedveil.vertical.task import Task, build, initial, split_of
-from fedveil.vertical.vertical_blocks import EmbeddingDPSettings, OptimizerSettings, PartSettings
+from fedveil.vertical.task import Task, build, initial
+from fedveil.vertical.vertical_blocks import OptimizerSettings, PartSettings
 from fedveil.vertical.vertical_job import VerticalJob
 
 
@@ -37,7 +37,7 @@ def make_split(job: VerticalJob, task: Task, here: Collection[str] | None = None
     Modules that the job names, or that the task makes from a party's data, are made for the
     parties in `here` alone, for all without it.
     """
-    base = split_of(task, here)
+    base: SplitModel = called(task.split_model, here=here)
     names = list(job.parts) or list(base.by_name)
     parts = [_part(job, base, name, here) for name in names]
     parts = [_with_privacy(job, part, parts) for part in parts]
@@ -73,13 +73,10 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def own_functions(job: VerticalJob) -> Iterator[str]:
+def own_functions(job: VerticalJob) -> list[str]:
     """The `package.module:function` names in a job."""
-    if ":" in job.task.name:
-        yield job.task.name
-    for part in job.parts.values():
-        if part.module is not None:
-            yield part.module
+    names = (job.task.name, *(part.module for part in job.parts.values()))
+    return [name for name in names if name is not None and ":" in name]
 
 
 def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] | None) -> Part:
@@ -92,7 +89,12 @@ def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] |
     if name in base.by_name:
         given = vars(base.by_name[name]) | given
     else:
-        _check_complete(name, settings, base)
+        for key in ("owner", "inputs", "output", "module"):
+            if getattr(settings, key) is None:
+                raise JobError(
+                    [f"parts.{name}.{key} is missing: the task has no part of that name to take "
+                     f"it from, only {', '.join(base.by_name)}"]
+                )  # fmt: skip
     given["optimizer"] = _optimizer(
         given.get("optimizer", Optimizer()), job.optimizer, settings.optimizer, f"parts.{name}"
     )
@@ -102,29 +104,13 @@ def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] |
     return Part(**given | {"name": name})
 
 
-def _check_complete(name: str, settings: PartSettings, base: SplitModel) -> None:
-    for key in ("owner", "inputs", "output", "module"):
-        if getattr(settings, key) is None:
-            raise JobError(
-                [f"parts.{name}.{key} is missing: the task has no part of that name to take it "
-                 f"from, only {', '.join(base.by_name)}"]
-            )  # fmt: skip
-
-
 def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
-    settings = job.parts.get(part.name, PartSettings())
-    if settings.privacy is not None:
-        return _protected(part, settings.privacy.embedding_dp)
+    own = job.parts.get(part.name, PartSettings()).privacy
+    settings = job.privacy.embedding_dp if own is None else own.embedding_dp
     crosses = any(part.name in other.sources and other.owner != part.owner for other in parts)
-    if job.privacy.embedding_dp is not None and part.columns and crosses:
-        return _protected(part, job.privacy.embedding_dp)
-    return part
-
-
-def _protected(part: Part, settings: EmbeddingDPSettings | None) -> Part:
-    privacy = None
-    if settings is not None:
-        privacy = EmbeddingPrivacy(settings.eps, settings.gradient, settings.reuse)
+    if own is None and not (settings is not None and part.columns and crosses):
+        return part
+    privacy = None if settings is None else EmbeddingPrivacy(**settings.model_dump())
     return replace(part, privacy=privacy)
 
 

@@ -6,6 +6,7 @@ to send and receive (see `channel`), and knows nothing of where the others are.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -17,7 +18,7 @@ from fedveil._validate import integer
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerAborted, PeerRefused
 from fedveil.link.channel import Exchange, Send
-from fedveil.vertical.reports import Reports
+from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.schedule import Program, micro_sizes, programs
 from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step import Batch, Context, Loss, Report, Step, last_words
@@ -150,25 +151,20 @@ class Party:
         return tensors
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` gave."""
+        weights: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        held: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
+        for place, tensor in state.items():
+            part, _, name = place.partition("/")
+            if name.startswith("/"):
+                number, _, key = name[1:].partition("/")
+                held[part].setdefault(int(number), {})[key] = tensor.clone()
+            else:
+                weights[part][name] = tensor
         for part, module in self.modules.items():
-            begin = f"{part}/"
-            module.load_state_dict(
-                {
-                    name[len(begin) :]: tensor
-                    for name, tensor in state.items()
-                    if name.startswith(begin) and not name.startswith(f"{part}//")
-                }
-            )
+            module.load_state_dict(weights[part])
         for part, optimizer in self._optimizers.items():
-            begin = f"{part}//"
-            held: dict[int, dict[str, torch.Tensor]] = {}
-            for name, tensor in state.items():
-                if name.startswith(begin):
-                    number, _, key = name[len(begin) :].partition("/")
-                    held.setdefault(int(number), {})[key] = tensor.clone()
             groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": held, "param_groups": groups})
+            optimizer.load_state_dict({"state": held[part], "param_groups": groups})
         self._clear()
         self._statistics = _Statistics(self.modules)
 
@@ -186,7 +182,8 @@ class Party:
             number=number,
             training=training,
             occasion=occasion,
-            seed=_step_seed(self._seed, self.name, number) if training else 0,
+            # Alike wherever the party runs, and after a resumption.
+            seed=Seeded(self._seed, "torch", self.name, number).integer(1 << 62) if training else 0,
             measure=self._traffic_key(number, batch.rows, training) not in self._bytes,
         )
 
@@ -203,10 +200,7 @@ class Party:
             yield from self.announcing_failure(step.run())
         finally:
             self.waited_s += step.waited_s
-        self._count(step)
-
-    def _count(self, step: Step) -> None:
-        """Add up bytes: alike for all steps of a size whose numbers are encoded in as many."""
+        # Bytes are alike for all steps of a size whose numbers are encoded in as many.
         key = self._traffic_key(step.number, step.rows, step.training)
         sent, received = self._bytes.setdefault(key, (step.sent_bytes, step.received_bytes))
         self.sent_bytes += sent
@@ -240,10 +234,9 @@ class _Statistics:
         self._versions: list[int] = []
 
     def keep(self) -> None:
-        """Remember the values before a step."""
         if self._versions:
-            moved = [b._version != v for b, v in zip(self._buffers, self._versions, strict=True)]
-            seen = {place for place, found in enumerate(moved) if found}
+            held = enumerate(zip(self._buffers, self._versions, strict=True))
+            seen = {place for place, (buffer, version) in held if buffer._version != version}
             self._moving = seen | (self._moving or set())
         self._versions = [buffer._version for buffer in self._buffers]
         self._kept = [
@@ -253,7 +246,6 @@ class _Statistics:
         ]
 
     def put_back(self) -> None:
-        """Give the buffers the values that were kept."""
         with torch.no_grad():
             for buffer, kept in self._kept:
                 buffer.copy_(kept)
@@ -268,16 +260,8 @@ def _optimizers(split: SplitModel, party: str) -> Iterator[tuple[str, torch.opti
     for part in split.owned_by(party):
         if not split.runs_backward(part.name):
             continue
-        own = [
-            parameter
-            for parameter in module_of(part).parameters()
-            if parameter.requires_grad and id(parameter) not in taken
-        ]
+        held = module_of(part).parameters()
+        own = [each for each in held if each.requires_grad and id(each) not in taken]
         taken.update(map(id, own))
         if own:
             yield part.name, part.optimizer.over(own)
-
-
-def _step_seed(seed: int, party: str, number: int) -> int:
-    """What torch draws from in a step: alike wherever the party runs, and after a resumption."""
-    return Seeded(seed, "torch", party, number).integer(1 << 62)

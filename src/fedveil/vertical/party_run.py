@@ -22,7 +22,7 @@ from fedveil.errors import RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.message import Message, decode, encode, take_array
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.lifecycle import keep_job
 from fedveil.record.model_file import model_bytes
@@ -30,14 +30,14 @@ from fedveil.record.recorder import Record, Recorder
 from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
 from fedveil.record.sealed_message import intact
 from fedveil.vertical import account
+from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.party import Party
-from fedveil.vertical.reports import Reports
 from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
-from fedveil.vertical.task import Subset, Task, averages
+from fedveil.vertical.task import Subset, Task, averages, files_of
 from fedveil.vertical.vertical_job import VerticalJob
 
 Progress = Callable[[Record], None]
@@ -72,22 +72,22 @@ class PartyRun:
         self.setting = setting
         self.name = setting.party
         self.records: list[Record] = []
-        job, task, split = setting.job, setting.task, setting.split
-        self._is_leader = self.name == split.leader
+        job, split = setting.job, setting.split
+        is_leader = self.name == split.leader
         self._has_told = False
         self._tell = progress or (lambda record: None)
         self._reports = Reports(setting.entropy, setting.folder.path)
         self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
-        self._releases = account.Releases(
-            setting.folder, self._order, fresh=not _repeatable(setting.entropy)
-        )
+        # What is drawn again from a seed is the same, and tells nothing new.
+        fresh = not isinstance(setting.entropy, Seeded)
+        self._releases = account.Releases(setting.folder, self._order, fresh=fresh)
         self._fingerprint = _fingerprint(setting)
         self._rows = dict(setting.rows)
-        self._label_loss = self._protect_labels() if self._is_leader else None
+        self._label_loss = self._protect_labels() if is_leader else None
         self.party = Party(
             self.name,
             split,
-            loss=task.loss if self._is_leader else None,
+            loss=setting.task.loss if is_leader else None,
             in_flight=job.in_flight,
             seed=job.seed,
             device=job.device,
@@ -102,7 +102,6 @@ class PartyRun:
 
     @property
     def total(self) -> int:
-        """The steps of the whole run."""
         return self.setting.job.epochs * self._order.steps
 
     def restore(self, step: int) -> None:
@@ -123,8 +122,7 @@ class PartyRun:
         )
         self.records = self._recorder.records
         self._window = _Window(self.party, saved.window)
-        looks = sum("look" in record for record in self.records)
-        self._releases.restore(step, looks)
+        self._releases.restore(step, looks=sum("look" in record for record in self.records))
 
     def train(self) -> Exchange[None]:
         """All steps that are left, and the files that the run ends with."""
@@ -166,24 +164,19 @@ class PartyRun:
         yield from self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
         return np.concatenate(found) if found else None
 
-    def figures(self) -> list[account.Figure]:
+    def figures(self) -> list[Line]:
         """What this party's crossings, and the leader's labels, have told of an example so far."""
-        delta = self.setting.job.privacy.delta
-        return account.figures(
-            self.setting.split, self.name, self._releases, delta, self._label_loss
-        )
+        delta, split = self.setting.job.privacy.delta, self.setting.split
+        return account.figures(split, self.name, self._releases, delta, self._label_loss)
 
     def ledger(self) -> Ledger:
-        """The account of every example so far."""
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
 
     def event(self, text: str) -> None:
-        """Write a line into the party's events."""
         assert self._recorder is not None, "restore comes first"
         self._recorder.event(text)
 
     def close(self) -> None:
-        """Let the files go."""
         if self._recorder is not None:
             self._recorder.close()
         self._reports.close()
@@ -200,39 +193,24 @@ class PartyRun:
                 take(outputs.cpu(), batch)
 
     def _looks_after(self, epoch: int) -> bool:
-        every = self.setting.job.evaluation.every_epochs
-        last = epoch + 1 == self.setting.job.epochs
-        return every is not None and (last or (epoch + 1) % every == 0)
+        every, ended = self.setting.job.evaluation.every_epochs, epoch + 1
+        return every is not None and (ended == self.setting.job.epochs or ended % every == 0)
 
     def _evaluate(self, epoch: int) -> Exchange[None]:
         began = time.perf_counter()
         quality = yield from self.evaluate()
-        self._keep(
-            {
-                "party": self.name,
-                "epoch": epoch,
-                "look": self.done,
-                **{f"test_{name}": value for name, value in quality.items()},
-                "seconds": time.perf_counter() - began,
-            }
-        )
+        shown = {f"test_{name}": value for name, value in quality.items()}
+        self._keep(epoch=epoch, look=self.done, **shown, seconds=time.perf_counter() - began)
         self._window.look_away()
 
     def _record_step(self, epoch: int, within: int) -> None:
         task = self.setting.task
         figures = self._window.figures(task.unit, task.units_per_example)
         self._window = _Window(self.party)
-        self._keep(
-            {
-                "party": self.name,
-                "epoch": epoch,
-                "step": within,
-                "steps": self._order.steps,
-                **figures,
-            }
-        )
+        self._keep(epoch=epoch, step=within, steps=self._order.steps, **figures)
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, **figures: Any) -> None:
+        record = {"party": self.name, **figures}
         assert self._recorder is not None, "restore comes first"
         self._recorder.record(record)
         self._tell(record)
@@ -279,7 +257,7 @@ class PartyRun:
             told = mechanism.perturb_classes(truth, classes, self.setting.entropy.stream("labels"))
             self.setting.folder.write_atomically(_LABELS, encode({"labels": told}))
         labels = torch.from_numpy(told.copy()).to(rows.labels.dtype).reshape(rows.labels.shape)
-        self._rows["train"] = rows.with_labels(labels)
+        self._rows["train"] = replace(rows, labels=labels)
         return mechanism.loss
 
 
@@ -291,19 +269,12 @@ class _Window:
 
     def __init__(self, party: Party, kept: Message | None = None) -> None:
         self._party = party
-        self.kept: dict[str, Any] = {
-            "loss": 0.0,
-            "losses": 0,
-            "steps": 0,
-            "sent": 0,
-            "received": 0,
-            **(kept or {}),
-        }
+        counts = dict.fromkeys(("losses", "steps", "sent", "received"), 0)
+        self.kept: dict[str, Any] = {"loss": 0.0, **counts, **(kept or {})}
         self._rows, self._seconds, self._waited = 0, 0.0, 0.0
         self.look_away()
 
     def add(self, loss: float | None, rows: int) -> None:
-        """A step has ended."""
         if loss is not None:
             self.kept["loss"] += loss
             self.kept["losses"] += 1
@@ -322,7 +293,6 @@ class _Window:
         self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
 
     def figures(self, unit: str, units_per_example: int) -> Record:
-        """The figures of the window."""
         kept = self.kept
         return {
             **({"loss": kept["loss"] / kept["losses"]} if kept["losses"] else {}),
@@ -338,13 +308,8 @@ def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[
     """Write down the job, and what these parties' task made that it must find again."""
     keep_job(folder, job.to_yaml(), own_functions(job))
     for party in parties:
-        for name, data in getattr(task, "files", lambda party: {})(party).items():
+        for name, data in files_of(task, party).items():
             folder.write_atomically(name, data)
-
-
-def _repeatable(entropy: Entropy) -> bool:
-    """Whether what is drawn again is the same, and tells nothing new."""
-    return isinstance(entropy, Seeded)
 
 
 def _fingerprint(setting: Setting) -> str:

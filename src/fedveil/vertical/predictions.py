@@ -16,7 +16,7 @@ from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.record.run_folder import explained
 from fedveil.vertical.party_run import PartyRun
-from fedveil.vertical.task import Task
+from fedveil.vertical.task import Task, predictions_of
 
 TABLE, ARRAYS = ".csv", ".npz"
 
@@ -49,21 +49,21 @@ class PredictionFile:
 
     def predict(self, run: PartyRun) -> Exchange[Predictions | None]:
         """A party's look at the held-out examples: the leader's result is for `write`."""
-        setting = run.setting
+        task, output = run.setting.task, run.setting.split.last.output
         is_table = self._path.suffix == TABLE
-        if is_table and not _fits_a_line(setting.task, setting.split.last.output):
+        fits_a_line = predictions_of(task) is not None or output in ((1,), (task.classes,))
+        if is_table and not fits_a_line:
             raise InvalidValue(
-                f"an output of shape {setting.split.last.output} fits no line of {self._path}: "
-                f"--out NAME{ARRAYS} takes it"
+                f"an output of shape {output} fits no line of {self._path}: --out NAME{ARRAYS} "
+                f"takes it"
             )
         outputs = yield from run.predict()
         if outputs is None:
             return None
-        columns = _said(setting.task, outputs) if is_table else {}
-        return Predictions(setting.rows["test"].ids, outputs, columns)
+        columns = _said(task, outputs) if is_table else {}
+        return Predictions(run.setting.rows["test"].ids, outputs, columns)
 
     def write(self, found: Predictions) -> str:
-        """Write the file; the result says what is in it."""
         if self._path.suffix == ARRAYS:
             with explained(self._path), self._path.open("xb") as file:
                 np.savez(file, ids=found.ids, outputs=found.outputs)
@@ -75,18 +75,10 @@ class PredictionFile:
         return f"{len(found.ids)} predictions"
 
 
-def _fits_a_line(task: Task, output: tuple[int, ...]) -> bool:
-    return hasattr(task, "predictions") or output in ((1,), (task.classes,))
-
-
 def _said(task: Task, outputs: npt.NDArray[np.float32]) -> Mapping[str, Sequence[str]]:
-    own = getattr(task, "predictions", None)
-    if own is not None:
-        told: Mapping[str, Sequence[str]] = own(outputs)
-        return told
-    if task.classes is None:
-        return told_numbers(outputs[:, 0])
-    return told_classes(outputs)
+    if (own := predictions_of(task)) is not None:
+        return own(outputs)
+    return told_numbers(outputs[:, 0]) if task.classes is None else told_classes(outputs)
 
 
 def told_classes(

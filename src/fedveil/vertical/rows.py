@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -67,25 +67,14 @@ class Rows:
             raise DataInvalid(f"the column {missing[0]} is read, and the columns are {known}")
         if not len(owned):
             return cls(len(positions), {}, None, owned.ids)
-        index = torch.from_numpy(positions)
-        whole = np.array_equal(positions, np.arange(len(owned)))
-
-        def pick(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor if whole else tensor[index]
-
-        return cls(
-            count=len(positions),
-            columns={name: pick(owned.columns[name]) for name in wanted},
-            labels=None if owned.labels is None else pick(owned.labels),
-            ids=owned.ids[positions],
-        )
-
-    def with_labels(self, labels: torch.Tensor) -> Rows:
-        """The same rows under other labels."""
-        return replace(self, labels=labels)
+        columns, labels = {name: owned.columns[name] for name in wanted}, owned.labels
+        if not np.array_equal(positions, np.arange(len(owned))):  # else nothing is copied
+            index = torch.from_numpy(positions)
+            columns = {name: column[index] for name, column in columns.items()}
+            labels = None if labels is None else labels[index]
+        return cls(len(positions), columns, labels, owned.ids[positions])
 
     def batch(self, positions: Positions) -> Batch:
-        """The rows at those positions."""
         index = torch.from_numpy(positions)
         return Batch(
             positions,
@@ -94,7 +83,6 @@ class Rows:
         )
 
     def fingerprint(self) -> bytes:
-        """A digest of ids and values."""
         digest = hashlib.sha256(f"{self.count} {self.ids.dtype}".encode())
         digest.update(np.ascontiguousarray(self.ids).view(np.uint8).data)
         named = dict(self.columns) if self.labels is None else {**self.columns, "": self.labels}
@@ -119,24 +107,18 @@ class Order:
 
     @property
     def steps(self) -> int:
-        """The steps of an epoch."""
         return -(-self.count // self.batch_size)
 
     def of_step(self, step: int) -> Positions:
-        """The positions of a step's examples."""
         epoch, within = divmod(step - 1, self.steps)
         order = _epoch(self.seed, self.count, epoch)
         return order[within * self.batch_size : (within + 1) * self.batch_size]
 
     def in_turn(self) -> list[Positions]:
         """All examples once, as they stand."""
-        return [
-            np.arange(begin, min(begin + self.batch_size, self.count))
-            for begin in range(0, self.count, self.batch_size)
-        ]
+        return np.split(np.arange(self.count), range(self.batch_size, self.count, self.batch_size))
 
 
 @lru_cache(maxsize=2)  # of parties in one process, some may be an epoch ahead
 def _epoch(seed: int, count: int, number: int) -> Positions:
-    """The positions of all examples in an epoch's order."""
     return Seeded(seed, "order", number).permutation(count)

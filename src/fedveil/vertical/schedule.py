@@ -27,7 +27,7 @@ What holds for the programs of one step, whatever the speeds:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -64,19 +64,15 @@ class Transfer:
 
     @property
     def sender(self) -> str:
-        """Who sends it."""
         return self.crossing.receiver if self.gradient else self.crossing.sender
 
     @property
     def receiver(self) -> str:
-        """Who receives it."""
         return self.crossing.sender if self.gradient else self.crossing.receiver
 
 
 @dataclass(frozen=True, slots=True)
 class SendTensor:
-    """Let the other party have a tensor."""
-
     transfer: Transfer
 
 
@@ -89,16 +85,12 @@ class ReceiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class SendWord:
-    """Let `peer` have a `ready` or a `commit`."""
-
     word: Literal["ready", "commit"]
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveWord:
-    """Wait for `peer`'s `ready` or `commit`."""
-
     word: Literal["ready", "commit"]
     peer: str
 
@@ -183,13 +175,13 @@ def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
             if split.runs_backward(part.name):
                 needs["backward", part.name] = [
                     ("forward", part.name),
-                    *(_backward(split, other) for other in _returning(split, part.name)),
+                    *_returning(split, part.name),
                 ]
     return needs
 
 
-def _returning(split: SplitModel, name: str) -> list[str]:
-    """The parts whose backward pass gives a gradient of `name`'s output."""
+def _returning(split: SplitModel, name: str) -> list[_Stage]:
+    """The backward passes that give a gradient of `name`'s output."""
     silent = {
         consumer
         for crossing in split.crossings
@@ -197,14 +189,10 @@ def _returning(split: SplitModel, name: str) -> list[str]:
         for consumer in crossing.consumers
     }
     return [
-        consumer.name
+        ("loss" if consumer is split.last else "backward", consumer.name)
         for consumer in split.consumers(name)
         if consumer.name not in silent and split.runs_backward(consumer.name)
     ]
-
-
-def _backward(split: SplitModel, name: str) -> _Stage:
-    return ("loss" if name == split.last.name else "backward", name)
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
@@ -230,33 +218,25 @@ def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
 def _with_sends(
     split: SplitModel, party: str, order: Sequence[Compute]
 ) -> list[Compute | SendTensor]:
-    """A party's operations, and each tensor as soon as it can leave."""
-    program: list[Compute | SendTensor] = []
-    backward: set[tuple[str, int]] = set()
-    for operation in order:
-        if operation.kind != "forward":
-            backward.add((operation.part, operation.micro))
-        program += [operation, *_sends(split, party, operation, backward)]
-    return program
-
-
-def _sends(
-    split: SplitModel, party: str, done: Compute, backward: Collection[tuple[str, int]]
-) -> list[SendTensor]:
-    """The tensors that `party` can send once `done` is done, and could not before.
+    """A party's operations, and each tensor as soon as it can leave.
 
     A gradient is whole when all of the party's parts that read the output ran `backward`.
     """
-    sends = []
-    for crossing in split.crossings:
-        if crossing.sender == party and (done.kind, done.part) == ("forward", crossing.part):
-            sends.append(SendTensor(Transfer(crossing, done.micro, gradient=False)))
-        elif crossing.receiver == party and crossing.gradient and done.kind != "forward":
-            running = [name for name in crossing.consumers if split.runs_backward(name)]
-            whole = all((name, done.micro) in backward for name in running)
-            if done.part in running and whole:
-                sends.append(SendTensor(Transfer(crossing, done.micro, gradient=True)))
-    return sends
+    program: list[Compute | SendTensor] = []
+    backward: set[tuple[str, int]] = set()
+    for done in order:
+        program.append(done)
+        if done.kind != "forward":
+            backward.add((done.part, done.micro))
+        for crossing in split.crossings:
+            if crossing.sender == party and (done.kind, done.part) == ("forward", crossing.part):
+                program.append(SendTensor(Transfer(crossing, done.micro, gradient=False)))
+            elif crossing.receiver == party and crossing.gradient and done.kind != "forward":
+                running = [name for name in crossing.consumers if split.runs_backward(name)]
+                whole = all((name, done.micro) in backward for name in running)
+                if done.part in running and whole:
+                    program.append(SendTensor(Transfer(crossing, done.micro, gradient=True)))
+    return program
 
 
 def _with_receipts(
@@ -308,16 +288,14 @@ def _with_words(
 
     made: dict[str, Program] = {}
     for follower in split.followers:
-        checked = _last(tensors[follower], ReceiveTensor) + 1
+        program = tensors[follower]
+        checked = 1 + _last(isinstance(step, ReceiveTensor) for step in program)
         word = [SendWord("ready", leader)] if follower in ready else []
         heard = [ReceiveWord("commit", leader)] if follower in commit else []
-        program = tensors[follower]
         made[follower] = (*program[:checked], *word, *program[checked:], *heard, Apply())
     program = tensors[leader]
     # What is left to compute then is the leader's alone: the followers need not wait for it.
-    settled = 1 + max(
-        _last(program, ReceiveTensor), _last(program, SendTensor), _last_loss(program)
-    )
+    settled = 1 + _last(not isinstance(step, Compute) or step.kind == "loss" for step in program)
     made[leader] = (
         *program[:settled],
         *(ReceiveWord("ready", follower) for follower in ready),
@@ -330,22 +308,10 @@ def _with_words(
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
     """Whether the last tensor to `peer` leaves after the last receipt from anybody."""
-    last = max(
-        (
-            place
-            for place, step in enumerate(program)
-            if isinstance(step, SendTensor) and step.transfer.receiver == peer
-        ),
-        default=-1,
-    )
-    return last > _last(program, ReceiveTensor)
+    sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
+    return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)
 
 
-def _last(program: Sequence[Instruction], kind: type[Instruction]) -> int:
-    """The place of the last instruction of that kind; -1 where there is none."""
-    return max((place for place, step in enumerate(program) if isinstance(step, kind)), default=-1)
-
-
-def _last_loss(program: Sequence[Instruction]) -> int:
-    losses = (isinstance(step, Compute) and step.kind == "loss" for step in program)
-    return max((place for place, found in enumerate(losses) if found), default=-1)
+def _last(found: Iterable[bool]) -> int:
+    """The last place at which it was found; -1 where it never was."""
+    return max((place for place, here in enumerate(found) if here), default=-1)

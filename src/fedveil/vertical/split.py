@@ -58,15 +58,11 @@ class Optimizer:
         return self.lr * min(1.0, step / max(self.warmup_steps, 1))
 
     def over(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """A fresh optimiser of `parameters`."""
-        match self.name:
-            case "adam":
-                return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
-            case "adamw":
-                return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(
-            parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+        lr, decay = self.lr, self.weight_decay
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=decay)
+        rule = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
+        return rule(parameters, lr, weight_decay=decay)
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,6 @@ class Part:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The parts that it reads."""
         return tuple(name for name in self.inputs if not name.startswith(DATA))
 
 
@@ -203,21 +198,16 @@ class SplitModel:
         """Whether a gradient of a part's output would change a weight, its own or one behind it."""
         useful: dict[str, bool] = {}
         for part in self.parts:
-            useful[part.name] = not part.frozen or any(
-                useful[source] and not _blocks(self.by_name[source], part)
-                for source in part.sources
-            )
+            behind = (name for name in part.sources if not _blocks(self.by_name[name], part))
+            useful[part.name] = not part.frozen or any(useful[name] for name in behind)
         return useful
 
     @cached_property
     def _backward(self) -> frozenset[str]:
-        """The parts that run backward."""
         found = {self.last.name}
         for part in reversed(self.parts[:-1]):
-            gives = any(
-                other.name in found and not _blocks(part, other)
-                for other in self.consumers(part.name)
-            )
+            readers = self.consumers(part.name)
+            gives = any(other.name in found and not _blocks(part, other) for other in readers)
             if gives and self._useful[part.name]:
                 found.add(part.name)
         return frozenset(found)
@@ -227,17 +217,14 @@ class SplitModel:
         for part in self.parts:
             foreign = [other for other in self.consumers(part.name) if other.owner != part.owner]
             for receiver in dict.fromkeys(other.owner for other in foreign):
-                consumers = [other for other in foreign if other.owner == receiver]
-                returns = any(
-                    self.runs_backward(other.name) and not _blocks(part, other)
-                    for other in consumers
-                )
+                readers = [other for other in foreign if other.owner == receiver]
+                returns = any(self.runs_backward(o.name) and not _blocks(part, o) for o in readers)
                 found.append(
                     Crossing(
                         part=part.name,
                         sender=part.owner,
                         receiver=receiver,
-                        consumers=tuple(other.name for other in consumers),
+                        consumers=tuple(other.name for other in readers),
                         output=part.output,
                         dtype=part.dtype,
                         gradient=returns and self._useful[part.name],
@@ -259,16 +246,12 @@ class Joined(nn.Module):
         self.parts = nn.ModuleDict({part.name: module_of(part) for part in split.parts})
 
     def forward(self, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last part's output."""
         values: dict[str, torch.Tensor] = {}
         for part in self._split.parts:
-            read = [
-                _column(columns, part.owner, name[len(DATA) :])
-                if name.startswith(DATA)
-                else values[name]
-                for name in part.inputs
-            ]
-            values[part.name] = self.parts[part.name](*read)
+            for name in part.columns:
+                own = f"{part.owner}.{name}"
+                values[DATA + name] = columns[own if own in columns else name]
+            values[part.name] = self.parts[part.name](*(values[name] for name in part.inputs))
         return values[self._split.last.name]
 
 
@@ -277,11 +260,6 @@ def module_of(part: Part) -> nn.Module:
     if part.module is None:
         raise SplitInvalid(f"the part {part.name} of {part.owner} has no module here")
     return part.module
-
-
-def _column(columns: Mapping[str, torch.Tensor], party: str, name: str) -> torch.Tensor:
-    own = f"{party}.{name}"
-    return columns[own] if own in columns else columns[name]
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
@@ -314,9 +292,7 @@ def _check_inputs(part: Part, earlier: set[str]) -> None:
     if not part.inputs:
         raise SplitInvalid(f"the part {part.name} has no inputs: at least one is needed")
     for name in part.inputs:
-        if name.startswith(DATA) and len(name) > len(DATA):
-            continue
-        if name not in earlier:
+        if not (name.startswith(DATA) and len(name) > len(DATA)) and name not in earlier:
             known = ", ".join(sorted(earlier)) or "none"
             raise SplitInvalid(
                 f"the part {part.name} reads {name!r}, which is neither {DATA}COLUMN nor an "

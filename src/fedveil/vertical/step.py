@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -16,23 +18,15 @@ import torch
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
+from fedveil.vertical import schedule
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
     from_wire,
-    name_of,
+    tensor_message,
     to_wire,
 )
-from fedveil.vertical.schedule import (
-    Apply,
-    Compute,
-    Program,
-    ReceiveTensor,
-    ReceiveWord,
-    SendTensor,
-    SendWord,
-    Transfer,
-)
+from fedveil.vertical.schedule import Program, Transfer
 from fedveil.vertical.split import DATA, DTYPES, Crossing, Part, SplitModel, module_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -53,7 +47,6 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """How many examples."""
         return len(self.positions)
 
 
@@ -69,7 +62,6 @@ class Occasion:
 
     @property
     def path(self) -> tuple[str | int, ...]:
-        """The words that name its randomness."""
         return self.subset, self.number, self.step, self.micro
 
 
@@ -139,29 +131,29 @@ class Step:
         """All instructions up to `Apply`, which is the caller's."""
         for place, instruction in enumerate(self._program):
             match instruction:
-                case Compute():
+                case schedule.Compute():
                     try:
                         self._compute(instruction)
                     except ExchangeError:
                         raise
                     except Exception as error:  # a user's module may raise anything
                         raise self._failure(instruction.part, error) from error
-                case SendTensor(transfer):
+                case schedule.SendTensor(transfer):
                     try:
                         message = self._tensor(transfer, place)
                     except Exception as error:  # EmbeddingDP refuses what the module gave
                         raise self._failure(transfer.crossing.part, error) from error
                     yield self._send(transfer.receiver, message)
-                case ReceiveTensor(transfer):
+                case schedule.ReceiveTensor(transfer):
                     arrived = yield from self._receive(transfer.sender)
                     self._arrive(transfer, self._hear(arrived, transfer.sender, place))
-                case SendWord(word, peer):
+                case schedule.SendWord(word, peer):
                     told = {"kind": word, "step": self.number, **self._told(place)}
                     yield self._send(peer, told)
-                case ReceiveWord(word, peer):
+                case schedule.ReceiveWord(word, peer):
                     arrived = yield from self._receive(peer)
                     check_word(self._hear(arrived, peer, place), peer, word, self.number)
-                case Apply():
+                case schedule.Apply():
                     return
 
     def _send(self, peer: str, message: Message) -> Send:
@@ -195,7 +187,7 @@ class Step:
 
     # --- what is computed
 
-    def _compute(self, operation: Compute) -> None:
+    def _compute(self, operation: schedule.Compute) -> None:
         part, micro = self._context.split.by_name[operation.part], operation.micro
         match operation.kind:
             case "forward":
@@ -217,7 +209,7 @@ class Step:
         backward = self.training and self._context.split.runs_backward(part.name)
         seed_torch(self._seed + self._context.places[part.name] + micro, self._context.device)
         with torch.set_grad_enabled(backward):
-            output = module(*(self._input(part, name, micro) for name in part.inputs))
+            output = module(*(self._input(name, micro) for name in part.inputs))
         shape = (self._micros[micro].rows, *part.output)
         if not isinstance(output, torch.Tensor) or output.shape != shape:
             found = getattr(output, "shape", type(output).__name__)
@@ -226,13 +218,10 @@ class Step:
             raise ModelInvalid(f"it gives {output.dtype} where {part.dtype} is stated")
         return output
 
-    def _input(self, part: Part, name: str, micro: int) -> torch.Tensor:
-        if name.startswith(DATA):
-            return self._micros[micro].columns[name[len(DATA) :]]
-        return self._leaf(name, micro)
-
-    def _leaf(self, source: str, micro: int) -> torch.Tensor:
-        """What a part reads of another: one tensor for all its owner's parts, gradients added."""
+    def _input(self, source: str, micro: int) -> torch.Tensor:
+        """What a part reads: of another one tensor for all its owner's parts, gradients added."""
+        if source.startswith(DATA):
+            return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))
         if leaf is None:  # a part of this party; another's is put there when it arrives
             value = self._values[source, micro]
@@ -264,10 +253,7 @@ class Step:
                 found.append(self._returned.pop((name, crossing.receiver, micro)))
         if not found:
             return None
-        total = found[0]
-        for further in found[1:]:
-            total = total + further
-        return total
+        return functools.reduce(torch.add, found)
 
     # --- what crosses
 
@@ -280,15 +266,8 @@ class Step:
             data = self._report(crossing, micro)
         else:
             data = to_wire(self._values[crossing.part, micro])
-        name = name_of(transfer, training=self.training)
-        return {
-            "kind": "tensor",
-            "name": name,
-            "step": self.number,
-            "micro": micro,
-            "data": data,
-            **self._told(place),
-        }
+        sent = tensor_message(transfer, data, training=self.training, step=self.number)
+        return {**sent, **self._told(place)}
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
         """The one report of a part's output, whoever receives it."""
@@ -304,13 +283,9 @@ class Step:
 
     def _arrive(self, transfer: Transfer, message: Message) -> None:
         crossing, micro = transfer.crossing, transfer.micro
-        tensor = from_wire(
-            message,
-            transfer,
-            training=self.training,
-            step=self.number,
-            rows=self._micros[micro].rows,
-        ).to(self._context.device)
+        rows = self._micros[micro].rows
+        tensor = from_wire(message, transfer, training=self.training, step=self.number, rows=rows)
+        tensor = tensor.to(self._context.device)
         if transfer.gradient:
             self._returned[crossing.part, crossing.receiver, micro] = tensor
         else:
@@ -326,18 +301,14 @@ class Step:
 
 def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Batch]:
     """The micro-batches; views of the batch where the device is the processor."""
-    micros, at = [], 0
-    for size in sizes:
-        rows = slice(at, at + size)
-        micros.append(
-            Batch(
-                batch.positions[rows],
-                {name: column[rows].to(device) for name, column in batch.columns.items()},
-                None if batch.labels is None else batch.labels[rows].to(device),
-            )
+    return [
+        Batch(
+            batch.positions[end - size : end],
+            {name: column[end - size : end].to(device) for name, column in batch.columns.items()},
+            None if batch.labels is None else batch.labels[end - size : end].to(device),
         )
-        at += size
-    return micros
+        for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)
+    ]
 
 
 def last_words(program: Program, leader: str) -> frozenset[int]:
@@ -345,13 +316,13 @@ def last_words(program: Program, leader: str) -> frozenset[int]:
     places: dict[tuple[str, str], int] = {}
     for place, step in enumerate(program):
         match step:
-            case SendTensor(transfer) if transfer.sender == leader:
+            case schedule.SendTensor(transfer) if transfer.sender == leader:
                 places["to", transfer.receiver] = place
-            case ReceiveTensor(transfer) if transfer.sender == leader:
+            case schedule.ReceiveTensor(transfer) if transfer.sender == leader:
                 places["from", leader] = place
-            case SendWord("commit", peer):
+            case schedule.SendWord("commit", peer):
                 places["to", peer] = place
-            case ReceiveWord("commit", _):
+            case schedule.ReceiveWord("commit", _):
                 places["from", leader] = place
     return frozenset(places.values())
 

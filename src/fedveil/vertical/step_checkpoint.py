@@ -51,7 +51,6 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: RunFolder, step: int) -> Checkpoint:
-        """The folder's checkpoint of a step."""
         path = folder.path / _file(step)
         with intact(path):
             fields = unsealed(path.read_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedveil.record.byte_count import shown_bytes
 from fedveil.record.recorder import Record
 
 
@@ -21,14 +22,6 @@ def line(record: Record) -> str:
     crossed = record["bytes_sent_per_step"] + record["bytes_received_per_step"]
     rate = f"{1 / seconds:,.0f}" if seconds else "-"
     return (
-        f"{text}, {rate} {record['unit']}/s, {_size(crossed)} a step, "
+        f"{text}, {rate} {record['unit']}/s, {shown_bytes(crossed)} a step, "
         f"{record['seconds_waiting']:.2f} s waiting"
     )
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -6,8 +6,7 @@ with the job's seed and returns an object with the attributes of `Task`.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -24,20 +23,13 @@ from fedveil.own_code import called, load, told
 from fedveil.settings.settings import Settings
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import SplitModel
+from fedveil.vertical.task_settings import TASKS
 
 Subset: TypeAlias = Literal["train", "test"]
 SUBSETS: tuple[Subset, ...] = ("train", "test")
 Unit: TypeAlias = Literal["examples", "tokens"]
 #: A follower's side of something done with the trained model; its reports draw from the entropy.
 Assist: TypeAlias = Callable[[Party, Entropy], Exchange[None]]
-
-#: Built-in tasks: called with their block of the job and its seed.
-TASKS = {
-    "mnist_halves": "fedveil.tasks.mnist_halves:MnistHalves",
-    "tabular": "fedveil.tasks.tabular:Tabular",
-    "tables": "fedveil.tasks.tables.own_tables:Tables",
-    "pangu": "fedveil.tasks.pangu:Pangu",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,27 +115,22 @@ def build(name: str, settings: Settings | None, seed: int, folder: Path | None =
     the defaults), `seed` and `folder` (of the run that goes on, where the task's own files are)
     that it has.
     """
-    if name in TASKS:
-        module_name, _, attribute = TASKS[name].partition(":")
-        built_in: Callable[..., Task] = getattr(importlib.import_module(module_name), attribute)
-        return called(built_in, settings=settings, seed=seed, folder=folder)
     key = f"task.name = {name!r}"
-    make = load(name, key=key, error=InvalidValue, built_in=TASKS)
+    make: Callable[..., Task] = load(
+        TASKS.get(name, name), key=key, error=InvalidValue, built_in=TASKS
+    )
+    if name in TASKS:
+        return called(make, settings=settings, seed=seed, folder=folder)
     with told(key, InvalidValue):
-        own: Task = called(make, seed=seed, folder=folder)
-    missing = [has for has in (*Task.__annotations__, *_METHODS) if not hasattr(own, has)]
+        own = called(make, seed=seed, folder=folder)
+    needed = (*Task.__annotations__, "split_model", "owned", "loss", "metrics")
+    missing = [has for has in needed if not hasattr(own, has)]
     if missing:
         raise InvalidValue(f"{key} returned a {type(own).__name__} without {', '.join(missing)}")
     return own
 
 
-def split_of(task: Task, here: Collection[str] | None = None) -> SplitModel:
-    """The task's parts, with the modules of the parties in `here` at least; None: of all."""
-    return called(task.split_model, here=here)
-
-
 def check_party(task: Task, party: str) -> None:
-    """Refuse a name that is no party's."""
     parties = (task.leader, *task.followers)
     if party not in parties:
         raise InvalidValue(f"party = {party!r} is not one of {', '.join(parties)}")
@@ -155,7 +142,16 @@ def assists_of(task: Task) -> Mapping[str, Assist]:
     return own
 
 
-_METHODS = ("split_model", "owned", "loss", "metrics")
+def files_of(task: Task, party: str) -> Mapping[str, bytes]:
+    """What this task keeps of a party in a run's folder."""
+    own: Mapping[str, bytes] = getattr(task, "files", lambda party: {})(party)
+    return own
+
+
+def predictions_of(task: Task) -> Callable[[npt.NDArray[Any]], Mapping[str, Sequence[str]]] | None:
+    """What makes this task's own columns of outputs; None where it has none."""
+    own: Callable[..., Mapping[str, Sequence[str]]] | None = getattr(task, "predictions", None)
+    return own
 
 
 M = TypeVar("M", bound=nn.Module)

@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce, reopen
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical.account import Figure
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
 from fedveil.vertical.rows import Rows, align
@@ -42,7 +41,7 @@ class VerticalRun:
     split: SplitModel
     folder: Path
     records: Mapping[str, list[Record]]
-    figures: Mapping[str, list[Figure]]
+    figures: Mapping[str, list[Line]]
     ledgers: Mapping[str, Ledger]
 
     @property
@@ -52,7 +51,6 @@ class VerticalRun:
 
     @property
     def metrics(self) -> list[Record]:
-        """The leader's records."""
         return self.records[self.leader]
 
     @property
@@ -92,17 +90,17 @@ def resume(
     happened. `progress` is called with the old records first.
     """
     with ExitStack() as stack:
-        parties = reopened(folder, stack, progress, encoded)
+        parties = _reopened(folder, stack, progress, encoded)
         return parties.train(parties.last_common_step())
 
 
-def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Figure]]]:
+def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Line]]]:
     """The task's figures of a run's model on the held-out examples, and what looking has cost.
 
     The examples go through the same crossings and the same protection as in training.
     """
     with ExitStack() as stack:
-        parties = reopened(folder, stack)
+        parties = _reopened(folder, stack)
         quality = parties.look(PartyRun.evaluate)
         return quality, parties.figures()
 
@@ -110,7 +108,7 @@ def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Figur
 def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The ids of the held-out examples, and the last part's output for each."""
     with ExitStack() as stack:
-        parties = reopened(folder, stack)
+        parties = _reopened(folder, stack)
         outputs = parties.look(PartyRun.predict)
         assert outputs is not None, "the leader has the outputs"
         return parties.ids, outputs
@@ -119,13 +117,12 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
     """The leader's result of an exchange that every party of a run plays with its model."""
     with ExitStack() as stack:
-        return reopened(folder, stack).look(how)
+        return _reopened(folder, stack).look(how)
 
 
-def reopened(
+def _reopened(
     path: str | Path, stack: ExitStack, progress: Progress | None = None, encoded: bool = False
 ) -> _Parties:
-    """The parties of a run that was begun before."""
     folder, job = reopen(path, VerticalJob.load, stack)
     stack.enter_context(threads(job.threads))
     parties = _Parties(job, folder.path, encoded)
@@ -144,22 +141,19 @@ class _Parties:
         self.split = make_split(job, self.task)
         self._encoded = encoded
         names = (self.task.leader, *self.task.followers)
-        owned = {
-            subset: {name: self.task.owned(name, subset) for name in names} for subset in SUBSETS
-        }
         self._notes: list[str] = []
         self._rows: dict[Subset, dict[str, Rows]] = {}
         for subset in SUBSETS:
-            positions = self._align(owned[subset], subset)
+            owned = {name: self.task.owned(name, subset) for name in names}
+            positions = self._align(owned, subset)
             self._rows[subset] = {
                 name: Rows.aligned(columns, self.split.columns(name), positions[name])
-                for name, columns in owned[subset].items()
+                for name, columns in owned.items()
             }
         self.ids = self._rows["test"][self.task.leader].ids
         self.runs: dict[str, PartyRun] = {}
 
     def enter(self, folder: RunFolder, stack: ExitStack, progress: Progress | None) -> None:
-        """Open the run's folder, and each party's in it."""
         self.folder = folder
         keep_run(folder, self.job, self.task, self.split.parties)
         for name in self.split.parties:
@@ -177,15 +171,16 @@ class _Parties:
             stack.callback(self.runs[name].close)
 
     def last_common_step(self) -> int:
-        """The last step that all parties hold."""
         folders = {name: run.setting.folder for name, run in self.runs.items()}
         return last_common(self.folder.path, folders)
 
     def train(self, step: int) -> VerticalRun:
-        """All steps that are left after `step`."""
         with how_to_resume(lambda: from_last_step(COMMAND, self.folder.path)):
             self._restore(step)
-            self._introduce()
+            what = beginning("step", step)
+            for run in self.runs.values():
+                randomness = f"randomness of reports: {run.setting.entropy.description}"
+                introduce(run.event, what, self._began, [randomness, *self._notes])
             self._together(PartyRun.train)
         return VerticalRun(
             job=self.job,
@@ -201,8 +196,7 @@ class _Parties:
         self._restore(self.last_common_step())
         return self._together(how)[self.split.leader]
 
-    def figures(self) -> dict[str, list[Figure]]:
-        """Every party's account."""
+    def figures(self) -> dict[str, list[Line]]:
         return {name: run.figures() for name, run in self.runs.items()}
 
     def _restore(self, step: int) -> None:
@@ -212,12 +206,6 @@ class _Parties:
     def _together(self, how: Callable[[PartyRun], Exchange[T]]) -> dict[str, T]:
         exchanges = {name: how(run) for name, run in self.runs.items()}
         return drive_together(exchanges, encoded=self._encoded)
-
-    def _introduce(self) -> None:
-        for run in self.runs.values():
-            randomness = f"randomness of reports: {run.setting.entropy.description}"
-            what = beginning("step", run.done)
-            introduce(run.event, what, self._began, [randomness, *self._notes])
 
     def _align(self, owned: Mapping[str, Columns], subset: Subset) -> dict[str, npt.NDArray[Any]]:
         """Where each party has the common examples; what is left out is noted."""

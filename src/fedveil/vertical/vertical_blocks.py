@@ -9,36 +9,29 @@ from pydantic import Field
 
 from fedveil.settings.checked_job import CheckedJob
 from fedveil.settings.settings import Block, Choice, Device, RunName, or_function
-from fedveil.tasks.task_settings import (
-    HalvesSettings,
-    PanguSettings,
-    TablesSettings,
-    TabularSettings,
-)
-
-#: The built-in tasks; the settings of each are in the block of its name.
-TASKS = ("mnist_halves", "tabular", "tables", "pangu")
-
-TaskName = Annotated[str, or_function(*TASKS)]
-ModuleName = Annotated[str, or_function()]
+from fedveil.vertical import task_settings
 
 
 class TaskSettings(Choice):
     """What is trained, and who holds what; the unused blocks wait."""
 
-    BLOCKS: ClassVar[Mapping[str, str | None]] = {task: task for task in TASKS}
+    BLOCKS: ClassVar[Mapping[str, str | None]] = {task: task for task in task_settings.TASKS}
 
-    name: TaskName = Field(
+    name: Annotated[str, or_function(*task_settings.TASKS)] = Field(
         "mnist_halves", description="a built-in task, or a function of yours that returns one"
     )
-    mnist_halves: HalvesSettings = Field(
-        default_factory=HalvesSettings, description="settings of mnist_halves"
+    mnist_halves: task_settings.HalvesSettings = Field(
+        default_factory=task_settings.HalvesSettings, description="settings of mnist_halves"
     )
-    tabular: TabularSettings = Field(
-        default_factory=TabularSettings, description="settings of tabular"
+    tabular: task_settings.TabularSettings = Field(
+        default_factory=task_settings.TabularSettings, description="settings of tabular"
     )
-    tables: TablesSettings = Field(default_factory=TablesSettings, description="settings of tables")
-    pangu: PanguSettings = Field(default_factory=PanguSettings, description="settings of pangu")
+    tables: task_settings.TablesSettings = Field(
+        default_factory=task_settings.TablesSettings, description="settings of tables"
+    )
+    pangu: task_settings.PanguSettings = Field(
+        default_factory=task_settings.PanguSettings, description="settings of pangu"
+    )
 
 
 class OptimizerSettings(Block):
@@ -114,7 +107,7 @@ class PartSettings(Block):
     output: list[Annotated[int, Field(ge=1)]] | None = Field(
         None, description="the shape of what it gives for one example"
     )
-    module: ModuleName | None = Field(
+    module: Annotated[str, or_function()] | None = Field(
         None,
         description="a function of yours that is called with the seed and returns an nn.Module; "
         "only the owner needs to have it",
@@ -180,8 +173,7 @@ class VerticalFields(CheckedJob):
     )
     task: TaskSettings = Field(default_factory=TaskSettings)
     parts: dict[str, PartSettings] = Field(
-        default_factory=dict,
-        description="the parts in order, by name; empty: as the task has them",
+        default_factory=dict, description="the parts in order, by name; empty: as the task has them"
     )
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)

@@ -34,7 +34,6 @@ a task finds a party's own data.
 
 
 def reference() -> str:
-    """The page, in Markdown."""
     own = [f"`{key}`" for key in VerticalJob.OWN_KEYS]
     introduction = _INTRODUCTION.format(
         default=VerticalJob().to_yaml(), own=f"{', '.join(own[:-1])} and {own[-1]}"

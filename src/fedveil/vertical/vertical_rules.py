@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fedveil.settings.rules import Rules
-from fedveil.vertical.vertical_blocks import (
-    EmbeddingDPSettings,
-    OptimizerSettings,
-    VerticalFields,
-)
+from fedveil.vertical.vertical_blocks import VerticalFields
 
 RULES = Rules[VerticalFields]()
 
@@ -17,7 +11,8 @@ RULES = Rules[VerticalFields]()
 @RULES.rule("optimizer", "parts")
 def _momentum_is_sgds(job: VerticalFields) -> str | None:
     """`momentum` belongs to `name: sgd`; under adam and adamw it is 0."""
-    for place, optimizer in _optimizers(job):
+    own = {f"parts.{name}.optimizer": part.optimizer for name, part in job.parts.items()}
+    for place, optimizer in {"optimizer": job.optimizer, **own}.items():
         if optimizer.name not in (None, "sgd") and optimizer.momentum:
             return (
                 f"{place}.momentum = {optimizer.momentum!r} belongs to sgd; under "
@@ -40,21 +35,10 @@ def _micro_batches_fit(job: VerticalFields) -> str | None:
 @RULES.rule("privacy", "parts")
 def _reports_are_drawn_once(job: VerticalFields) -> str | None:
     """`embedding_dp.reuse: true` needs `eps`: without noise nothing is drawn."""
-    for place, settings in _embeddings(job):
-        if settings.reuse and settings.eps is None:
-            return f"{place}.reuse = true needs an eps; {place}.eps = null draws nothing"
+    own = {f"parts.{name}.privacy": part.privacy for name, part in job.parts.items()}
+    for place, privacy in {"privacy": job.privacy, **own}.items():
+        settings = None if privacy is None else privacy.embedding_dp
+        if settings is not None and settings.reuse and settings.eps is None:
+            block = f"{place}.embedding_dp"
+            return f"{block}.reuse = true needs an eps; {block}.eps = null draws nothing"
     return None
-
-
-def _optimizers(job: VerticalFields) -> Iterator[tuple[str, OptimizerSettings]]:
-    yield "optimizer", job.optimizer
-    for name, part in job.parts.items():
-        yield f"parts.{name}.optimizer", part.optimizer
-
-
-def _embeddings(job: VerticalFields) -> Iterator[tuple[str, EmbeddingDPSettings]]:
-    if job.privacy.embedding_dp is not None:
-        yield "privacy.embedding_dp", job.privacy.embedding_dp
-    for name, part in job.parts.items():
-        if part.privacy is not None and part.privacy.embedding_dp is not None:
-            yield f"parts.{name}.privacy.embedding_dp", part.privacy.embedding_dp

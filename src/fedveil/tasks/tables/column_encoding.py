@@ -21,7 +21,6 @@ from fedveil.settings.settings import Settings
 from fedveil.tasks.tables.csv_file import Floats, Table
 
 Hot: TypeAlias = npt.NDArray[np.float32]
-Labels: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 _SHOWN = 5
 
 
@@ -65,7 +64,6 @@ class Scale(Settings):
         return np.where(np.isnan(values), self.mean, values)
 
     def undone(self, scaled: npt.NDArray[np.float32]) -> Floats:
-        """Numbers as the column has them."""
         numbers: Floats = scaled.astype(np.float64) * self.deviation + self.mean
         return numbers
 
@@ -78,27 +76,21 @@ class Numbers(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, bins: int) -> Numbers:
-        """As the training rows have it."""
         scale = Scale.of(table, column)
         edges = np.quantile(_present(table, column), np.arange(1, bins) / bins)
         return cls(scale=scale, edges=tuple(edges.tolist()))
 
     @property
-    def wide(self) -> int:
-        """How many intervals there are."""
-        return len(self.edges) + 1
-
-    @property
-    def deep(self) -> int:
-        """One number."""
-        return 1
+    def widths(self) -> tuple[int, int]:
+        """How many intervals there are, and one number."""
+        return len(self.edges) + 1, 1
 
     def applied(self, table: Table, column: str) -> tuple[Hot, Hot]:
         """The column for the wide part, and for the deep one."""
         values = self.scale.filled(table, column)
         intervals = np.searchsorted(np.array(self.edges), values, side="right")
         scaled = self.scale.applied(table, column)
-        return _one_hot(intervals, self.wide), scaled[:, np.newaxis]
+        return _one_hot(intervals, self.widths[0]), scaled[:, np.newaxis]
 
 
 class Words(Settings):
@@ -117,14 +109,9 @@ class Words(Settings):
         return cls(words=tuple(frequent), places=places)
 
     @property
-    def wide(self) -> int:
-        """A number for each place."""
-        return self.places
-
-    @property
-    def deep(self) -> int:
-        """As many."""
-        return self.places
+    def widths(self) -> tuple[int, int]:
+        """The places, twice."""
+        return self.places, self.places
 
     def applied(self, table: Table, column: str) -> tuple[Hot, Hot]:
         """The column for the wide part, and the same for the deep one."""
@@ -154,7 +141,6 @@ class Classes(Settings):
         return cls(classes=tuple(found))
 
     def applied(self, table: Table, column: str) -> npt.NDArray[np.int64]:
-        """The column's class numbers."""
         number = {name: at for at, name in enumerate(self.classes)}
         cells = table.words[column]
         for row, cell in enumerate(cells):
@@ -174,7 +160,6 @@ class Encoding(Settings):
 
     @classmethod
     def read(cls, data: bytes, source: str) -> Encoding:
-        """What `written` gave."""
         try:
             return cls.model_validate_json(data)
         except ValidationError:
@@ -185,14 +170,10 @@ class Encoding(Settings):
         return self.model_dump_json(indent=1).encode() + b"\n"
 
     @property
-    def wide(self) -> int:
-        """How many numbers a row of the wide part's column has."""
-        return sum(column.wide for column in self.columns.values())
-
-    @property
-    def deep(self) -> int:
-        """How many numbers a row of the deep part's column has."""
-        return sum(column.deep for column in self.columns.values())
+    def widths(self) -> tuple[int, int]:
+        """How many numbers a row has in the wide part's column, and in the deep part's."""
+        widths = [column.widths for column in self.columns.values()]
+        return sum(wide for wide, _ in widths), sum(deep for _, deep in widths)
 
     def applied(self, table: Table) -> dict[str, Hot]:
         """The columns `wide` and `deep` of a table; none where the party has no features."""

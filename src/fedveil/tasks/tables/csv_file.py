@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-Positions: TypeAlias = npt.NDArray[np.int64]
 Record: TypeAlias = tuple[int, list[str]]
 
 #: How a number that is not there is written, besides as nothing.
@@ -51,7 +50,7 @@ class Table:
 
     path: str
     ids: npt.NDArray[np.str_]
-    lines: Positions
+    lines: npt.NDArray[np.int64]
     numbers: dict[str, Floats]
     words: dict[str, npt.NDArray[np.object_]]
 
@@ -59,7 +58,6 @@ class Table:
         return len(self.ids)
 
     def rows(self, chosen: npt.NDArray[Any]) -> Table:
-        """Some of its rows."""
         return replace(
             self,
             ids=self.ids[chosen],
@@ -69,7 +67,6 @@ class Table:
         )
 
     def place(self, row: int) -> str:
-        """Where a row stands."""
         return f"{self.path}, line {self.lines[row]}"
 
 
@@ -135,7 +132,6 @@ class _Piece:
             ids[name] = line
 
     def words(self, column: str, may_lack: bool) -> list[str]:
-        """Its cells."""
         cells = self._cells(column)
         if not may_lack and "" in cells:
             self._refuse(column, cells.index(""), "")
@@ -162,13 +158,12 @@ class _Piece:
             return float(cell)
         except ValueError:
             self._refuse(column, row, cell)
-            raise
 
     def _cells(self, column: str) -> list[str]:
         place = self._columns.index(column)
         return [cells[place].strip() for _, cells in self._records]
 
-    def _refuse(self, column: str, row: int, cell: str) -> None:
+    def _refuse(self, column: str, row: int, cell: str) -> NoReturn:
         where = f"{self._path}, line {self._records[row][0]}: {plain(column)}"
         if cell == "":
             raise DataInvalid(f"{where} is empty")
@@ -177,7 +172,6 @@ class _Piece:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """A csv reader of the file."""
     reader: Any = None
     try:
         with reading(Path(path)), Path(path).open(encoding="utf-8-sig", newline="") as file:

@@ -8,7 +8,6 @@ files that each party sets apart.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +22,12 @@ from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.tables import csv_file
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.csv_file import Table, Wanted
-from fedveil.tasks.task_settings import TableSettings, TablesSettings
-from fedveil.tasks.wide_and_deep import WideAndDeep, Widths
+from fedveil.tasks.wide_and_deep import wide_and_deep
 from fedveil.vertical.apart.alignment import digests
 from fedveil.vertical.predictions import told_classes, told_numbers
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party
+from fedveil.vertical.task_settings import TableSettings, TablesSettings
 
 _PLACE = "task.tables"
 _HELD_OUT = b"fedveil: held out"
@@ -60,24 +59,20 @@ class Tables(ByLabel):
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
         """Two parts for each owner, and the top; an owner's are made where its table is read."""
-        settings = self._settings
-        outputs = 1 if self.classes is None else self.classes
-        model = WideAndDeep(self._seed, self.leader, settings.scores, settings.width, outputs)
-        owners: dict[str, Widths | None] = {}
-        for owner in settings.owners:
-            owners[owner] = None
-            if here is None or owner in here:
-                encoding = self._of(owner).encoding
-                owners[owner] = Widths(encoding.wide, encoding.deep)
-        return model.split(owners)
+        owners = {
+            owner: self._of(owner).encoding.widths if here is None or owner in here else None
+            for owner in self._settings.owners
+        }
+        return wide_and_deep(
+            self._settings, owners, leader=self.leader, classes=self.classes, seed=self._seed
+        )
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """The columns `wide` and `deep` of an owner's rows; ids are texts."""
         held = self._of(party)
         table = held.tables[subset]
-        columns = {
-            name: torch.from_numpy(column) for name, column in held.encoding.applied(table).items()
-        }
+        applied = held.encoding.applied(table)
+        columns = {name: torch.from_numpy(column) for name, column in applied.items()}
         labels = None
         if held.encoding.label is not None:
             label = self._settings.files[party].label
@@ -86,7 +81,6 @@ class Tables(ByLabel):
         return Columns(table.ids, columns, labels)
 
     def files(self, party: str) -> dict[str, bytes]:
-        """How the party's table is encoded."""
         return {_file_of(party): self._of(party).encoding.written()}
 
     def predictions(self, outputs: npt.NDArray[np.float32]) -> dict[str, list[str]]:
@@ -104,47 +98,39 @@ class Tables(ByLabel):
         if party not in self._held:
             check_party(self, party)
             kept = None if self._folder is None else self._folder / _file_of(party)
-            self._held[party] = _Reader(self._settings, party, self.leader).held(kept)
+            self._held[party] = _Held(self._settings, party, self.leader, kept)
         return self._held[party]
 
 
-@dataclass(frozen=True, eq=False)
 class _Held:
-    """What a party holds: its rows of each subset, and how they are encoded."""
+    """What a party holds: the rows of each subset in `tables`, and their `encoding`.
 
-    encoding: Encoding
-    tables: dict[Subset, Table]
+    That is learnt from the rows that are trained on, or read where `kept` is there.
+    """
 
-
-class _Reader:
-    """One party's table: its columns chosen, its rows dealt out, its encoding learnt or read."""
-
-    def __init__(self, settings: TablesSettings, party: str, leader: str) -> None:
+    def __init__(
+        self, settings: TablesSettings, party: str, leader: str, kept: Path | None
+    ) -> None:
         self._settings = settings
         self._place = f"{_PLACE}.files.{party}"
-        table = settings.files.get(party, TableSettings())
+        self._table = table = settings.files.get(party, TableSettings())
         if table.path is None:
             raise JobError([f"{self._place}.path is missing: the file of {party}'s table"])
         self._path = table.path
-        self._table = table
         self._label = table.label if party == leader else None
         self._is_owner = party in settings.owners
-
-    def held(self, kept: Path | None) -> _Held:
-        """The party's rows, and its encoding, which is read where `kept` is there."""
         features = self._features()
-        wanted = self._wanted(features)
-        tables = self._subsets(wanted)
+        self.tables = self._subsets(self._wanted(features))
         if kept is None or not kept.exists():
-            return _Held(self._learnt(features, tables["train"]), tables)
+            self.encoding = self._learnt(features, self.tables["train"])
+            return
         with reading(kept):
-            encoding = Encoding.read(kept.read_bytes(), str(kept))
-        if list(encoding.columns) != features:
+            self.encoding = Encoding.read(kept.read_bytes(), str(kept))
+        if list(self.encoding.columns) != features:
             raise DataInvalid(
                 f"{self._path} has other features than when this run began: "
-                f"{shown(list(encoding.columns))} are in {kept}"
+                f"{shown(list(self.encoding.columns))} are in {kept}"
             )
-        return _Held(encoding, tables)
 
     def _features(self) -> list[str]:
         """The columns that are trained on, in the order of the file."""
@@ -171,7 +157,7 @@ class _Reader:
 
     def _wanted(self, features: Sequence[str]) -> Wanted:
         words = [name for name in features if name in self._table.categories]
-        numbers = [name for name in features if name not in self._table.categories]
+        numbers = [name for name in features if name not in words]
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
         may_lack = features if self._table.missing == "mean" else ()
@@ -181,7 +167,13 @@ class _Reader:
         whole = csv_file.read(self._path, wanted)
         if self._table.test is not None:
             test = csv_file.read(self._table.test, wanted)
-            _check_apart(whole, test)
+            both = np.isin(test.ids, whole.ids)
+            if both.any():
+                row = int(both.argmax())
+                raise DataInvalid(
+                    f"{test.place(row)}: the id {shown(str(test.ids[row]))} is in {whole.path} "
+                    f"too, and what is held out is not trained on"
+                )
             return {"train": whole, "test": test}
         fraction = self._settings.test_fraction
         assert fraction is not None, "_problems has checked it"
@@ -220,22 +212,11 @@ def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_
     return held
 
 
-def _check_apart(train: Table, test: Table) -> None:
-    both = np.isin(test.ids, train.ids)
-    if both.any():
-        row = int(both.argmax())
-        raise DataInvalid(
-            f"{test.place(row)}: the id {shown(str(test.ids[row]))} is in {train.path} too, and "
-            f"what is held out is not trained on"
-        )
-
-
 def _file_of(party: str) -> str:
     return f"table-{party}.json"
 
 
 def _problems(settings: TablesSettings) -> Iterator[str]:
-    """What is wrong between the settings."""
     owners, leader = settings.owners, settings.leader
     for key, names in ((f"{_PLACE}.leader", [leader]), (f"{_PLACE}.owners", owners)):
         for name in names:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +27,9 @@ DIGEST_BYTES = 16
 Digests = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, eq=False)
-class Aligned:
-    """Where each party has the examples of one subset that all hold.
-
-    A sentence in `notes` for every follower whose examples are not the leader's.
-    """
-
-    positions: Mapping[str, Positions]
-    notes: tuple[str, ...]
+#: Where each party has the examples of one subset that all hold, and a sentence for every follower
+#: whose examples are not the leader's.
+Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
@@ -54,7 +48,7 @@ def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Alig
                 f"{subset}: {party} lacks {lacks:,} of the {len(own):,} examples of {leader} and "
                 f"has {others:,} others; the {used:,} that all hold are used, and no others"
             )
-    return Aligned(positions, tuple(notes))
+    return positions, notes
 
 
 def digests(ids: Ids, key: bytes) -> Digests:
@@ -71,7 +65,6 @@ def digests(ids: Ids, key: bytes) -> Digests:
 
 
 def holds_twice(rows: Digests) -> bool:
-    """Whether one of them is there more than once."""
     return len(np.unique(_as_ids(rows))) < len(rows)
 
 

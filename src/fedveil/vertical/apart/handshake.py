@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedveil.entropy import Secure
 from fedveil.errors import DataInvalid, ExchangeError, FedveilError, MessageInvalid
-from fedveil.link.channel import Exchange, Receive, Send
+from fedveil.link.channel import Exchange, Send, received
 from fedveil.message import Message, Value, take
 from fedveil.settings.allowed import shown
 from fedveil.vertical.apart import alignment
@@ -68,24 +68,15 @@ class Agreement:
     notes: tuple[str, ...]
 
     def same_examples(self, other: Agreement) -> bool:
-        """Whether both give this party the same rows."""
         return all(np.array_equal(self.positions[s], other.positions[s]) for s in SUBSETS)
 
 
 def described(split: SplitModel) -> dict[str, Any]:
     """The parts and crossings of a model, in words that can be compared."""
-    parts: dict[str, Any] = {
-        part.name: {
-            "owner": part.owner,
-            "inputs": list(part.inputs),
-            "output": list(part.output),
-            "dtype": part.dtype,
-            "frozen": part.frozen,
-            "optimizer": vars(part.optimizer),
-            "privacy": None if part.privacy is None else vars(part.privacy),
-        }
-        for part in split.parts
-    }
+    # A module is its owner's affair.
+    parts = {part.name: asdict(replace(part, module=None)) for part in split.parts}
+    for fields in parts.values():
+        del fields["name"], fields["module"]
     return {"order": list(parts), **parts}
 
 
@@ -94,22 +85,21 @@ def lead(
 ) -> Exchange[Agreement]:
     """The leader's side; raises Unfit for a follower that cannot take part."""
     key = Secure().token(alignment.KEY_BYTES)
+    begin: dict[str, Value] = {
+        "kind": "begin",
+        "attempt": attempt,
+        "run": own.run,
+        "purpose": purpose,
+        "order_seed": order_seed,
+        "key": key,
+    }
     for follower in followers:
-        begin: dict[str, Value] = {
-            "kind": "begin",
-            "attempt": attempt,
-            "run": own.run,
-            "purpose": purpose,
-            "order_seed": order_seed,
-            "key": key,
-        }
         yield Send(follower, begin)
     applications: dict[str, Message] = {}
     for follower in followers:
-        message = yield Receive(follower)
-        while not _is_application(message, attempt):  # was on its way when the attempt began
-            message = yield Receive(follower)
-        assert message is not None
+        message = yield from received(follower)
+        while (message.get("kind"), message.get("attempt")) != ("apply", attempt):
+            message = yield from received(follower)  # it was on its way when the attempt began
         _check_application(own, follower, message, purpose)
         applications[follower] = message
     try:
@@ -120,29 +110,28 @@ def lead(
     if not steps:
         raise ExchangeError("there is no step that all parties hold: start every party anew")
     for follower in followers:
-        yield Send(follower, _agreed(follower, max(steps), aligned))
+        rows = {f"rows_{subset}": found[follower] for subset, (found, _) in aligned.items()}
+        yield Send(follower, {"kind": "agreed", "step": max(steps), **rows})
     return Agreement(
         run=own.run,
         purpose=purpose,
         step=max(steps),
         order_seed=order_seed,
-        positions={subset: aligned[subset].positions[own.party] for subset in SUBSETS},
-        notes=tuple(note for subset in SUBSETS for note in aligned[subset].notes),
+        positions={subset: found[own.party] for subset, (found, _) in aligned.items()},
+        notes=tuple(note for _, notes in aligned.values() for note in notes),
     )
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
     """A follower's side; `begin` is the leader's, where that has come already."""
-    message = begin if begin is not None else (yield Receive(leader))
+    message = begin if begin is not None else (yield from received(leader))
     try:
         while True:
-            assert message is not None
             if take(message, "kind", str) != "begin":
                 raise MessageInvalid(f"it sent {message['kind']!r} where 'begin' was due")
             begin = message
             yield Send(leader, _application(own, begin))
-            message = yield Receive(leader)
-            assert message is not None
+            message = yield from received(leader)
             if take(message, "kind", str) == "agreed":
                 return _understood(own, begin, message)
     except MessageInvalid as error:
@@ -150,12 +139,6 @@ def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange
 
 
 # --- what the leader makes of an application
-
-
-def _is_application(message: Message | None, attempt: int) -> bool:
-    return (
-        message is not None and message.get("kind") == "apply" and message.get("attempt") == attempt
-    )
 
 
 def _check_application(own: Standing, follower: str, message: Message, purpose: str) -> None:
@@ -230,15 +213,6 @@ def _aligned(
     return alignment.align_digests(held, own.party, subset)
 
 
-def _agreed(
-    follower: str, step: int, aligned: Mapping[Subset, alignment.Aligned]
-) -> dict[str, Value]:
-    message: dict[str, Value] = {"kind": "agreed", "step": step}
-    for subset, found in aligned.items():
-        message[f"rows_{subset}"] = found.positions[follower]
-    return message
-
-
 # --- what a follower says and hears
 
 
@@ -263,9 +237,7 @@ def _understood(own: Standing, begin: Message, agreed: Message) -> Agreement:
         raise MessageInvalid(f"it goes on from step {step}, which {own.party} does not hold")
     if len(run) != RUN_BYTES:
         raise MessageInvalid(f"its run is named in {len(run)} bytes")
-    rows: dict[Subset, Positions] = {}
-    for subset in SUBSETS:
-        rows[subset] = _checked_rows(own, subset, take(agreed, f"rows_{subset}", np.ndarray))
+    rows = {subset: _checked_rows(own, subset, agreed) for subset in SUBSETS}
     return Agreement(
         run=run,
         purpose=take(begin, "purpose", str),
@@ -281,7 +253,8 @@ def _understood(own: Standing, begin: Message, agreed: Message) -> Agreement:
     )
 
 
-def _checked_rows(own: Standing, subset: Subset, rows: Positions) -> Positions:
+def _checked_rows(own: Standing, subset: Subset, agreed: Message) -> Positions:
+    rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])
     if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows):
         raise MessageInvalid(f"its {subset} rows are not a row of positions")

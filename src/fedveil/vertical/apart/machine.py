@@ -12,12 +12,12 @@ from typing import Any
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
 from fedveil.learning.device import check_device
-from fedveil.link.channel import Channel, Exchange, Receive, Send, drive
+from fedveil.link.channel import Channel, Exchange, Send, drive, received
 from fedveil.link.tls import named_in
 from fedveil.message import Message, Value
+from fedveil.privacy.ledger import Line
 from fedveil.record.lifecycle import introduce, reopen
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical.account import Figure
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Standing
 from fedveil.vertical.job_split import make_split, make_task, threads
@@ -45,7 +45,7 @@ class Session:
     folder: Path
     run: PartyRun
     result: Any
-    figures: list[Figure]
+    figures: list[Line]
 
 
 class Machine:
@@ -85,28 +85,29 @@ class Machine:
         command: str,
         stack: ExitStack,
     ) -> Machine:
-        """A party at the beginning of a run, with a new folder."""
         machine = cls(job, here, stack)
         machine.root = RunFolder.create(out, job.name, command)
         stack.callback(machine.root.close)
-        if machine.party == machine.task.leader:
-            machine._run = Secure().token(handshake.RUN_BYTES)
+        machine._name_run()
         return machine
 
     @classmethod
     def reopened(cls, path: Path, here: Callable[[Task], str], stack: ExitStack) -> Machine:
-        """A party that goes on with the run in its folder."""
         root, job = reopen(path, VerticalJob.load, stack)
         machine = cls(job, here, stack, path)
         machine.root = root
         if not (path / machine.party).is_dir():
             raise RunFolderError(f"{path} holds no party {machine.party}")
         machine._write()
-        machine._check_run(path)
+        if not machine._run and machine.folder is not None and held(machine.folder):
+            raise RunFolderError(
+                f"{path} holds a run in which all parties were in one process: it goes on by "
+                f"`fedveil vertical run --resume {path}`"
+            )
+        machine._name_run()  # where it was killed before it had written the run's name
         return machine
 
     def standing(self) -> Standing:
-        """What this party brings to an agreement."""
         return Standing(
             party=self.party,
             job=self.job.agreed(),
@@ -159,15 +160,8 @@ class Machine:
         if named.exists():
             self._run = named.read_bytes()
 
-    def _check_run(self, path: Path) -> None:
-        if self._run:
-            return
-        if self.folder is not None and held(self.folder):
-            raise RunFolderError(
-                f"{path} holds a run in which all parties were in one process: it goes on by "
-                f"`fedveil vertical run --resume {path}`"
-            )
-        if self.party == self.task.leader:  # it was killed before it had written the run's name
+    def _name_run(self) -> None:
+        if self.party == self.task.leader and not self._run:
             self._run = Secure().token(handshake.RUN_BYTES)
 
     def _run_for(self, agreement: Agreement, progress: Progress | None) -> PartyRun:
@@ -184,15 +178,14 @@ class Machine:
         assert self.folder is not None
         self._run = agreement.run
         self.folder.write_atomically(RUN, self._run)
+        wanted = self.split.columns(self.party)
         setting = Setting(
             job=self.job,
             task=self.task,
             split=self.split,
             party=self.party,
             rows={
-                subset: Rows.aligned(
-                    columns, self.split.columns(self.party), agreement.positions[subset]
-                )
+                subset: Rows.aligned(columns, wanted, agreement.positions[subset])
                 for subset, columns in self._owned.items()
             },
             entropy=Secure(),
@@ -209,23 +202,18 @@ class Machine:
         done: dict[str, Value] = {"kind": "done", "step": run.done}
         if self.party == self.task.leader:
             for follower in channels:
-                _check(follower, (yield Receive(follower)), done)
+                _check(follower, (yield from received(follower)), done)
             for follower in channels:
                 yield Send(follower, {"kind": "farewell"})
         else:
             yield Send(self.task.leader, done)
-            _check(self.task.leader, (yield Receive(self.task.leader)), {"kind": "farewell"})
+            last = yield from received(self.task.leader)
+            _check(self.task.leader, last, {"kind": "farewell"})
 
 
-def _check(peer: str, message: Message | None, due: Message) -> None:
+def _check(peer: str, message: Message, due: Message) -> None:
     if message != due:
-        found = message.get("kind") if message is not None else None
-        raise ExchangeError(f"{peer} sent {found!r} where {due['kind']!r} was due")
-
-
-def leader_of(task: Task) -> str:
-    """The leader's name."""
-    return task.leader
+        raise ExchangeError(f"{peer} sent {message.get('kind')!r} where {due['kind']!r} was due")
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:

@@ -73,22 +73,16 @@ def lead(
         _closing(links.values()),
     ):
         meeting.listening(listener.address)
-        attempt = 0
+        attempt, seed = 0, machine.job.seed
         while True:
             attempt += 1
             for link in links.values():
                 link.begin()
             try:
-                agreement = drive(
-                    handshake.lead(
-                        machine.standing(),
-                        followers,
-                        attempt=attempt,
-                        purpose=purpose,
-                        order_seed=machine.job.seed,
-                    ),
-                    links,
+                agreeing = handshake.lead(
+                    machine.standing(), followers, attempt=attempt, purpose=purpose, order_seed=seed
                 )
+                agreement = drive(agreeing, links)
                 _tell(meeting, agreement)
                 return _noting(links, machine.play(agreement, links, meeting.progress, own))
             except Unfit as unfit:
@@ -148,9 +142,8 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
         while True:
             link.begin()
             try:
-                agreement = drive(
-                    handshake.follow(machine.standing(), leader, begin), {leader: link}
-                )
+                agreeing = handshake.follow(machine.standing(), leader, begin)
+                agreement = drive(agreeing, {leader: link})
                 if looks == (agreement.purpose == TRAIN):
                     here = "serve" if looks else TRAIN
                     raise ExchangeError(
@@ -165,7 +158,6 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
 
 
 def _noting(links: Mapping[str, Link], session: Session) -> Session:
-    """Write down what became of the links."""
     for peer, link in links.items():
         if link.reconnections:
             session.run.event(

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedveil.errors import with_notes
 
 if TYPE_CHECKING:
-    from fedveil.vertical.account import Figure
+    from fedveil.privacy.ledger import Line
     from fedveil.vertical.vertical_job import VerticalJob
 
 T = TypeVar("T")
@@ -30,17 +30,14 @@ def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
 
 
 def say(text: str) -> None:
-    """A line as it is."""
     _out.print(text, markup=False, highlight=False)
 
 
 def remark(text: str) -> None:
-    """A line on stderr."""
     Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
-def say_accounts(figures: Mapping[str, Iterable[Figure]]) -> None:
-    """What each party has spent."""
+def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
     for party, lines in figures.items():
         for figure in lines:
             say(f"{party}: {figure}")

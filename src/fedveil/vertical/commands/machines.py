@@ -45,13 +45,12 @@ def leader(
 ) -> None:
     """Train as the leader: waits for the followers, then shows the figures as they come."""
     from fedveil.vertical.apart import sessions
-    from fedveil.vertical.apart.machine import leader_of
 
     keep_freed_memory()
 
     def work() -> Session:
         with ExitStack() as stack:
-            machine = _machine(leader_of, job, overrides, out, resume, sessions.LEADER, stack)
+            machine = _machine(_leader_of, job, overrides, out, resume, sessions.LEADER, stack)
             meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
             return sessions.lead(machine, meeting)
 
@@ -130,12 +129,16 @@ def look(
     `own` is that side where it is another than the purpose's.
     """
     from fedveil.vertical.apart import sessions
-    from fedveil.vertical.apart.machine import Machine, leader_of
+    from fedveil.vertical.apart.machine import Machine
 
     with ExitStack() as stack:
-        machine = Machine.reopened(run, leader_of, stack)
+        machine = Machine.reopened(run, _leader_of, stack)
         meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
         return sessions.lead(machine, meeting, purpose, own)
+
+
+def _leader_of(task: Task) -> str:
+    return task.leader
 
 
 def _machine(

@@ -1,4 +1,4 @@
-"""The settings of the built-in tasks, as a job file names them; needs no torch."""
+"""The built-in tasks and their settings, as a job file names them; needs no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from fedveil.settings.settings import Settings, text
 
 TextPath = Annotated[str, text("the path of a file or folder", r"(?s).+")]
 FilePath = Annotated[str, text("the path of a file", r"(?s).+")]
+
+#: What makes each built-in task, from its block of the job and the seed.
+TASKS = {
+    "mnist_halves": "fedveil.tasks.mnist_halves:MnistHalves",
+    "tabular": "fedveil.tasks.tabular:Tabular",
+    "tables": "fedveil.tasks.tables.own_tables:Tables",
+    "pangu": "fedveil.tasks.pangu:Pangu",
+}
 
 
 class HalvesSettings(Settings):

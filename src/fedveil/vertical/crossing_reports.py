@@ -6,6 +6,7 @@ sends the same again and an example pays once.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.mechanisms.embedding_dp import EmbeddingDP, Packed
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.packing import packed_size
 from fedveil.vertical.split import Crossing
 from fedveil.vertical.step import Occasion
 
-Packed = npt.NDArray[np.uint8]
 _KEY_BYTES = 8
 
 
@@ -34,17 +34,14 @@ class Reports:
     def __init__(self, entropy: Entropy, folder: Path | None = None) -> None:
         self._entropy = entropy
         self._folder = folder
-        self._mechanisms: dict[str, EmbeddingDP] = {}
+        self._mechanism = functools.cache(EmbeddingDP)
         self._memories: dict[tuple[str, str], ReportMemory] = {}
 
     def __call__(
         self, crossing: Crossing, values: npt.NDArray[np.float32], occasion: Occasion
     ) -> Packed:
-        """The packed bits of `values`."""
         assert crossing.privacy is not None, "only a protected crossing is reported"
-        mechanism = self._mechanisms.get(crossing.part)
-        if mechanism is None:
-            mechanism = self._mechanisms[crossing.part] = EmbeddingDP(crossing.privacy.eps)
+        mechanism = self._mechanism(crossing.privacy.eps)
         entropy = self._entropy.stream("report", crossing.part, *occasion.path)
         if not crossing.privacy.reuse:
             return mechanism.bits(values, entropy)
@@ -52,7 +49,6 @@ class Reports:
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
 
     def close(self) -> None:
-        """Let the files go."""
         for memory in self._memories.values():
             if isinstance(memory, _KeptMemory):
                 memory.close()
@@ -99,6 +95,5 @@ class _KeptMemory(ReportMemory):
         return super().reports(named, kept)
 
     def close(self) -> None:
-        """Let the file go."""
         if self._file is not None:
             self._file.close()
