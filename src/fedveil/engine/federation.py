@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ class Run:
     stopped: str | None = None
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Who carries the messages of a job, and what only it knows; by default it knows nothing."""
 
     #: How a run that ended early is gone on with; `{folder}` is its folder.
@@ -70,10 +71,10 @@ class Engine(Protocol):
         """Look at the data; the job with its number of clients. What cannot run says so here."""
         return job
 
-    def check(self, job: Job, shape: ModelShape) -> None:
+    def check(self, job: Job, shape: ModelShape) -> None:  # noqa: B027 - it may train elsewhere
         """Look at what the model is; what cannot train says so here."""
-        return
 
+    @abstractmethod
     def protection(self, job: Job, dimension: int) -> Protection:
         """The protection, with the keys that this engine has for it."""
 
@@ -81,9 +82,11 @@ class Engine(Protocol):
         """What a resumed run must find again besides the model and the test examples."""
         return ()
 
+    @abstractmethod
     def describe(self) -> Iterable[str]:
         """What the run's events should say of the clients."""
 
+    @abstractmethod
     def start(
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:

@@ -27,7 +27,7 @@ from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.faults import Faulty
-from fedveil.engine.federation import Federation, Progress
+from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.federation import Run as Run
 from fedveil.federated.job import Job
 from fedveil.protections.base import Protection
@@ -62,7 +62,7 @@ def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
         return Federation(job, Simulator(), lambda: opened, stack).run(progress)
 
 
-class Simulator:
+class Simulator(Engine):
     """Plays all clients on this machine: each has the part of the data that the split gives it."""
 
     how_to_resume = "`fedveil run --resume {folder}` goes on from the last complete round"

@@ -17,7 +17,7 @@ from fedveil.protections.base import (
     State,
     Update,
 )
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.answers import ClientId, check_sender
 
 
 class PhasedRound(ABC):
@@ -38,12 +38,8 @@ class PhasedRound(ABC):
 
     def receive(self, client: ClientId, message: Message) -> None:
         """Check sender, phase and round, then take in what the phase is about."""
-        if client not in self._invited:
-            raise ReportRejected(client, "unknown sender")
-        if self.phase is None or client not in self._asked:
-            raise ReportRejected(client, "wrong phase")
-        if client in self._answered:
-            raise ReportRejected(client, "repeated sender")
+        asked = self._asked if self.phase is not None else ()
+        check_sender(client, self._invited, asked, self._answered)
         try:
             if take(message, "round", int) != self._context.round:
                 raise ReportRejected(client, "wrong round")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from fedveil.errors import ReportRejected
 
 ClientId: TypeAlias = int
 
@@ -76,3 +79,18 @@ def short(reason: str) -> str:
     """A text that may be an untrusted client's, fit for a log and a record."""
     text = reason if reason.isprintable() else repr(reason)
     return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."
+
+
+def check_sender(
+    client: ClientId,
+    invited: Collection[ClientId],
+    asked: Collection[ClientId],
+    answered: Collection[ClientId],
+) -> None:
+    """Raise `ReportRejected` unless the client is asked now, and for the first time."""
+    if client not in invited:
+        raise ReportRejected(client, "unknown sender")
+    if client not in asked:
+        raise ReportRejected(client, "wrong phase")
+    if client in answered:
+        raise ReportRejected(client, "repeated sender")

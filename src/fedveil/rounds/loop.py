@@ -96,7 +96,7 @@ class Outcome:
 
     def result(self, call: Callable[[], T]) -> T | None:
         """What `call` makes of the complete round; None where it is void, or turns out to be."""
-        if self.void is not None or self.hopeless is not None:
+        if self.void is not None:
             return None
         try:
             return self.timed(call)
@@ -129,8 +129,6 @@ def drive(
         while messages is not None:
             assert server.phase is not None, "it has opened a phase"
             _Phase(server, outcome, messages, trains).play(carrier)
-            if outcome.hopeless is not None:
-                break
             messages = outcome.timed(server.advance)
     except RoundVoid as void:
         outcome.void = void

@@ -12,6 +12,7 @@ from fedveil._validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
 from fedveil.message import Message, Value, only_fields, take, take_array
+from fedveil.rounds.answers import check_sender
 from fedveil.secagg import keys, masking_graph, phases
 from fedveil.secagg.disclosure import Disclosure
 from fedveil.secagg.helper_process import Helper, helpers_worth_having
@@ -76,12 +77,8 @@ class Server:
         return self._message("advertise")
 
     def receive(self, client: int, message: Message) -> None:
-        if client not in self._cohort:
-            raise ReportRejected(client, "unknown sender")
-        if self.phase is None or client not in self._asked:
-            raise ReportRejected(client, "wrong phase")
-        if client in self._answered:
-            raise ReportRejected(client, "repeated sender")
+        asked = self._asked if self.phase is not None else ()
+        check_sender(client, self._cohort, asked, self._answered)
         try:
             phase: Phase = take(message, "phase", str)
             self._state.after(phase)

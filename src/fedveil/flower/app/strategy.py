@@ -12,7 +12,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedveil._validate import positive
-from fedveil.errors import InvalidValue, LimitReached, RoundVoid
+from fedveil.errors import InvalidValue, LimitReached
 from fedveil.flower.app.arrays import ArrayLayout, read
 from fedveil.flower.app.carrier import AppCarrier
 from fedveil.flower.app.offer import Offer, check
@@ -210,8 +210,8 @@ class ProtectedStrategy(Strategy):
         record.rejected, record.withheld = outcome.rejected, outcome.withheld
         record.failed, record.dropped = outcome.failed, len(outcome.dropped)
         record.bytes_up = outcome.bytes_up
-        if outcome.void is not None or outcome.hopeless is not None:
-            record.void = str(outcome.void or RoundVoid("report", 0, 1))
+        if outcome.void is not None:
+            record.void = str(outcome.void)
             return
         means = Means(self.weight_key)
         for client in sorted(outcome.reported):
