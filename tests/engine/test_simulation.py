@@ -19,13 +19,7 @@ from fedveil.engine import assembly, federation
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.entropy import Seeded
-from fedveil.errors import (
-    FedveilError,
-    JobError,
-    ModelInvalid,
-    RunFolderError,
-    RunStopped,
-)
+from fedveil.errors import FedveilError, JobError, ModelInvalid, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.learning.trainer import LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
@@ -126,10 +120,7 @@ def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) 
         settings = job(
             model="parts:plain" if POSITIONS[protection].perturbs else "parts:net",
             simulation={"workers": workers},
-            protection={
-                "name": protection,
-                "pw_encrypt": {"reconstruct_secrets_threshold": 3},
-            },
+            protection={"name": protection, "pw_encrypt": {"reconstruct_secrets_threshold": 3}},
         )
         run = fedveil.simulate(settings, tmp_path / str(workers))
         results.append(((run.folder / "model.safetensors").read_bytes(), timeless(run.metrics)))
@@ -201,9 +192,7 @@ def test_evaluation_every_so_many_rounds(tmp_path: Path) -> None:
 
 def test_clients_that_fail_are_recorded_skipped_and_counted(tmp_path: Path) -> None:
     settings = job(
-        model="parts:picky",
-        clients={"number": 20, "fraction": 1.0},
-        training={"batch_size": 1000},
+        model="parts:picky", clients={"number": 20, "fraction": 1.0}, training={"batch_size": 1000}
     )
     run = fedveil.simulate(settings, tmp_path / "run")
     for record in run.metrics:
@@ -257,10 +246,7 @@ def test_a_protection_of_ones_own_that_talks_in_phases(
 
 def test_max_epsilon_ends_the_run_in_good_order(tmp_path: Path) -> None:
     settings = job(
-        rounds=9,
-        clients={"fraction": 1.0},
-        protection=TWO_PHASES,
-        privacy={"max_epsilon": 2.2},
+        rounds=9, clients={"fraction": 1.0}, protection=TWO_PHASES, privacy={"max_epsilon": 2.2}
     )
     run = fedveil.simulate(settings, tmp_path / "run")
     assert len(run.metrics) == 4
@@ -330,10 +316,7 @@ def test_cohorts_are_drawn_uniformly_and_without_repetition(tmp_path: Path) -> N
     ],
 )
 def test_a_job_that_cannot_run_says_so_and_leaves_nothing(
-    change: dict[str, Any],
-    error: type[Exception],
-    sentence: str,
-    tmp_path: Path,
+    change: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=sentence):
         fedveil.simulate(job(**change), tmp_path / "run")

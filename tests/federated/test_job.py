@@ -259,9 +259,7 @@ def test_all_problems_are_reported_at_once():
 
 def test_a_rule_is_silent_about_a_key_that_is_wrong_itself():
     text = "protection: {name: pw_encrypt}\nclients: {number: ten, fraction: 0.02}"
-    assert problems(text) == [
-        "clients.number = 'ten' is not a whole number in [1, inf) or null",
-    ]
+    assert problems(text) == ["clients.number = 'ten' is not a whole number in [1, inf) or null"]
     text = "protection: {name: pw_encrypt, pw_encrypt: {reconstruct_secrets_threshold: 0}}"
     assert len(problems(f"{text}\nclients: {{number: 20}}")) == 1
 

@@ -13,10 +13,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import fedveil
-from fedveil.errors import (
-    DeploymentError,
-    RunStopped,
-)
+from fedveil.errors import DeploymentError, RunStopped
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
 from fedveil.message import decode, encode
 from flower_parts import CLIENTS, LocalGrid, app_of, job, kinds, serve

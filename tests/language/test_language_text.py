@@ -113,10 +113,7 @@ def test_the_default_text_is_there_without_any_file() -> None:
     assert documents == text.read(None)
 
 
-@given(
-    documents=st.lists(st.binary(max_size=40), max_size=6),
-    fraction=st.floats(0.01, 0.99),
-)
+@given(documents=st.lists(st.binary(max_size=40), max_size=6), fraction=st.floats(0.01, 0.99))
 def test_holding_out_loses_nothing(documents: list[bytes], fraction: float) -> None:
     train, test = text.hold_out(documents, fraction)
     assert b"".join(train + test) == b"".join(documents)

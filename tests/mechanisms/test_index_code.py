@@ -134,10 +134,7 @@ def test_a_code_of_another_size_or_dimension_is_no_code_here() -> None:
         decode_indices(b"", 61_706, 206)
 
 
-@pytest.mark.parametrize(
-    "members",
-    [[3, 2], [1, 1], [-1, 2], [0, 10], [[1, 2]], [0.5], ["a"]],
-)
+@pytest.mark.parametrize("members", [[3, 2], [1, 1], [-1, 2], [0, 10], [[1, 2]], [0.5], ["a"]])
 def test_what_is_no_ascending_set_is_refused(members: list[object]) -> None:
     with pytest.raises(InvalidValue, match="indices"):
         encode_indices(members, 10)

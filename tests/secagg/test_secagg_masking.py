@@ -115,9 +115,7 @@ def test_masks_of_more_seeds_than_are_held_at_once_come_off() -> None:
 
 
 @given(
-    st.lists(st.floats(-20, 20), min_size=1, max_size=20),
-    st.floats(0.01, 10),
-    st.integers(2, 24),
+    st.lists(st.floats(-20, 20), min_size=1, max_size=20), st.floats(0.01, 10), st.integers(2, 24)
 )
 def test_rounding_goes_to_one_of_the_two_neighbours(
     values: list[float], clip: float, bits: int

@@ -185,8 +185,7 @@ JOBS = st.fixed_dictionaries(
         ),
         "model": st.sampled_from([*MODELS, "a.b:c"]),
         "training": st.fixed_dictionaries(
-            {},
-            optional={"lr": POSITIVE, "epochs": st.integers(1, 9), "engine": st.just("vmap")},
+            {}, optional={"lr": POSITIVE, "epochs": st.integers(1, 9), "engine": st.just("vmap")}
         ),
         "server": st.fixed_dictionaries(
             {}, optional={"tau": POSITIVE, "optimizer": st.sampled_from(["none", "yogi"])}

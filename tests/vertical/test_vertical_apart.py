@@ -15,13 +15,7 @@ import pytest
 import torch
 
 from cutter import Cutter
-from fedveil.errors import (
-    ExchangeError,
-    InvalidValue,
-    LinkLost,
-    PeerRefused,
-    RunFolderError,
-)
+from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerRefused, RunFolderError
 from fedveil.link.link import Link
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates

@@ -26,10 +26,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"parts": {3: {}}}, "parts.3 is a name that is not text"),
     ({"parts": {"left": {"input": []}}}, "parts.left.input = [] is not a known key (did you mean"),
     ({"parts": {"left": {"inputs": "x"}}}, "parts.left.inputs = 'x' is not a list of text or null"),
-    (
-        {"parts": {"left": {"output": [0]}}},
-        "parts.left.output = 0 is outside [1, inf)",
-    ),
+    ({"parts": {"left": {"output": [0]}}}, "parts.left.output = 0 is outside [1, inf)"),
     ({"parts": {"left": {"module": "m.f"}}}, "parts.left.module = 'm.f' is not package.module:f"),
     ({"parts": {"left": {"dtype": "float16"}}}, "parts.left.dtype = 'float16' is not one of float"),
     ({"parts": {"left": {"optimizer": {"lr": 0}}}}, "parts.left.optimizer.lr = 0 is outside (0, "),

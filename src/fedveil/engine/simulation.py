@@ -35,12 +35,7 @@ from fedveil.record.lifecycle import reopen
 from fedveil.record.run_folder import RunFolder
 
 
-def simulate(
-    job: Job,
-    out: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-) -> Run:
+def simulate(job: Job, out: str | Path | None = None, *, progress: Progress | None = None) -> Run:
     """Run a job on this machine.
 
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with every

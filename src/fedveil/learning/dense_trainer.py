@@ -51,10 +51,7 @@ UPDATE_ROWS = 128
 _aten: Any = torch.ops.aten
 #: In place: forward, and the way back from the gradient and the output.
 _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., torch.Tensor], ...]] = {
-    nn.ReLU: (
-        torch.relu_,
-        lambda g, y: _aten.threshold_backward.grad_input(g, y, 0, grad_input=g),
-    ),
+    nn.ReLU: (torch.relu_, lambda g, y: _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)),
     nn.Tanh: (torch.tanh_, lambda g, y: _aten.tanh_backward.grad_input(g, y, grad_input=g)),
     nn.Sigmoid: (
         torch.sigmoid_,

@@ -26,9 +26,7 @@ class PWEncryptSettings(Settings):
         34, ge=1, description="clients needed to reconstruct; below those that share secrets"
     )
     cipher_time_window: int = Field(
-        300_000,
-        gt=0,
-        description="deadline of each phase in milliseconds",
+        300_000, gt=0, description="deadline of each phase in milliseconds"
     )
     neighbours: Literal["auto", "complete"] | int = Field(
         "auto", description="masking graph: complete, k neighbours each, or sparse for many clients"

@@ -16,13 +16,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
-from fedveil.mechanisms.unary.encoding import (
-    Kind,
-    Report,
-    ReportKind,
-    Running,
-    UnaryEncoding,
-)
+from fedveil.mechanisms.unary.encoding import Kind, Report, ReportKind, Running, UnaryEncoding
 from fedveil.message import Message, only_fields, take, take_array
 from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import as_written

@@ -223,8 +223,4 @@ def _estimator(state: State, regrow: bool) -> MagnitudeEstimator:
 
 
 def _state_of(estimator: MagnitudeEstimator) -> State:
-    return {
-        "estimate": estimator.estimate,
-        "phase": estimator.phase,
-        "zeros": estimator.zeros,
-    }
+    return {"estimate": estimator.estimate, "phase": estimator.phase, "zeros": estimator.zeros}

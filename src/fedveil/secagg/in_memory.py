@@ -89,10 +89,7 @@ def run_round(
         raise outcome.void
     total = server.total()
     return SecureSum(
-        total if fixed is None else fixed.restore(total),
-        server.survivors,
-        carrier.up,
-        carrier.down,
+        total if fixed is None else fixed.restore(total), server.survivors, carrier.up, carrier.down
     )
 
 

@@ -43,8 +43,5 @@ def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[
     """The laws of the two bits in which the codes of two states differ, (1, 0) against (0, 1)."""
     own, other = (1 - p, p), (1 - q, q)
     return np.array(
-        [
-            [float(a * b) for a in own for b in other],
-            [float(a * b) for a in other for b in own],
-        ]
+        [[float(a * b) for a in own for b in other], [float(a * b) for a in other for b in own]]
     )
