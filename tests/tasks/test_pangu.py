@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,7 @@ TEXT = b"".join(b"%d sheep jumped over %d fences\n" % (i, i * i) for i in range(
 SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small tensors lose more by torch's threads than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small(folder: Path, **settings: Any) -> PanguSettings:

@@ -3,9 +3,7 @@
 Behind a pooling three of four outputs of a convolution have no gradient, and ReLU silences more:
 the backward pass here visits only the outputs that won, where a general one multiplies zeros. And
 a first layer, which has too few channels to fill a vector, runs along whole image planes instead.
-
-Values and gradients are torch's up to rounding: of equal maxima the first in row order is taken,
-and NaN wins.
+Values and gradients are torch's up to rounding.
 """
 
 from __future__ import annotations
