@@ -23,11 +23,9 @@ __all__ = ["FedveilError", "Job", "Run", "__version__", "resume", "secagg", "sim
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "FedveilError": "fedveil.errors",
-        "Job": "fedveil.federated.job",
-        "Run": "fedveil.engine.simulation",
-        "resume": "fedveil.engine.simulation",
-        "secagg": "fedveil.secagg",
-        "simulate": "fedveil.engine.simulation",
+        "fedveil.engine.simulation": ["Run", "resume", "simulate"],
+        "fedveil.errors": ["FedveilError"],
+        "fedveil.federated.job": ["Job"],
+        "fedveil.secagg": ["secagg"],
     },
 )

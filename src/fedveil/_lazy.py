@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedveil.errors import MissingExtra
 
 
 def lazy(
-    package: str, homes: Mapping[str, str], needs: tuple[str, str] | None = None
+    package: str, names: Mapping[str, Sequence[str]], needs: tuple[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's `__getattr__` and `__dir__` (PEP 562), for names and the modules they live in.
+    """A package's `__getattr__` and `__dir__` (PEP 562), for modules and the names that they hold.
 
     A name that is a module of its own has no home but itself. `needs` is a package that all of
     them need, and the extra that installs it.
     """
+    homes = {name: home for home, held in names.items() for name in held}
 
     def find(name: str) -> Any:
         if name not in homes:
@@ -33,7 +34,7 @@ def lazy(
         module = importlib.import_module(homes[name])
         return module if homes[name] == f"{package}.{name}" else getattr(module, name)
 
-    def names() -> list[str]:
+    def listed() -> list[str]:
         return sorted(sys.modules[package].__all__)
 
-    return find, names
+    return find, listed

@@ -266,7 +266,7 @@ def list_data() -> None:
         table.add_column(column)
     for entry in available():
         shape = "x".join(map(str, entry.shape))
-        here = "[green]yes[/]" if entry.here else "no"
+        here = "[green]yes[/]" if entry.here() else "no"
         table.add_row(entry.name, entry.origin, shape, str(entry.classes), here, entry.how)
     _out.print(table)
 

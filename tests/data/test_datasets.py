@@ -16,7 +16,7 @@ from folders import DOCS
 def test_what_is_available_is_listed(folder):
     listed = {line.name: line for line in datasets.available()}
     assert tuple(listed) == datasets.NAMES
-    assert {name for name, line in listed.items() if line.here} == {
+    assert {name for name, line in listed.items() if line.here()} == {
         "digits",
         "purchase100-synthetic",
     }
@@ -33,10 +33,10 @@ def test_what_is_here_is_listed_so(folder):
     write(folder / "purchase" / "dataset_purchase", b"")
     write(folder / "location" / "location30.npz", b"")
     write(data_folders.cache_folder() / "femnist" / "train" / "a.json", b"")
-    here = {line.name for line in datasets.available() if line.here}
+    here = {line.name for line in datasets.available() if line.here()}
     assert here == set(datasets.NAMES) - {"mnist", "femnist"}
     write(data_folders.cache_folder() / "femnist" / "test" / "a.json", b"")
-    assert "femnist" in {line.name for line in datasets.available() if line.here}
+    assert "femnist" in {line.name for line in datasets.available() if line.here()}
 
 
 def test_the_data_floor_imports_neither_torch_nor_scikit_learn():

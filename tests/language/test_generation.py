@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,36 +32,24 @@ from fedveil.vertical.party import Party
 from fedveil.vertical.task_settings import PanguSettings
 from fedveil.vertical.vertical_job import VerticalJob
 from fedveil.vertical_cli import app
+from small_pangu import SIZES, small_job
 
-SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16}
 VERSE = b"abcdefghijklmnopqrstuvwxyz\n" * 120
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small tensors lose more by torch's threads than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run that knows the alphabet by heart, and one that learnt it under EmbeddingDP."""
     folder = tmp_path_factory.mktemp("generation")
-    verse = folder / "text" / "verse.txt"
-    verse.parent.mkdir()
-    verse.write_bytes(VERSE)
-    sizes = "".join(f"{key}: {value}, " for key, value in SIZES.items())
-    task = f"task.pangu={{{sizes} tokenizer: bytes, text: '{verse}'}}"
-    common = ["task=pangu", task, "batch_size=16", "evaluation.every_epochs=null"]
-    plain = together.train(VerticalJob.load(None, [*common, "epochs=12"]), folder / "plain")
-    private = together.train(
-        VerticalJob.load(None, [*common, "epochs=2", "privacy={embedding_dp: {eps: 5}}"]),
-        folder / "private",
-    )
-    return {"plain": plain.folder, "private": private.folder}
+    chosen = {"plain": ("epochs=12",), "private": ("epochs=2", "privacy={embedding_dp: {eps: 5}}")}
+    for name, own in chosen.items():
+        common = ("batch_size=16", "evaluation.every_epochs=null", *own)
+        verse = folder / "text" / "verse.txt"
+        together.train(small_job(verse, VERSE, "tokenizer: bytes", *common), folder / name)
+    return {name: folder / name for name in chosen}
 
 
 def test_the_likeliest_continuation_is_the_text_s_own(runs: dict[str, Path]) -> None:
@@ -108,17 +96,19 @@ def parties(context: int = 16, **privacy: Any) -> tuple[Party, Party]:
     return Party("leader", split, loss=task.loss), Party("cloud", split)
 
 
-def continued(context: int, prompt: bytes, tokens: int) -> Continuation:
-    leader, cloud = parties(context)
+def together_continue(leader: Party, cloud: Party, prompt: bytes, tokens: int) -> Continuation:
     request = Request(prompt, tokens, 0, Seeded(0))
-    found = drive_together(
-        {
-            "leader": generation.write(leader, Seeded(1), ByteTokenizer(), request, lambda p: None),
-            "cloud": generation.assist(cloud, Seeded(1)),
-        }
-    )["leader"]
+    sides = {
+        "leader": generation.write(leader, Seeded(1), ByteTokenizer(), request, lambda p: None),
+        "cloud": generation.assist(cloud, Seeded(1)),
+    }
+    found = drive_together(sides)["leader"]
     assert found is not None
     return found
+
+
+def continued(context: int, prompt: bytes, tokens: int) -> Continuation:
+    return together_continue(*parties(context), prompt, tokens)
 
 
 def by_whole_windows(context: int, prompt: bytes, count: int) -> bytes:
@@ -171,13 +161,7 @@ def test_the_end_of_a_document_ends_the_text() -> None:
         leader.modules["embedding"].word.weight.zero_()  # every score is 0
         leader.modules["embedding"].word.weight[256, 0] = 100.0
         cloud.modules["backbone"].final.bias.fill_(1.0)
-    request = Request(b"abc", 10, 0, Seeded(0))
-    sides = {
-        "leader": generation.write(leader, Seeded(1), ByteTokenizer(), request, lambda p: None),
-        "cloud": generation.assist(cloud, Seeded(1)),
-    }
-    found = drive_together(sides)["leader"]
-    assert found is not None
+    found = together_continue(leader, cloud, b"abc", 10)
     assert found.text == b""
     assert found.vectors == 3
 
@@ -234,14 +218,8 @@ def test_a_follower_refuses_what_is_not_due(messages: list[Message], sentence: s
 def test_only_pangu_s_own_parts_continue_a_text() -> None:
     leader, cloud = parties()
     leader.modules["embedding"] = torch.nn.Embedding(257, 32)
-    sides = {
-        "leader": generation.write(
-            leader, Seeded(1), ByteTokenizer(), Request(b"a", 1, 0, Seeded(0)), lambda p: None
-        ),
-        "cloud": generation.assist(cloud, Seeded(1)),
-    }
     with pytest.raises(InvalidValue, match="WordAndPosition as the part embedding"):
-        drive_together(sides)
+        together_continue(leader, cloud, b"a", 1)
 
 
 def test_bad_wishes_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:

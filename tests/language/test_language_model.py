@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,13 +22,7 @@ from fedveil.language.transformer import (
 SMALL = Shape(vocabulary=50, context=12, width=16, layers=3, heads=4)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small tensors lose more by torch's threads than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def model(shape: Shape = SMALL, seed: int = 0) -> tuple[WordAndPosition, Backbone, TiedHead]:

@@ -35,20 +35,22 @@ class Bottoms:
     unit: Literal["examples"] = "examples"
     units_per_example = 1
     train, test = 50, 20
+    width = 8
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
     def split_model(self) -> SplitModel:
         def bottom(part: str) -> nn.Module:
-            return initial(self.seed, part, lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU()))
+            return initial(self.seed, part, lambda: nn.Sequential(nn.Linear(3, wide), nn.ReLU()))
 
+        wide = self.width
         step = Optimizer("sgd", lr=0.2, momentum=0.5)
-        top = initial(self.seed, "top", lambda: Joint(16, CLASSES))
+        top = initial(self.seed, "top", lambda: Joint(2 * wide, CLASSES))
         return SplitModel(
             [
-                Part("left", "bank", ("data.x",), (8,), bottom("left"), optimizer=step),
-                Part("right", "shop", ("data.x",), (8,), bottom("right"), optimizer=step),
+                Part("left", "bank", ("data.x",), (wide,), bottom("left"), optimizer=step),
+                Part("right", "shop", ("data.x",), (wide,), bottom("right"), optimizer=step),
                 Part("top", "lead", ("left", "right"), (CLASSES,), top, optimizer=step),
             ],
             leader="lead",
@@ -85,13 +87,16 @@ class UShape(Bottoms):
     """The leader's embedding and head around a follower's backbone with dropout and BatchNorm."""
 
     followers = ("bank",)
+    dropouts: tuple[float, ...] = (0.2,)
 
     def split_model(self) -> SplitModel:
         step = Optimizer("adam", lr=0.01)
         backbone = initial(
             self.seed,
             "backbone",
-            lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)),
+            lambda: nn.Sequential(
+                nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), *map(nn.Dropout, self.dropouts)
+            ),
         )
         embedding = initial(self.seed, "embedding", lambda: nn.Linear(FEATURES, 8))
         head = initial(self.seed, "head", lambda: nn.Linear(8, CLASSES))

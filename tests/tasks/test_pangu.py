@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,12 @@ from fedveil.vertical.step import Batch
 from fedveil.vertical.task import averages
 from fedveil.vertical.task_settings import PanguSettings
 from fedveil.vertical.vertical_job import VerticalJob
+from small_pangu import SIZES, small_job
 
 TEXT = b"".join(b"%d sheep jumped over %d fences\n" % (i, i * i) for i in range(150))
-SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small tensors lose more by torch's threads than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small(folder: Path, **settings: Any) -> PanguSettings:
@@ -220,21 +213,8 @@ def test_what_is_counted_is_a_mean_over_tokens(tmp_path: Path) -> None:
 
 
 def job(folder: Path, *overrides: str) -> VerticalJob:
-    sheep = folder / "text" / "sheep.txt"
-    sheep.parent.mkdir(exist_ok=True)
-    sheep.write_bytes(TEXT)
-    sizes = "".join(f"{key}: {value}, " for key, value in SIZES.items())
-    return VerticalJob.load(
-        None,
-        [
-            "task=pangu",
-            f"task.pangu={{{sizes} vocabulary: 300, text: '{sheep.parent}'}}",
-            "epochs=2",
-            "batch_size=8",
-            "evaluation.every_epochs=2",
-            *overrides,
-        ],
-    )
+    common = ("epochs=2", "batch_size=8", "evaluation.every_epochs=2", *overrides)
+    return small_job(folder / "text" / "sheep.txt", TEXT, "vocabulary: 300", *common)
 
 
 @pytest.mark.parametrize("protection", [(), ("privacy={embedding_dp: {eps: 5}}",)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,14 +14,7 @@ from fedveil.errors import InvalidValue
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.vertical.embedding_layer import EmbeddingDPLayer
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine cost more than these sizes do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_it_sends_what_the_mechanism_sends() -> None:

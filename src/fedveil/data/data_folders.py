@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fedveil.errors import DataUnavailable
@@ -47,9 +48,12 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, done: str = "read") -> Iterator[None]:
     """Turn what the file system refuses into one sentence."""
     try:
         yield
     except OSError as error:
-        raise DataUnavailable(f"{path} cannot be read: {error.strerror or error}") from None
+        raise DataUnavailable(f"{path} cannot be {done}: {error.strerror or error}") from None
+
+
+writing = partial(reading, done="written")

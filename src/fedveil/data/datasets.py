@@ -18,7 +18,10 @@ __all__ = ["NAMES", "Available", "Dataset", "Examples", "Progress", "available",
 
 @dataclass(frozen=True)
 class Available:
-    """A line of `fedveil data list`; `how` its files get here, and what reads them."""
+    """A line of `fedveil data list`; `how` its files get here, and what reads them.
+
+    `here` says whether they are on this machine, not yet verified.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -26,13 +29,8 @@ class Available:
     origin: str
     how: str
     read: Callable[[], Dataset]
-    found: Callable[[], bool]
+    here: Callable[[], bool]
     download: IdxSet | None = None
-
-    @property
-    def here(self) -> bool:
-        """Whether its files are on this machine, not yet verified."""
-        return self.found()
 
 
 def _idx(source: IdxSet, origin: str) -> Available:

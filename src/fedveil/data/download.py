@@ -12,12 +12,12 @@ import http.client
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedveil._files import put_in_place
+from fedveil.data.data_folders import writing
 from fedveil.data.idx import IdxFile, IdxSet, read_idx
 from fedveil.errors import DataInvalid, DataUnavailable
 
@@ -48,7 +48,7 @@ def fetch_files(
     Raises `DataUnavailable` where no mirror has a file, or `folder` cannot be written; what came
     so far is kept and continued the next time. Processes that fetch at the same time take turns.
     """
-    with _writing(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     with lock:
@@ -96,7 +96,7 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
         except _MirrorFailed as failure:
             failures.append(f"{urllib.parse.urlsplit(mirror).hostname} {failure}")
             continue
-        with _writing(folder):
+        with writing(folder):
             put_in_place(part, target(folder, file))
         return
     kept = _size(part)
@@ -143,7 +143,7 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
             raise _MirrorFailed("sent another range than was asked for")
         announced = response.headers.get("Content-Length", "")
         size = have + int(announced) if announced.isdigit() else None
-        with _writing(part), part.open("ab" if have else "wb") as stream:
+        with writing(part), part.open("ab" if have else "wb") as stream:
             while chunk := _read(response):
                 have += len(chunk)
                 if have > file.content_bytes + _PACKING_BYTES:
@@ -196,11 +196,3 @@ def _open(request: urllib.request.Request) -> http.client.HTTPResponse:
 
 def _size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataUnavailable(f"{path} cannot be written: {error.strerror or error}") from None

@@ -34,28 +34,26 @@ def read() -> Dataset:
         raise DataUnavailable(f"data femnist: train/ is not on this machine: {HOW}")
     train = _read_part(train_folder)
     test = _read_part(train_folder.parent / "test")
-    owners = [writer for writer in sorted(train) for _ in train[writer][1]]
+    owners = [writer for writer, (_, classes) in train.items() for _ in classes]
     return make_dataset("femnist", _joined(train), _joined(test), classes=CLASSES, owners=owners)
 
 
 def _joined(part: dict[str, tuple[Array, Array]]) -> tuple[Array, Array]:
-    writers = sorted(part)
-    x = np.concatenate([part[writer][0] for writer in writers])
-    return x.reshape(-1, *SHAPE), np.concatenate([part[writer][1] for writer in writers])
+    pixels, classes = (np.concatenate(arrays) for arrays in zip(*part.values(), strict=True))
+    return pixels.reshape(-1, *SHAPE), classes
 
 
 def _read_part(folder: Path) -> dict[str, tuple[Array, Array]]:
-    """Each writer's pixels and classes, from all files of a folder."""
-    paths = sorted(folder.glob("*.json"))
+    """Each writer's pixels and classes, from all files of a folder, by the writers' names."""
     part: dict[str, tuple[Array, Array]] = {}
-    for path in paths:
+    for path in sorted(folder.glob("*.json")):
         for writer, examples in _read_file(path).items():
             if writer in part:
                 raise DataInvalid(f"{path} holds the writer {writer}, whom an earlier file held")
             part[writer] = examples
     if not part:
         raise DataInvalid(f"{folder} holds no writer's examples, LEAF's .json files are needed")
-    return part
+    return dict(sorted(part.items()))
 
 
 def _read_file(path: Path) -> dict[str, tuple[Array, Array]]:

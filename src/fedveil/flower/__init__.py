@@ -31,9 +31,9 @@ __all__ = ["ProtectMod", "ProtectedStrategy", "RoundRecord"]
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "ProtectMod": "fedveil.flower.app.mod",
-        "ProtectedStrategy": "fedveil.flower.app.strategy",
-        "RoundRecord": "fedveil.flower.app.round_record",
+        "fedveil.flower.app.mod": ["ProtectMod"],
+        "fedveil.flower.app.round_record": ["RoundRecord"],
+        "fedveil.flower.app.strategy": ["ProtectedStrategy"],
     },
     needs=("flwr", "flower"),
 )

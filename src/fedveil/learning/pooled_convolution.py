@@ -3,9 +3,7 @@
 Behind a pooling three of four outputs of a convolution have no gradient, and ReLU silences more:
 the backward pass here visits only the outputs that won, where a general one multiplies zeros. And
 a first layer, which has too few channels to fill a vector, runs along whole image planes instead.
-
-Values and gradients are torch's up to rounding: of equal maxima the first in row order is taken,
-and NaN wins.
+Values and gradients are torch's up to rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from torch import nn
 
 from fedveil._arrays import Int64s
 from fedveil._kernels import HAVE_NUMBA, compiled
-from fedveil.learning.pooling import Floats, Places, is_plain_pool
+from fedveil.learning.pooling import Floats, Places, is_plain_pool, largest, pool
 
 #: Beyond, a layer's weights leave the first cache, and torch's products are as good.
 _MAX_WEIGHTS = 1 << 14
@@ -25,6 +23,10 @@ _FEW_CHANNELS = 3
 #: Taps of a filter that are taken at once; their number is filled up with zeros.
 _TAPS = 5
 _LANES = 8
+_ZERO = np.float32(0)
+
+#: Images, height, width and channels.
+_Shape = tuple[int, int, int, int]
 
 
 def fits(conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
@@ -125,7 +127,7 @@ class _Rows:
         self._row = columns * channels
         lanes = -(-self._row // _LANES) * _LANES
         self._weights = np.zeros((filters, rows, lanes), np.float32)
-        self._shape: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self._shape: _Shape = (0, 0, 0, 0)
         self._images = np.empty(0, np.float32)
 
     def forward(self, x: torch.Tensor, padding: tuple[int, int], y: Floats, places: Places) -> None:
@@ -137,26 +139,26 @@ class _Rows:
         images[:, top : top + h, left : left + w] = x.permute(0, 2, 3, 1).numpy()
         outputs = torch.conv2d(x, self._conv.weight, self._conv.bias, padding=padding).detach()
         outputs = outputs.contiguous(memory_format=torch.channels_last)
-        _pool_positive(outputs.permute(0, 2, 3, 1).numpy(), y, places)
+        pool(outputs.permute(0, 2, 3, 1).numpy(), _ZERO, y, places)
 
     def _empty(self) -> Floats:
         """Room for the padded images, and for the last row's unused lanes."""
         return np.zeros(int(np.prod(self._shape)) + self._weights.shape[2], np.float32)
 
     def for_weight(self, g: Floats, places: Places) -> Floats:
-        _, height, width, channels = self._shape
         out = np.zeros_like(self._weights)
-        _weigh_rows(self._images, height, width, channels, g, places, out)
+        _meet_rows(self._images, self._shape, g, places, out, False)
         filters, rows, _ = out.shape
-        return out[:, :, : self._row].reshape(filters, rows, -1, channels).transpose(0, 3, 1, 2)
+        weights = out[:, :, : self._row].reshape(filters, rows, -1, self._shape[3])
+        return weights.transpose(0, 3, 1, 2)
 
     def for_input(self, g: Floats, places: Places, padding: tuple[int, int]) -> torch.Tensor:
-        _, height, width, channels = self._shape
+        _, height, width, _ = self._shape
         filters, rows, _ = self._weights.shape
         weight = self._conv.weight.detach().permute(0, 2, 3, 1).numpy()
         self._weights[:, :, : self._row] = weight.reshape(filters, rows, self._row)
         out = self._empty()
-        _spread_rows(out, height, width, channels, g, places, self._weights)
+        _meet_rows(out, self._shape, g, places, self._weights, True)
         padded = torch.from_numpy(out[: int(np.prod(self._shape))].reshape(self._shape))
         top, left = padding
         inner = padded[:, top : height - top, left : width - left]
@@ -193,8 +195,8 @@ def _convolve_planes(
                 above, below = plane[2 * row * width :], plane[(2 * row + 1) * width :]
                 for column in range(columns):
                     l = 2 * column
-                    value, place = _largest(above[l], above[l + 1], below[l], below[l + 1])
-                    values[column] = value
+                    value, place = largest(above[l], above[l + 1], below[l], below[l + 1])
+                    values[column] = _ZERO if value <= 0 else value
                     which[column] = place
                 # Apart, so that the comparisons above run side by side.
                 for column in range(columns):
@@ -236,66 +238,14 @@ def _weigh_planes(
 
 
 @compiled(reorder=True)
-def _pool_positive(x: Floats, y: Floats, places: Places) -> None:
-    n, height, columns, filters = y.shape
-    for i in range(n):
-        for row in range(height):
-            for column in range(columns):
-                a, b = x[i, 2 * row, 2 * column], x[i, 2 * row, 2 * column + 1]
-                c, d = x[i, 2 * row + 1, 2 * column], x[i, 2 * row + 1, 2 * column + 1]
-                for k in range(filters):
-                    value, place = _largest(a[k], b[k], c[k], d[k])
-                    y[i, row, column, k] = value
-                    places[i, row, column, k] = place
-
-
-@compiled(reorder=True)
-def _largest(
-    a: np.float32, b: np.float32, c: np.float32, d: np.float32
-) -> tuple[np.float32, np.uint8]:
-    """The largest, 0 if negative; and which it is: a later one only where it is larger, or NaN."""
-    take = (b > a) | (b != b)
-    first = b if take else a
-    place = np.uint8(1) if take else np.uint8(0)
-    take = (d > c) | (d != d)
-    second = d if take else c
-    other = np.uint8(3) if take else np.uint8(2)
-    take = (second > first) | (second != second)
-    largest = second if take else first
-    place = other if take else place
-    return (np.float32(0) if largest <= 0 else largest), place
-
-
-@compiled(reorder=True)
-def _weigh_rows(
-    images: Floats, height: int, width: int, channels: int, g: Floats, places: Places, out: Floats
+def _meet_rows(
+    images: Floats, shape: _Shape, g: Floats, places: Places, weights: Floats, back: bool
 ) -> None:
-    n, pooled, columns, filters = g.shape
-    _, rows, lanes = out.shape
+    """Add g times what lies under each winner to its filter's weights; `back`: the other way."""
+    _, height, width, channels = shape
     stride = width * channels
-    for i in range(n):
-        for row in range(pooled):
-            for column in range(columns):
-                for k in range(filters):
-                    value = g[i, row, column, k]
-                    if value != 0:
-                        place = np.int64(places[i, row, column, k])
-                        at = (i * height + 2 * row + (place >> 1)) * stride
-                        at += (2 * column + (place & 1)) * channels
-                        for r in range(rows):
-                            source = images[at + r * stride : at + r * stride + lanes]
-                            target = out[k, r]
-                            for l in range(lanes):
-                                target[l] += value * source[l]
-
-
-@compiled(reorder=True)
-def _spread_rows(
-    out: Floats, height: int, width: int, channels: int, g: Floats, places: Places, weights: Floats
-) -> None:
     n, pooled, columns, filters = g.shape
     _, rows, lanes = weights.shape
-    stride = width * channels
     for i in range(n):
         for row in range(pooled):
             for column in range(columns):
@@ -306,7 +256,8 @@ def _spread_rows(
                         at = (i * height + 2 * row + (place >> 1)) * stride
                         at += (2 * column + (place & 1)) * channels
                         for r in range(rows):
-                            target = out[at + r * stride : at + r * stride + lanes]
-                            source = weights[k, r]
+                            under = images[at + r * stride : at + r * stride + lanes]
+                            over = weights[k, r]
+                            source, target = (over, under) if back else (under, over)
                             for l in range(lanes):
                                 target[l] += value * source[l]

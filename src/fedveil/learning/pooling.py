@@ -19,6 +19,7 @@ from fedveil._kernels import HAVE_NUMBA, compiled
 
 Floats = Float32s
 Places = Uint8s
+_NO_FLOOR = np.float32(-np.inf)
 
 
 def fuse_pools(model: nn.Module) -> None:
@@ -54,7 +55,7 @@ class _Pool(torch.autograd.Function):
         n, c, h, w = x.shape
         y = torch.empty((n, h // 2, w // 2, c))
         places = np.empty(y.shape, np.uint8)
-        _largest(x.detach().permute(0, 2, 3, 1).numpy(), y.numpy(), places)
+        pool(x.detach().permute(0, 2, 3, 1).numpy(), _NO_FLOOR, y.numpy(), places)
         ctx.places, ctx.shape = places, x.shape
         return y.permute(0, 3, 1, 2)
 
@@ -69,30 +70,34 @@ class _Pool(torch.autograd.Function):
         return out.permute(0, 3, 1, 2)
 
 
-@compiled()
-def _largest(x: Floats, y: Floats, places: Places) -> None:
-    n, h, w, c = y.shape
+@compiled(reorder=True)
+def pool(x: Floats, floor: np.float32, y: Floats, places: Places) -> None:
+    """The largest of every 2x2, `floor` where that is not above it; and which of the four it is."""
+    n, height, columns, filters = y.shape
     for i in range(n):
-        for row in range(h):
-            for column in range(w):
-                for k in range(c):
-                    a = x[i, 2 * row, 2 * column, k]
-                    b = x[i, 2 * row, 2 * column + 1, k]
-                    d = x[i, 2 * row + 1, 2 * column, k]
-                    e = x[i, 2 * row + 1, 2 * column + 1, k]
-                    # Without branches: a later one takes over where it is larger, or NaN.
-                    place = np.uint8(0)
-                    take = (b > a) | (b != b)
-                    a = b if take else a
-                    place = np.uint8(1) if take else place
-                    take = (d > a) | (d != d)
-                    a = d if take else a
-                    place = np.uint8(2) if take else place
-                    take = (e > a) | (e != e)
-                    a = e if take else a
-                    place = np.uint8(3) if take else place
-                    y[i, row, column, k] = a
+        for row in range(height):
+            for column in range(columns):
+                a, b = x[i, 2 * row, 2 * column], x[i, 2 * row, 2 * column + 1]
+                c, d = x[i, 2 * row + 1, 2 * column], x[i, 2 * row + 1, 2 * column + 1]
+                for k in range(filters):
+                    value, place = largest(a[k], b[k], c[k], d[k])
+                    y[i, row, column, k] = floor if value <= floor else value
                     places[i, row, column, k] = place
+
+
+@compiled(reorder=True)
+def largest(
+    a: np.float32, b: np.float32, c: np.float32, d: np.float32
+) -> tuple[np.float32, np.uint8]:
+    """The largest, and which it is: a later one only where it is larger, or NaN. No branches."""
+    take = (b > a) | (b != b)
+    first = b if take else a
+    place = np.uint8(1) if take else np.uint8(0)
+    take = (d > c) | (d != d)
+    second = d if take else c
+    other = np.uint8(3) if take else np.uint8(2)
+    take = (second > first) | (second != second)
+    return (second if take else first), (other if take else place)
 
 
 @compiled()

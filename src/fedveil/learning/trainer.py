@@ -19,6 +19,7 @@ from torch import nn
 from fedveil._arrays import Float32s, Int64s
 from fedveil.entropy import Entropy
 from fedveil.learning.chain import Chain
+from fedveil.learning.device import seed_torch
 from fedveil.learning.fused_linear import FusedSteps
 from fedveil.learning.pooling import fuse_pools
 from fedveil.learning.weight_layout import Layout
@@ -56,6 +57,10 @@ class ClientData:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def torch_seed(self) -> int:
+        """What torch draws from while this client trains."""
+        return self.entropy.stream("torch").integer(1 << 63)
 
     def batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
         """The positions of each batch's examples: a new order every epoch, the last one short."""
@@ -136,7 +141,7 @@ class LoopTrainer:
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
         self._layout.write(start)
         self._model.train()
-        seed_torch(client.entropy, self._device)
+        seed_torch(client.torch_seed(), self._device)
         if self._chain is not None:
             for x, y in self._batches(client):
                 self._chain.step(x, y, self._plan.lr)
@@ -173,14 +178,6 @@ class LoopTrainer:
                 torch._foreach_add_(parameters, steps, alpha=-self._plan.lr)
             if self._fused is not None:
                 self._fused.apply(self._plan.lr)
-
-
-def seed_torch(entropy: Entropy, device: torch.device) -> None:
-    """Seed what dropout draws from; `torch.manual_seed` would also note every other device."""
-    seed = entropy.stream("torch").integer(1 << 63)
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:

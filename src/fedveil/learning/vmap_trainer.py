@@ -11,7 +11,8 @@ from torch.func import functional_call, grad, vmap
 
 from fedveil._arrays import Float32s, Int64s
 from fedveil.errors import ModelInvalid
-from fedveil.learning.trainer import ClientData, Trained, TrainingPlan, make_optimizer, seed_torch
+from fedveil.learning.device import seed_torch
+from fedveil.learning.trainer import ClientData, Trained, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
 
 #: How many clients share one pass; their activations lie in memory together.
@@ -78,7 +79,7 @@ class VmapTrainer:
             entry.name: view.expand(len(clients), *view.shape).clone().requires_grad_()
             for entry, view in zip(self._layout.entries, self._layout.views(start), strict=True)
         }
-        seed_torch(clients[0].entropy, self._device)
+        seed_torch(clients[0].torch_seed(), self._device)
         optimizer = make_optimizer(list(rows.values()), self._plan)
         schedules = [list(client.batches(self._plan)) for client in clients]
         data = [(client.x.to(self._device), client.y.to(self._device)) for client in clients]

@@ -94,23 +94,15 @@ class Layout:
     def change(self, start: Float32s, out: Float32s) -> None:
         """Fill `out` with the model's values less those of `start`."""
         if self._arrays is None:
-            self.read(torch.from_numpy(out))
-            out -= start
+            np.subtract(self.vector(), start, out=out)
             return
         for entry, array in zip(self.entries, self._arrays, strict=True):
             shape, place = array.shape, slice(entry.start, entry.stop)
             np.subtract(array, start[place].reshape(shape), out=out[place].reshape(shape))
 
-    @torch.no_grad()
-    def read(self, vector: torch.Tensor) -> None:
-        """Copy the model's values into `vector`."""
-        torch._foreach_copy_(self.views(vector), self._tensors)
-
     def vector(self) -> Float32s:
         """The model's values in a new vector."""
-        out = torch.empty(self.dimension)
-        self.read(out)
-        return out.numpy()
+        return torch.cat([tensor.reshape(-1) for tensor in self._tensors]).cpu().numpy()
 
     def explain(self) -> list[str]:
         """What happens to the tensors that are not plain trainable parameters."""

@@ -61,11 +61,9 @@ class Channel(Protocol):
 
         The arrays of `message` stay as they are until the peer has them.
         """
-        ...
 
     def receive(self) -> dict[str, Value]:
         """The peer's next message; waits for it. Raises LinkLost, PeerRefused."""
-        ...
 
 
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:

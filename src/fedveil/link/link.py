@@ -94,7 +94,7 @@ class Link:
     def send(self, message: Message) -> None:
         with self._lock:
             self._check()
-            header = self._next_header(_MESSAGE)
+            header = self._header(self._sent + 1, _MESSAGE)
         frame = encode(message, header=header)
         with self._lock:
             self._check()
@@ -250,9 +250,9 @@ class Link:
         ever = "was away" if self._streams else "did not come"
         raise LinkLost(f"{self.peer} {ever} for {self._patience_s:g} seconds{why}")
 
-    def _next_header(self, kind: int) -> bytes:
+    def _header(self, number: int, kind: int) -> bytes:
         self._acknowledged, self._unacknowledged_bytes = self._arrived, 0
-        return _HEADER.pack(self._sent + 1, self._arrived, kind)
+        return _HEADER.pack(number, self._arrived, kind)
 
     def _hand_over(self, frame: bytes) -> None:
         self._sent += 1
@@ -274,8 +274,7 @@ class Link:
             return self._unacknowledged[self._written - first][1]
         last_word = self._ended is not None and self._acknowledged < self._arrived
         if last_word or self._unacknowledged_bytes >= ACK_BYTES:
-            self._acknowledged, self._unacknowledged_bytes = self._arrived, 0
-            return _HEADER.pack(0, self._arrived, _ACK)
+            return self._header(0, _ACK)
         return None
 
     def _accept(self, kind: int, body: memoryview) -> None:
@@ -303,7 +302,7 @@ class Link:
                 return
             self._ending = True
             body = reason.encode()[:_LONGEST_SENTENCE]
-            self._hand_over(self._next_header(kind) + body)
+            self._hand_over(self._header(self._sent + 1, kind) + body)
             while self._unacknowledged and not self._restarted:
                 over = self._ended is not None or self._failure is not None
                 left = deadline - time.monotonic()

@@ -24,11 +24,10 @@ __all__ = ["Client", "Identity", "SecureSum", "Server", "Terms", "run_round"]
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Client": "fedveil.secagg.client",
-        "Identity": "fedveil.secagg.keys",
-        "SecureSum": "fedveil.secagg.in_memory",
-        "Server": "fedveil.secagg.server",
-        "Terms": "fedveil.secagg.terms",
-        "run_round": "fedveil.secagg.in_memory",
+        "fedveil.secagg.client": ["Client"],
+        "fedveil.secagg.in_memory": ["SecureSum", "run_round"],
+        "fedveil.secagg.keys": ["Identity"],
+        "fedveil.secagg.server": ["Server"],
+        "fedveil.secagg.terms": ["Terms"],
     },
 )

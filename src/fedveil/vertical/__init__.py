@@ -47,17 +47,16 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
-    "fedveil.link.channel": ("Channel", "Receive", "Send", "drive", "drive_together"),
-    "fedveil.vertical.embedding_layer": ("EmbeddingDPLayer",),
-    "fedveil.vertical.party": ("Party",),
-    "fedveil.vertical.split": ("EmbeddingPrivacy", "Optimizer", "Part", "SplitModel"),
-    "fedveil.vertical.step": ("Batch",),
-    "fedveil.vertical.task": ("Columns", "Task"),
-    "fedveil.vertical.together": ("VerticalRun", "evaluate", "predict", "resume", "train"),
-    "fedveil.vertical.vertical_job": ("VerticalJob",),
-}
-
 __getattr__, __dir__ = lazy(
-    __name__, {name: home for home, names in _HOMES.items() for name in names}
+    __name__,
+    {
+        "fedveil.link.channel": ["Channel", "Receive", "Send", "drive", "drive_together"],
+        "fedveil.vertical.embedding_layer": ["EmbeddingDPLayer"],
+        "fedveil.vertical.party": ["Party"],
+        "fedveil.vertical.split": ["EmbeddingPrivacy", "Optimizer", "Part", "SplitModel"],
+        "fedveil.vertical.step": ["Batch"],
+        "fedveil.vertical.task": ["Columns", "Task"],
+        "fedveil.vertical.together": ["VerticalRun", "evaluate", "predict", "resume", "train"],
+        "fedveil.vertical.vertical_job": ["VerticalJob"],
+    },
 )

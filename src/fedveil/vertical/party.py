@@ -98,9 +98,8 @@ class Party:
         """
         self._switch(training=True)
         self._statistics.keep()
-        step = self._pass(number, batch, training=True, occasion=0)
         try:
-            yield from self._run(step)
+            step = yield from self._run(number, batch, training=True, occasion=0)
         except BaseException:
             self._clear()
             self._statistics.put_back()
@@ -120,8 +119,7 @@ class Party:
         `occasion` tells reports apart that are drawn for the same `number` at different times.
         """
         self._switch(training=False)
-        step = self._pass(number, batch, training=False, occasion=occasion)
-        yield from self._run(step)
+        step = yield from self._run(number, batch, training=False, occasion=occasion)
         return torch.cat(step.outputs) if step.outputs else None
 
     def announcing_failure(self, exchange: Exchange[T]) -> Exchange[T]:
@@ -168,12 +166,14 @@ class Party:
         self._clear()
         self._statistics = _Statistics(self.modules)
 
-    def _pass(self, number: int, batch: Batch, *, training: bool, occasion: int) -> Step:
+    def _run(self, number: int, batch: Batch, *, training: bool, occasion: int) -> Exchange[Step]:
         if not batch.rows:
             raise InvalidValue("a step needs at least one example, batch has none")
         sizes = micro_sizes(batch.rows, self.in_flight)
         program, tells = self._program(len(sizes), training)
-        return Step(
+        # Bytes are alike for all steps of a size whose numbers are encoded in as many.
+        alike = batch.rows, training, number.bit_length()
+        step = Step(
             self._context,
             program,
             tells,
@@ -184,8 +184,16 @@ class Party:
             occasion=occasion,
             # Alike wherever the party runs, and after a resumption.
             seed=Seeded(self._seed, "torch", self.name, number).integer(1 << 62) if training else 0,
-            measure=self._traffic_key(number, batch.rows, training) not in self._bytes,
+            measure=alike not in self._bytes,
         )
+        try:
+            yield from self.announcing_failure(step.run())
+        finally:
+            self.waited_s += step.waited_s
+        sent, received = self._bytes.setdefault(alike, (step.sent_bytes, step.received_bytes))
+        self.sent_bytes += sent
+        self.received_bytes += received
+        return step
 
     def _program(self, micros: int, training: bool) -> tuple[Program, frozenset[int]]:
         """The party's instructions, and which of the messages in them bring the loss."""
@@ -194,20 +202,6 @@ class Party:
             program = programs(self.split, micros, training=training)[self.name]
             self._programs[key] = program, last_words(program, self.split.leader)
         return self._programs[key]
-
-    def _run(self, step: Step) -> Exchange[None]:
-        try:
-            yield from self.announcing_failure(step.run())
-        finally:
-            self.waited_s += step.waited_s
-        # Bytes are alike for all steps of a size whose numbers are encoded in as many.
-        key = self._traffic_key(step.number, step.rows, step.training)
-        sent, received = self._bytes.setdefault(key, (step.sent_bytes, step.received_bytes))
-        self.sent_bytes += sent
-        self.received_bytes += received
-
-    def _traffic_key(self, number: int, rows: int, training: bool) -> tuple[int, bool, int]:
-        return rows, training, number.bit_length()
 
     def _switch(self, *, training: bool) -> None:
         """Tell the modules whether they train; frozen ones never do."""

@@ -1,7 +1,7 @@
 """One party's side of a whole run: epochs, looks at held-out examples, records, checkpoints.
 
-The same object serves a run in one process and a party alone on its machine, which agrees with
-its peers on the step to go on from, restores it and plays `train` over its channels.
+A party alone on its machine agrees with its peers on the step to go on from, restores it and plays
+`train` over its channels.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
+from fedveil.learning.device import seed_torch
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
 from fedveil.vertical import schedule
@@ -84,6 +85,7 @@ class Context:
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 
+@dataclass(eq=False)
 class Step:
     """The instructions of one party for one batch, carried out one after another.
 
@@ -92,44 +94,35 @@ class Step:
     Bytes are counted where `measure` says so.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        program: Program,
-        tells: frozenset[int],
-        batch: Batch,
-        sizes: tuple[int, ...],
-        *,
-        number: int,
-        training: bool,
-        occasion: int,
-        seed: int,
-        measure: bool,
-    ) -> None:
-        self._context = context
-        self._program = program
-        self.number = number
-        self.rows = batch.rows
-        self.training = training
-        self._occasion = occasion
-        self._seed = seed
-        self._measure = measure
-        self._micros = _cut(batch, sizes, context.device)
+    context: Context
+    program: Program
+    tells: frozenset[int]
+    batch: Batch
+    sizes: tuple[int, ...]
+    number: int
+    training: bool
+    occasion: int
+    seed: int
+    measure: bool
+    #: The batch's mean loss, once it is known here.
+    loss: float | None = None
+    #: The last part's outputs by micro-batch, where the leader looks.
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    waited_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._micros = _cut(self.batch, self.sizes, self.context.device)
         self._values: dict[tuple[str, int], torch.Tensor] = {}
         self._leaves: dict[tuple[str, int], torch.Tensor] = {}
         self._returned: dict[tuple[str, str, int], torch.Tensor] = {}
         self._reports: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
-        self._tells = tells if training and context.tell_loss else frozenset()
-        #: The batch's mean loss, once it is known here.
-        self.loss: float | None = None
-        #: The last part's outputs by micro-batch, where the leader looks.
-        self.outputs: list[torch.Tensor] = []
-        self.sent_bytes = self.received_bytes = 0
-        self.waited_s = 0.0
+        self._tells = self.tells if self.training and self.context.tell_loss else frozenset()
 
     def run(self) -> Exchange[None]:
         """All instructions up to `Apply`, which is the caller's."""
-        for place, instruction in enumerate(self._program):
+        for place, instruction in enumerate(self.program):
             match instruction:
                 case schedule.Compute():
                     try:
@@ -157,7 +150,7 @@ class Step:
                     return
 
     def _send(self, peer: str, message: Message) -> Send:
-        if self._measure:
+        if self.measure:
             self.sent_bytes += encoded_bytes(message)
         return Send(peer, message)
 
@@ -166,7 +159,7 @@ class Step:
         message = yield Receive(peer)
         self.waited_s += time.perf_counter() - began
         assert message is not None, "an engine answers a Receive with a message"
-        if self._measure:
+        if self.measure:
             self.received_bytes += encoded_bytes(message)
         return message
 
@@ -176,7 +169,7 @@ class Step:
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
         """The message without the loss, which the leader's last one brings."""
-        if place not in self._tells or peer != self._context.split.leader:
+        if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
         loss = message.get("loss")
@@ -188,11 +181,11 @@ class Step:
     # --- what is computed
 
     def _compute(self, operation: schedule.Compute) -> None:
-        part, micro = self._context.split.by_name[operation.part], operation.micro
+        part, micro = self.context.split.by_name[operation.part], operation.micro
         match operation.kind:
             case "forward":
                 output = self._forward(part, micro)
-                if not self.training and part is self._context.split.last:
+                if not self.training and part is self.context.split.last:
                     self.outputs.append(output)
                 else:
                     self._values[part.name, micro] = output
@@ -206,8 +199,9 @@ class Step:
 
     def _forward(self, part: Part, micro: int) -> torch.Tensor:
         module = module_of(part)
-        backward = self.training and self._context.split.runs_backward(part.name)
-        seed_torch(self._seed + self._context.places[part.name] + micro, self._context.device)
+        backward = self.training and self.context.split.runs_backward(part.name)
+        seed = self.seed + self.context.places[part.name] + micro
+        seed_torch(seed & (1 << 63) - 1, self.context.device)
         with torch.set_grad_enabled(backward):
             output = module(*(self._input(name, micro) for name in part.inputs))
         shape = (self._micros[micro].rows, *part.output)
@@ -226,17 +220,17 @@ class Step:
         if leaf is None:  # a part of this party; another's is put there when it arrives
             value = self._values[source, micro]
             leaf = self._leaves[source, micro] = value.detach()
-            if self.training and self._context.split.runs_backward(source):
+            if self.training and self.context.split.runs_backward(source):
                 leaf.requires_grad_()
         return leaf
 
     def _learn(self, output: torch.Tensor, micro: int) -> None:
         labels, rows = self._micros[micro].labels, self._micros[micro].rows
-        assert self._context.loss is not None, "the leader has the loss"
+        assert self.context.loss is not None, "the leader has the loss"
         assert labels is not None, "the leader has the labels"
-        loss = self._context.loss(output, labels)
-        if rows != self.rows:
-            loss = loss * (rows / self.rows)
+        loss = self.context.loss(output, labels)
+        if rows != self.batch.rows:
+            loss = loss * (rows / self.batch.rows)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise ExchangeError(f"the loss of step {self.number} is {value}")
@@ -248,7 +242,7 @@ class Step:
         """What came back for an output, from this party's own parts and then from the others."""
         leaf = self._leaves.pop((name, micro), None)
         found = [] if leaf is None or leaf.grad is None else [leaf.grad]
-        for crossing in self._context.split.crossings:
+        for crossing in self.context.split.crossings:
             if crossing.part == name and crossing.gradient:
                 found.append(self._returned.pop((name, crossing.receiver, micro)))
         if not found:
@@ -275,9 +269,9 @@ class Step:
         if report is None:
             subset: Literal["train", "test"] = "train" if self.training else "test"
             positions = self._micros[micro].positions
-            occasion = Occasion(subset, self._occasion, self.number, micro, positions)
+            occasion = Occasion(subset, self.occasion, self.number, micro, positions)
             values = to_wire(self._values[crossing.part, micro])
-            report = self._context.report(crossing, values, occasion)
+            report = self.context.report(crossing, values, occasion)
             self._reports[crossing.part, micro] = report
         return report
 
@@ -285,7 +279,7 @@ class Step:
         crossing, micro = transfer.crossing, transfer.micro
         rows = self._micros[micro].rows
         tensor = from_wire(message, transfer, training=self.training, step=self.number, rows=rows)
-        tensor = tensor.to(self._context.device)
+        tensor = tensor.to(self.context.device)
         if transfer.gradient:
             self._returned[crossing.part, crossing.receiver, micro] = tensor
         else:
@@ -295,7 +289,7 @@ class Step:
     def _failure(self, part: str, error: Exception) -> ExchangeError:
         """What is raised: it names the part, and tells the other parties no more than that."""
         kind = "" if isinstance(error, FedveilError) else f"{type(error).__name__}: "
-        told = f"the part {part} of {self._context.name} failed"
+        told = f"the part {part} of {self.context.name} failed"
         return ExchangeError(f"{told}: {kind}{error}", told=told)
 
 
@@ -325,10 +319,3 @@ def last_words(program: Program, leader: str) -> frozenset[int]:
             case schedule.ReceiveWord("commit", _):
                 places["from", leader] = place
     return frozenset(places.values())
-
-
-def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed what a module draws from torch itself, dropout above all."""
-    torch.default_generator.manual_seed(seed & (1 << 63) - 1)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed & (1 << 63) - 1)

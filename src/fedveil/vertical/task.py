@@ -93,19 +93,15 @@ class Task(Protocol):
 
     def split_model(self) -> SplitModel:
         """The parts, their initial weights drawn from the seed: everywhere the same."""
-        ...
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """What a party holds, and nothing of what the others hold; no ids where it has no data."""
-        ...
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean loss of a batch."""
-        ...
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Sums over a batch, such as loss_sum and correct, and `examples`; see `averages`."""
-        ...
 
 
 def build(name: str, settings: Settings | None, seed: int, folder: Path | None = None) -> Task:

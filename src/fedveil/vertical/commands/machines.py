@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fedveil.vertical.party_run import PartyRun
     from fedveil.vertical.task import Task
 
+_leader_of = attrgetter("leader")
 MustListen: TypeAlias = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free.")
 ]
@@ -135,10 +137,6 @@ def look(
         machine = Machine.reopened(run, _leader_of, stack)
         meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
         return sessions.lead(machine, meeting, purpose, own)
-
-
-def _leader_of(task: Task) -> str:
-    return task.leader
 
 
 def _machine(

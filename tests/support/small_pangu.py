@@ -1,0 +1,18 @@
+"""A language model that trains in a second, for the tests of its task and of its continuations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedveil.vertical.vertical_job import VerticalJob
+
+SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16}
+
+
+def small_job(path: Path, text: bytes, settings: str, *overrides: str) -> VerticalJob:
+    """A job of such a model on a text that is written to `path`; its folder is what is read."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(text)
+    sizes = "".join(f"{key}: {value}, " for key, value in SIZES.items())
+    task = f"task.pangu={{{sizes} {settings}, text: '{path.parent}'}}"
+    return VerticalJob.load(None, ["task=pangu", task, *overrides])
