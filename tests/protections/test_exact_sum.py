@@ -85,6 +85,7 @@ def test_full_sums_merge_without_wrapping(sign: int) -> None:
     merged = ExactSum(1)
     for _ in range(3):
         merged.merge(summed(full))
+    assert units(summed(full * 3)) == 3 * by_fractions(full)
     assert units(merged) == 3 * by_fractions(full)
     assert np.sign(merged.value()[0]) == sign
 
