@@ -218,6 +218,14 @@ def test_a_gaussian_beside_another_loss(delta):
     assert alone <= beside <= alone * (1 + 1e-4) + 2e-6
 
 
+@pytest.mark.parametrize("delta", [0.0, DELTA])
+def test_losses_of_one_epsilon_about_different_things_both_count(delta):
+    """The selection and the magnitude bit of one report, stated apart."""
+    selection, bit = PrivacyLoss(1.0, per="update"), PrivacyLoss(1.0, per="example")
+    both = compose([(selection, 3), (bit, 2)], delta)
+    assert both == compose([(selection, 5)], delta) > compose([(selection, 3)], delta)
+
+
 def test_failing_completely_takes_its_share_of_delta():
     """(eps, delta') releases: the part of delta that is left serves the pure part."""
     failing = 1 - (1 - 1e-6) ** 5

@@ -78,6 +78,18 @@ def test_many_terms_move_into_the_wide_sum_before_they_could_overflow(
     assert whole.value()[0] == pytest.approx(by_fractions(terms) / 2**44, rel=1e-15)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_full_sums_merge_without_wrapping(sign: int) -> None:
+    """Each of the three holds 2^62 units nearly; two of them are more than 64 bits hold."""
+    full = [(sign * 511.99997, 1)] * 512
+    merged = ExactSum(1)
+    for _ in range(3):
+        merged.merge(summed(full))
+    assert units(summed(full * 3)) == 3 * by_fractions(full)
+    assert units(merged) == 3 * by_fractions(full)
+    assert np.sign(merged.value()[0]) == sign
+
+
 @given(st.lists(st.tuples(ENTRIES, st.integers(1, 1000)), min_size=1, max_size=20))
 def test_the_compiled_loop_and_numpy_give_the_same_bytes(terms: list[tuple[float, int]]) -> None:
     sums = [np.zeros(1, np.int64) for _ in range(2)]

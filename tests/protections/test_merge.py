@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.entropy import Seeded
-from fedveil.errors import InvalidValue
+from fedveil.errors import InvalidValue, ReportRejected
 from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.message import encode
 from fedveil.protections.base import JobContext
@@ -116,6 +116,24 @@ def test_a_client_that_two_aggregators_have_counted_is_refused(case, model):
     with pytest.raises(ValueError, match=r"share clients .*1"):
         a.merge(b)
     assert outcome_of(a) == outcome_of(server_of(protection, model, reports, [0, 1]))
+
+
+@pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
+@pytest.mark.parametrize("case", ["not_encrypt", "dp_encrypt", "signds", "rr", "oue"])
+def test_after_a_merge_a_half_knows_whom_both_have_counted(case, model):
+    protection = protection_of(case)
+    reports = reports_of(protection, model, opening_of(protection, model))
+    one = server_of(protection, model, reports, [0, 1])
+    other = server_half(protection, [2, 3], model)
+    other.receive(2, reports[2])
+    one.merge(other)
+    for client in (0, 1, 2):
+        with pytest.raises(ReportRejected):
+            one.receive(client, reports[client])
+    with pytest.raises(ReportRejected):
+        one.receive(4, reports[4])
+    one.receive(3, reports[3])
+    assert outcome_of(one) == outcome_of(server_of(protection, model, reports, range(4)))
 
 
 def test_secure_aggregation_has_one_server(model):

@@ -122,12 +122,14 @@ def test_the_share_secrets_ratio_says_how_many_share() -> None:
     assert PWEncryptSettings(share_secrets_ratio=0.07).sharing_clients(100) == 7
 
 
-def test_weights_that_cannot_be_end_the_round() -> None:
+@pytest.mark.parametrize("weight", [3, 0, -1, -3])
+def test_weights_that_cannot_be_end_the_round(weight: int) -> None:
     made, data = protection(weighting="equal"), updates()
     lying = Round(made, data)
-    lying.clients[2]._vector = lambda update: np.array([0, 0, 0, 0, 0, 3])  # type: ignore[method-assign]
+    lying.clients[2]._vector = lambda update: np.array([0, 0, 0, 0, 0, weight])  # type: ignore[method-assign]
     lying.play()
-    with pytest.raises(RoundVoid, match="the weights of 4 clients cannot have the sum 6"):
+    said = f"the weights of 4 clients cannot have the sum {3 + weight}"
+    with pytest.raises(RoundVoid, match=said):
         lying.server.aggregate()
 
 

@@ -203,6 +203,16 @@ def test_a_report_holds_what_the_mechanism_selected_and_a_perturbed_bit() -> Non
         }
 
 
+def test_the_bit_that_leaves_is_perturbed() -> None:
+    """At eps = 1 a lie has probability 1 / (1 + e): of 400 reports, about 108 lie."""
+    made = small(sign_mag_eps=1.0)
+    opening = server_round(made, [1]).opening()
+    for scale, truth in ((10.0, False), (1e-6, True)):
+        update = np.arange(1, 9, dtype=np.float32) * np.float32(scale)
+        told = [respond(made, opening, update, client)["bit"] for client in range(400)]
+        assert 70 < told.count(not truth) < 150  # beyond four standard deviations either way
+
+
 def test_with_a_fixed_step_no_bit_is_sent_or_accepted() -> None:
     made = small(magnitude="fixed")
     server = server_round(made, [1, 2], {})

@@ -306,6 +306,17 @@ def test_the_client_refuses_more_sharers_than_the_threshold_is_safe_for() -> Non
     assert played.exact
 
 
+@pytest.mark.parametrize(("neighbours", "theirs", "allowed"), [(2, 3, 3), (3, 5, 5)])
+def test_the_client_refuses_a_neighbourhood_that_is_one_too_large(
+    neighbours: int, theirs: int, allowed: int
+) -> None:
+    played = Played(8, 2, neighbours=theirs)
+    fewer = Played(8, 2, neighbours=neighbours)
+    played.clients[6] = fewer.clients[6]
+    played.play()
+    assert f"{allowed + 1} clients share secrets, {allowed} are allowed" in played.withheld[6]
+
+
 def test_no_more_clients_share_than_the_terms_allow() -> None:
     drawn = {}
     for seed in range(20):

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, RoundVoid
-from fedveil.secagg import client, helper_process, masking_graph, run_round
+from fedveil.secagg import client, helper_process, masking_graph, run_round, shamir
 from fedveil.secagg.phases import PHASES
 from secagg_parts import Played
 
@@ -105,6 +105,21 @@ def test_every_threshold_and_nobody_to_spare(threshold: int) -> None:
     ids = sorted(data)
     drop = {"unmask": ids[threshold:]}
     assert (run_round(data, threshold, drop=drop).total == sum(data.values())).all()
+
+
+@pytest.mark.parametrize("threshold", range(2, 7))
+def test_holders_fewer_than_the_threshold_do_not_have_a_dealers_secrets(threshold: int) -> None:
+    """What the clients of a round hold of each other, joined as a server would."""
+    played = Played(6, threshold).play()
+    for dealer, dealing in played.clients.items():
+        held = [client._held[dealer] for client in played.clients.values()]
+        shares = np.stack([shamir.decode_shares(both) for both in held], axis=1)
+        secrets = [dealing._seed, dealing._mask.secret]
+        points = np.arange(1, 7)
+        assert shamir.join(points[:threshold], shares[:, :threshold]) == secrets
+        for few in (slice(threshold - 1), slice(7 - threshold, 6)):
+            joined = shamir.join(points[few], shares[:, few])
+            assert all(a != b for a, b in zip(joined, secrets, strict=True))
 
 
 def test_real_vectors_sum_to_their_quantised_sum() -> None:

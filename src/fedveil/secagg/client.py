@@ -168,8 +168,8 @@ class Client:
         terms, most = self.terms, self.terms.sharing
         self._check_enough(members)
         if terms.neighbours is not None:
-            # One more where both the neighbours and the clients are odd in number.
-            most = min(most, terms.neighbours + 2)
+            # Itself, and one more where both the neighbours and the clients are odd in number.
+            most = min(most, terms.neighbours + 1 + terms.neighbours % 2)
         if members > most:
             raise ClientWithheld(f"{members} clients share secrets, {most} are allowed")
 

@@ -1,0 +1,40 @@
+"""The mutations fit the tree: each has its place, is Python, and names tests that are there.
+
+Whether the suite notices them takes longer: `python tests/mutations/apply.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import pytest
+
+from folders import ROOT
+from mutations.mutation import Mutation, read, spread
+
+MUTATIONS = read()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+def test_a_mutation_has_its_place(mutation: Mutation) -> None:
+    sound = mutation.path().read_text("utf-8")
+    assert ast.dump(ast.parse(mutation.of(sound))) != ast.dump(ast.parse(sound))
+    assert mutation.why
+    for test in mutation.tests:
+        file, _, name = test.partition("::")
+        name = name.partition("[")[0]
+        assert f"def {name}(" in (ROOT / file).read_text("utf-8") if name else (ROOT / file).exists()
+
+
+def test_every_room_has_ten() -> None:
+    rooms = {path.name for path in (ROOT / "src" / "fedveil").iterdir() if path.is_dir()}
+    counted = Counter(mutation.file.partition("/")[0] for mutation in MUTATIONS)
+    assert [room for room in sorted(rooms - {"__pycache__"}) if counted[room] < 10] == []
+
+
+def test_a_part_is_spread_over_the_rooms_and_turns() -> None:
+    parts = [spread(MUTATIONS, 20, turn) for turn in range(len(MUTATIONS) // 20 + 1)]
+    assert all(len({m.name for m in part}) == 20 for part in parts)
+    assert len({m.room for m in parts[0]}) >= 12
+    assert {m.name for part in parts for m in part} == {m.name for m in MUTATIONS}
