@@ -26,6 +26,7 @@ from fedveil.mechanisms.unary.release import UnaryRelease
 from fedveil.mechanisms.unary.rounding import States, nearest_states, stochastic_states
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
 from fedveil.packing import pack, packed_size, unpack
+from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 
 Kind: TypeAlias = Literal["rr", "oue"]
@@ -113,7 +114,7 @@ class UnaryEncoding:
     @property
     def loss_per_parameter(self) -> PrivacyLoss:
         """Of a whole code, ln(p (1 - q) / (q (1 - p))), or of its S, which composes better."""
-        whole = 2 * self.eps if self.kind == "rr" else self.eps
+        whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
         return PrivacyLoss(whole, per="parameter", release=release, part=self.loss_per_bit)
 
