@@ -109,7 +109,8 @@ def test_twice_and_half_an_epsilon_are_not_below_it(eps):
 )
 def test_numbers_of_other_kinds_are_rounded_up_to_floats(number):
     loss = PrivacyLoss(number, np.float64(0.0))
-    assert type(loss.epsilon) is float and type(loss.delta) is float
+    assert type(loss.epsilon) is float
+    assert type(loss.delta) is float
     assert Decimal(str(number)) <= Decimal(repr(loss.epsilon)) < Decimal(str(number)) * 2
     assert compose([(loss, 1)]) == loss.epsilon
 

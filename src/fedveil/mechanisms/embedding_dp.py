@@ -22,6 +22,7 @@ from fedveil.packing import packed_size
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss, as_written, format_epsilon, rounded_up
 from fedveil.privacy.loss_distribution import LossDistribution
+from fedveil.privacy.promise import promise
 
 Packed = Uint8s
 Tensor = TypeVar("Tensor")
@@ -173,9 +174,12 @@ class EmbeddingLoss:
 
     def __str__(self) -> str:
         if self.eps is None:
-            return "epsilon inf: one-bit quantisation without noise promises nothing"
+            return "epsilon inf (none): one-bit quantisation without noise promises nothing"
         bit, row = format_epsilon(_half(self.eps)), format_epsilon(self.eps)
-        return f"epsilon {bit} per bit, {row} per one-hot row, m * {bit} per vector of m values"
+        return (
+            f"epsilon {bit} ({promise(_half(self.eps))}) per bit, {row} ({promise(self.eps)}) per "
+            f"one-hot row, m * {bit} per vector of m values"
+        )
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,9 @@ class PrivacyLoss:
     where nothing is promised. Both are kept as floats, never below the decimals they were given as.
 
     `release` says what was released, where composing the bare statement many times would
-    overstate the cost; it promises what is stated, or the loss is refused. `part` is the statement for one smaller part of the input, where it is
-    better than the one for the whole: one bit of a parameter's code.
+    overstate the cost; a statement that is more than its release promises is refused. `part` is
+    the statement for one smaller part of the input, where it is better than the one for the
+    whole: one bit of a parameter's code.
     """
 
     epsilon: float
@@ -86,9 +87,8 @@ class PrivacyLoss:
             raise InvalidValue("delta = 0 contradicts the Gaussian release, which is never pure")
         if self.delta == 1.0 or math.isinf(self.epsilon):
             return
-        from fedveil.privacy.gaussian_curve import (
-            analytic_sigma,
-        )  # imports scipy: a third of a second
+        # Imports scipy: a third of a second.
+        from fedveil.privacy.gaussian_curve import analytic_sigma
 
         least = analytic_sigma(max(self.epsilon, _LEAST_EPSILON), self.delta, 1.0)
         if release.ratio < least * (1 - _EXACT):

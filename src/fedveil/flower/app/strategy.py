@@ -22,7 +22,6 @@ from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.app.wire import OFFER, node_of, number_of
 from fedveil.flower.records import MESSAGE, common_record
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import Cohort, RoundContext, Spending, State
 from fedveil.rounds.loop import Outcome, drive
 
@@ -249,9 +248,8 @@ class ProtectedStrategy(Strategy):
         figure = ahead["run_most_drawn"]
         if figure.epsilon > limit:
             raise LimitReached(
-                f"the next round would bring the most-drawn client to epsilon "
-                f"{format_epsilon(figure.epsilon)} at delta {figure.delta:g}, above max_epsilon = "
-                f"{limit:g}"
+                f"the next round would bring the most-drawn client to {figure}, above "
+                f"max_epsilon = {limit:g}"
             )
 
     def _content(self, arrays: ArrayRecord, record: RoundRecord) -> RecordDict:
@@ -263,9 +261,7 @@ class ProtectedStrategy(Strategy):
     def _log_ledger(self) -> None:
         figures = self.ledger.figures(self.options.delta)
         for name in ("per_round", "run_most_drawn"):
-            epsilon, delta = figures[name]
-            text = format_epsilon(epsilon)
-            log.info("fedveil: epsilon %s: %s at delta %g", name.replace("_", " "), text, delta)
+            log.info("fedveil: %s: %s", name.replace("_", " "), figures[name])
 
 
 class Averaged(NamedTuple):
