@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedveil.engine.federation import Run
-from fedveil.privacy.loss import format_delta, format_epsilon
-from fedveil.privacy.promise import Figure
+from fedveil.privacy.loss import format_delta
+from fedveil.privacy.promise import Figure, told
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.recorder import Record
 
@@ -91,8 +91,7 @@ def describe(record: Record) -> str:
     if "accuracy" in record:
         parts += [f"accuracy {record['accuracy']:.4f}", f"loss {record['loss']:.4f}"]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
-    spent = _figure(record, "run_most_drawn")
-    parts += [f"epsilon {format_epsilon(spent.epsilon)} ({spent.promise})"]
+    parts += [f"epsilon {told(*_figure(record, 'run_most_drawn'))}"]
     lost = sum(sum(record[kind].values()) for kind in ("rejected", "withheld", "failed"))
     if lost:
         parts.append(f"{lost} clients left out")
@@ -117,8 +116,7 @@ def _spent(record: Record) -> list[str]:
         return []
     figures = {what: _figure(record, key) for key, what in _FIGURES.items()}
     return [
-        f"{format_epsilon(spent.epsilon)} ({spent.promise}) for {what}, "
-        f"delta {format_delta(spent.delta)}"
+        f"{told(*spent)} for {what}, delta {format_delta(spent.delta)}"
         for what, spent in figures.items()
     ]
 

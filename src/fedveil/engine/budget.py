@@ -29,7 +29,7 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
     if not protection.perturbs:
         return None
     figure = whole_run(protection, job.rounds, job.privacy.delta)
-    if figure.promise not in ("none", "next to none"):
+    if not figure.thin:
         return None
     key = key_of_cost(protection)
     change = "fewer rounds or more noise promise more"

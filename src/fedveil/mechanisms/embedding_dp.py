@@ -22,7 +22,7 @@ from fedveil.packing import packed_size
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss, as_written, format_epsilon, rounded_up
 from fedveil.privacy.loss_distribution import LossDistribution
-from fedveil.privacy.promise import promise
+from fedveil.privacy.promise import told
 
 Packed = Uint8s
 Tensor = TypeVar("Tensor")
@@ -175,10 +175,10 @@ class EmbeddingLoss:
     def __str__(self) -> str:
         if self.eps is None:
             return "epsilon inf (none): one-bit quantisation without noise promises nothing"
-        bit, row = format_epsilon(_half(self.eps)), format_epsilon(self.eps)
+        bit = _half(self.eps)
         return (
-            f"epsilon {bit} ({promise(_half(self.eps))}) per bit, {row} ({promise(self.eps)}) per "
-            f"one-hot row, m * {bit} per vector of m values"
+            f"epsilon {told(bit)} per bit, {told(self.eps)} per one-hot row, "
+            f"m * {format_epsilon(bit)} per vector of m values"
         )
 
 

@@ -4,7 +4,7 @@ from fedveil.privacy.compose import compose
 from fedveil.privacy.ledger import Ledger, project
 from fedveil.privacy.loss import Described, Gaussian, PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution
-from fedveil.privacy.promise import Figure, attacker_wrong, promise
+from fedveil.privacy.promise import Figure, attacker_wrong, promise, told
 
 __all__ = [
     "Described",
@@ -18,4 +18,5 @@ __all__ = [
     "format_epsilon",
     "project",
     "promise",
+    "told",
 ]

@@ -51,6 +51,11 @@ def promise(epsilon: float, delta: float = 0.0) -> Promise:
     return next(names, "next to none")
 
 
+def told(epsilon: float, delta: float = 0.0) -> str:
+    """An epsilon and its word, where delta is said elsewhere."""
+    return f"{format_epsilon(epsilon)} ({promise(epsilon, delta)})"
+
+
 class Figure(NamedTuple):
     """(epsilon, delta)-differential privacy, as it is told: with what it promises."""
 
@@ -61,6 +66,11 @@ class Figure(NamedTuple):
     def promise(self) -> Promise:
         """The word for it."""
         return promise(self.epsilon, self.delta)
+
+    @property
+    def thin(self) -> bool:
+        """Whether that is next to none, or none."""
+        return self.promise in ("next to none", "none")
 
     def __str__(self) -> str:
         epsilon, delta = format_epsilon(self.epsilon), format_delta(self.delta)
