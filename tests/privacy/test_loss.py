@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -102,6 +102,14 @@ def test_twice_and_half_an_epsilon_are_not_below_it(eps):
     crossing = EmbeddingDP(eps).loss
     assert Decimal(repr(crossing.per_bit.epsilon)) >= written / 2
     assert Decimal(repr(crossing.per_vector(3).epsilon)) >= 3 * written / 2
+
+
+@given(st.floats(1e-6, 300.0))
+def test_the_bit_of_an_oue_code_is_not_stated_too_low(eps):
+    stated = UnaryEncoding("oue", eps, cells=1).loss_per_bit.epsilon
+    with localcontext(prec=60):
+        exact = ((Decimal(eps).exp() + 1) / 2).ln()
+        assert exact <= Decimal(stated) <= exact * (1 + Decimal("1e-15"))
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,10 @@ class UnaryEncoding:
     @property
     def loss_per_bit(self) -> PrivacyLoss:
         """Of one bit of the code; OUE's likeliest give-away is a 1: (1/2) / q."""
-        single = self.eps if self.kind == "rr" else math.log1p(math.expm1(self.eps) / 2)
-        return PrivacyLoss(single, per="bit")
+        if self.kind == "rr":
+            return PrivacyLoss(self.eps, per="bit")
+        nearly = math.log1p(math.expm1(self.eps) / 2)  # to one place of a float
+        return PrivacyLoss(nearly + 2 * math.ulp(nearly), per="bit")
 
     @property
     def loss_per_parameter(self) -> PrivacyLoss:
