@@ -16,7 +16,7 @@ from typing import Any
 
 import fedveil
 from fedveil.federated.job import Job
-from fedveil.privacy import format_epsilon
+from fedveil.privacy import told
 
 BASE = ("data.name=mnist", "training={epochs: 1, batch_size: 20, lr: 0.1}", "evaluation.every=1")
 #: Every round everybody: 100 clients with 600 images each.
@@ -46,7 +46,7 @@ def rounds_to(records: Sequence[dict[str, Any]], accuracy: float) -> str:
 def row(name: str, records: Sequence[dict[str, Any]]) -> str:
     """A line of a table."""
     last = records[-1]
-    spent = format_epsilon(last["epsilon_run_most_drawn"])
+    spent = told(last["epsilon_run_most_drawn"], last["delta_run_most_drawn"])
     return (
         f"| {name} | {last['round']} | {last['accuracy']:.4f} | {rounds_to(records, 0.90)} | "
         f"{rounds_to(records, 0.95)} | {last['bytes_up_per_client']:,.0f} | {spent} |"
@@ -132,7 +132,7 @@ def unary_row(name: str, records: Sequence[dict[str, Any]]) -> str:
     """A line of the table of noisy runs, whose last rounds are read together."""
     ends = [record["accuracy"] for record in records[-5:]]
     last = records[-1]
-    spent = format_epsilon(last["epsilon_run_most_drawn"])
+    spent = told(last["epsilon_run_most_drawn"], last["delta_run_most_drawn"])
     return (
         f"| {name} | {sum(ends) / len(ends):.4f} | {max(ends) - min(ends):.4f} | "
         f"{rounds_to(records, 0.80)} | {rounds_to(records, 0.90)} | "

@@ -10,6 +10,7 @@ no files. The exit status is 1 where the split costs more than half a point.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from fedveil.privacy import format_epsilon
+from fedveil.privacy import told
 from fedveil.vertical import VerticalJob, VerticalRun, train
 from fedveil.vertical.task import Task, averages, build
 
@@ -91,8 +92,8 @@ def split_run(settings: VerticalJob) -> VerticalRun:
 
 def line(name: str, accuracies: Sequence[float], run: VerticalRun | None = None) -> str:
     """A line of the table; the costs are those of the follower `left`."""
-    costs = [figure.epsilon for figure in run.figures["left"]] if run is not None else []
-    shown = [format_epsilon(costs[i]) for i in (0, 2, 3)] if costs else ["inf"] * 3
+    costs = [line.figure for line in run.figures["left"]] if run is not None else []
+    shown = [told(*costs[i]) for i in (0, 2, 3)] if costs else [told(math.inf)] * 3
     return f"| {name} | {accuracies[-1]:.4f} | {max(accuracies):.4f} | {' | '.join(shown)} |"
 
 

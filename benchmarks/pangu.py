@@ -9,6 +9,7 @@ same seed, order and initial weights; they take about three minutes each on two 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ import torch
 from fedveil.entropy import Seeded
 from fedveil.language.transformer import WordAndPosition
 from fedveil.mechanisms import EmbeddingDP
+from fedveil.privacy import told
 from fedveil.vertical import together
 from fedveil.vertical.job_split import make_task
 from fedveil.vertical.step_lines import line
@@ -86,7 +88,7 @@ def _print_costs(runs: Mapping[str, VerticalRun]) -> None:
         seconds = sorted(record["seconds_per_unit"] for record in steps)[len(steps) // 2]
         out, back = steps[0]["bytes_sent_per_step"], steps[0]["bytes_received_per_step"]
         figures = run.figures[run.leader]
-        spent = f"{figures[-1].epsilon:,.1f}" if figures else "none promised"
+        spent = told(*figures[-1].figure) if figures else told(math.inf)
         print(
             f"| {name} | {1 / seconds:,.0f} | {out:,.0f} | {back:,.0f} | {_read_back(run):.1%} | "
             f"{spent} |"

@@ -87,8 +87,12 @@ def test_a_starter_runs_as_it_is(command: Command, tmp_path: Path) -> None:
 
 def test_a_new_run_gets_a_folder_under_runs(command: Command, tmp_path: Path) -> None:
     command("init", ".")
-    code, out, err = command("run", "job.yaml", "--set", "rounds=1")
+    code, out, err = command("run", "job.yaml", "--set", "rounds=1", "--set", "protection=signds")
     assert code == 0, err
+    assert out.startswith(
+        "warning: a client that is drawn in all 1 rounds is promised epsilon 200 "
+    )
+    assert "epsilon 200 (next to none)" in out
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("mine-2")
     assert f"runs/{folder.name}" in out
@@ -123,8 +127,25 @@ def test_budget_tells_the_four_figures(command: Command) -> None:
     assert "100" in out
     assert "one of 61706 parameters" in out
     assert "a client that is drawn in all of 3 rounds" in out
+    assert out.splitlines()[0].split() == ["epsilon", "delta", "promise", "for"]
+    assert [" next to none " in line for line in out.splitlines()] == [False, *[True] * 4]
     code, out, _ = command("budget")
-    assert out.count("inf") == 4
+    assert out.count("inf") == out.count(" none ") == 4
+
+
+def test_budget_solves_for_the_parameter_that_keeps_a_run_to_an_epsilon(command: Command) -> None:
+    signds = ("--set", "protection=signds", "--set", "rounds=3")
+    code, out, _ = command("budget", *signds, "--target-epsilon", "2")
+    setting, *table = out.splitlines()
+    assert code == 0
+    assert setting.startswith("--set protection.signds.sign_eps=0.")
+    code, out, _ = command("budget", *signds, *setting.split())
+    assert code == 0
+    assert out.splitlines() == table
+    assert 1.98 < float(table[-1].split()[0]) <= 2
+    code, _, err = command("budget", "--target-epsilon", "2")
+    assert code == 1
+    assert err.startswith("error: protection.name = not_encrypt promises no epsilon")
 
 
 def test_list_names_every_set(command: Command) -> None:

@@ -114,7 +114,7 @@ def run(
         train = partial(simulation.simulate, settings, out)
     try:
         with RunDisplay(_out, rounds) as display:
-            result = train(progress=display.show)
+            result = train(progress=display.show, warn=display.warn)
     except KeyboardInterrupt as end:
         _err.print(with_notes("interrupted", end), markup=False, highlight=False)
         raise SystemExit(130) from None
@@ -147,18 +147,32 @@ def _remark(kind: str, texts: Iterable[str]) -> None:
 
 
 @app.command()
-def budget(job: JobPath = None, overrides: Overrides = None) -> None:
+def budget(
+    job: JobPath = None,
+    overrides: Overrides = None,
+    target_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Find the protection's parameter with which a run costs at most this."),
+    ] = None,
+) -> None:
     """What a run will have cost a client's privacy, before it starts."""
     from rich.table import Table
 
-    from fedveil.engine.budget import project_job
-    from fedveil.privacy import format_epsilon
+    from fedveil.engine.budget import project_job, solve_job
+    from fedveil.privacy.loss import format_delta, format_epsilon
 
+    settings = _load(job, overrides)
+    if target_epsilon is None:
+        lines = project_job(settings)
+    else:
+        solved, lines = solve_job(settings, target_epsilon)
+        _out.print(f"--set {solved.key}={solved.value!r}", markup=False, highlight=False)
     table = Table(box=None, pad_edge=False)
-    for column in ("epsilon", "delta", "for"):
+    for column in ("epsilon", "delta", "promise", "for"):
         table.add_column(column)
-    for line in project_job(_load(job, overrides)):
-        table.add_row(format_epsilon(line.epsilon), f"{line.delta:g}", line.what)
+    for line in lines:
+        epsilon, delta = format_epsilon(line.epsilon), format_delta(line.delta)
+        table.add_row(epsilon, delta, line.figure.promise, line.what)
     _out.print(table)
 
 

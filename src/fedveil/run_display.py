@@ -10,7 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedveil.engine.federation import Run
-from fedveil.privacy.loss import format_epsilon
+from fedveil.privacy.loss import format_delta
+from fedveil.privacy.promise import Figure, told
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.recorder import Record
 
@@ -44,6 +45,10 @@ class RunDisplay:
     ) -> None:
         if self._console.is_terminal:
             self._bar.stop()
+
+    def warn(self, text: str) -> None:
+        """What is amiss with a run that starts."""
+        self._say(f"warning: {text}")
 
     def show(self, record: Record) -> None:
         """A round has ended."""
@@ -86,7 +91,7 @@ def describe(record: Record) -> str:
     if "accuracy" in record:
         parts += [f"accuracy {record['accuracy']:.4f}", f"loss {record['loss']:.4f}"]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
-    parts += [f"epsilon {format_epsilon(record['epsilon_run_most_drawn'])}"]
+    parts += [f"epsilon {told(*_figure(record, 'run_most_drawn'))}"]
     lost = sum(sum(record[kind].values()) for kind in ("rejected", "withheld", "failed"))
     if lost:
         parts.append(f"{lost} clients left out")
@@ -107,8 +112,14 @@ _FIGURES = {
 
 def _spent(record: Record) -> list[str]:
     """A line for each figure of the ledger."""
+    if not record:
+        return []
+    figures = {what: _figure(record, key) for key, what in _FIGURES.items()}
     return [
-        f"{format_epsilon(record[f'epsilon_{key}'])} for {what}, delta {record[f'delta_{key}']:g}"
-        for key, what in _FIGURES.items()
-        if record
+        f"{told(*spent)} for {what}, delta {format_delta(spent.delta)}"
+        for what, spent in figures.items()
     ]
+
+
+def _figure(record: Record, key: str) -> Figure:
+    return Figure(record[f"epsilon_{key}"], record[f"delta_{key}"])

@@ -69,6 +69,7 @@ def test_a_run_learns_and_writes_everything_down(tmp_path: Path) -> None:
     assert first["bytes_up"] == 4 * first["bytes_up_per_client"]
     assert first["bytes_down"] > 4 * 4 * dimension
     assert first["epsilon_run_most_drawn"] == float("inf")
+    assert first["promise_run_most_drawn"] == first["promise_per_bit"] == "none"
     assert first["randomness"] == "simulation randomness"
     names = {path.name for path in run.folder.iterdir()}
     assert names == {
@@ -127,6 +128,25 @@ def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) 
     assert results[0] == results[1] == results[2]
     assert all(record["bytes_up_per_client"] > 0 for record in run.metrics)
     assert all(record["epsilon_run_most_drawn"] > 0 for record in run.metrics)
+
+
+@pytest.mark.parametrize(("eps", "word"), [(100.0, "next to none"), (0.5, "strong")])
+def test_a_run_that_promises_next_to_none_says_so_when_it_starts(
+    tmp_path: Path, eps: float, word: str
+) -> None:
+    said: list[Any] = []
+    switch = {"name": "signds", "signds": {"sign_eps": eps, "magnitude": "fixed"}}
+    settings = job(model="parts:plain", rounds=2, protection=switch)
+    run = fedveil.simulate(settings, tmp_path / "run", progress=said.append, warn=said.append)
+    assert [record["promise_run_every_round"] for record in run.metrics][-1] == word
+    events = (run.folder / "events.log").read_text()
+    if word == "strong":
+        assert said == run.metrics
+        assert "is promised" not in events
+    else:
+        assert said[0].startswith("a client that is drawn in all 2 rounds is promised epsilon 200 ")
+        assert said[1:] == run.metrics
+        assert said[0] in events
 
 
 def test_secure_randomness_is_said_and_used(tmp_path: Path) -> None:

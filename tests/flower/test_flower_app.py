@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import subprocess
 import sys
 
@@ -435,6 +436,19 @@ def test_an_update_that_is_not_finite_is_withheld_and_the_server_is_not_told_why
     assert dict(strategy.rounds[0].withheld) == {"for a reason in its own log": 1}
     assert strategy.rounds[0].reports == 5
     assert np.isfinite(flat(arrays)).all()
+
+
+@pytest.mark.parametrize(("eps", "thin"), [(100.0, True), (1.0, False)])
+def test_a_report_that_promises_next_to_none_is_warned_of_once(eps, thin, caplog):
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="signds", sign_k=0.1, sign_eps=eps)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(federation(), strategy, rounds=2)
+    said = (
+        "fedveil: a single report is promised epsilon 200 at delta 1e-05 (next to none): a smaller "
+        "sign_eps promises more"
+    )
+    assert [said in record.getMessage() for record in caplog.records].count(True) == int(thin)
+    assert ("is promised" in caplog.text) == thin
 
 
 @pytest.mark.parametrize("count", [None, 0, 2.5, -1, 70_000])

@@ -97,7 +97,7 @@ def test_an_offer_weaker_than_the_clients_pin_is_refused(place):
     strategy = ProtectedStrategy(FedAvg(), protection="rr", eps=2.0)
     assert start(grid, strategy) is None
     (reason,) = strategy.rounds[0].withheld
-    assert "a report costs epsilon 200 at delta 0, 100 at 0 is allowed" in reason
+    assert "a report costs epsilon 200 at delta 0 (next to none), epsilon 100 at delta 0" in reason
     assert calls == []
     assert start(grid, ProtectedStrategy(FedAvg(), protection="rr", eps=0.5)) is not None
 

@@ -287,4 +287,4 @@ def test_the_command_prints_prompt_and_continuation(runs: dict[str, Path]) -> No
     private = ["generate", str(runs["private"]), "--prompt", "ü", "--tokens", "2", "--seed", "1"]
     lines = CliRunner().invoke(app, private).stdout.splitlines()
     assert lines[0].startswith("ü")
-    assert "epsilon 2.5 at delta 0 for a bit of embedding" in lines
+    assert "epsilon 2.5 at delta 0 (meaningful) for a bit of embedding" in lines

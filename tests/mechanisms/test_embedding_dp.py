@@ -229,7 +229,9 @@ def test_the_losses_are_the_stated_ones() -> None:
     assert (loss.per_bit.epsilon, loss.per_bit.per) == (2.5, "bit")
     assert (loss.per_row.epsilon, loss.per_row.per) == (5.0, "row")
     assert (loss.per_vector(16).epsilon, loss.per_vector(16).per) == (40.0, "vector")
-    assert str(loss) == "epsilon 2.5 per bit, 5 per one-hot row, m * 2.5 per vector of m values"
+    assert str(loss) == (
+        "epsilon 2.5 (meaningful) per bit, 5 (weak) per one-hot row, m * 2.5 per vector of m values"
+    )
     assert all(part.delta == 0 for part in (loss.per_bit, loss.per_row, loss.per_vector(2)))
 
 

@@ -19,7 +19,8 @@ from scipy import integrate, stats
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms import gaussian
-from fedveil.mechanisms.gaussian import GaussianMechanism, analytic_sigma, clip_to_grid
+from fedveil.mechanisms.gaussian import GaussianMechanism, clip_to_grid
+from fedveil.privacy.gaussian_curve import analytic_sigma
 from statistical_checks import ERROR_RATE, loss_at_least
 
 Array = npt.NDArray[Any]

@@ -302,8 +302,8 @@ def test_bad_input_gets_a_sentence(call, sentence):
 
 
 def test_the_report_is_one_line():
-    audit = Audit(PrivacyLoss(1.0, 1e-5), 1.25, 6.5, 20_000, 0.999)
+    audit = Audit(PrivacyLoss(1.0, 1e-5), 1.23499, 6.5, 20_000, 0.999)
     assert str(audit) == (
-        "claimed: epsilon 1, delta 1e-05; found: epsilon at least 1.25 at confidence 0.999, "
-        "of 6.5 that 20000 trials can show: refuted"
+        "claimed: epsilon 1 at delta 1e-05 (strong); found: epsilon at least 1.234 at confidence "
+        "0.999, of 6.5 that 20000 trials can show: refuted"
     )

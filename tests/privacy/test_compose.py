@@ -185,6 +185,18 @@ def test_a_grid_agrees_with_the_binomial_law(eps, count):
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("delta", [1e-5, 1e-9])
+@pytest.mark.parametrize(("eps", "most"), [(1e-5, 0.03), (1e-4, 0.005), (1e-3, 0.005), (1.0, 1e-5)])
+def test_how_far_a_billion_releases_are_off(eps, most, delta):
+    """As docs/privacy.md says; so many small ones are nearly one Gaussian, the third opinion."""
+    exact = compose([(PrivacyLoss(eps), 10**9)], delta)
+    found = compose([(PrivacyLoss.from_laws(response_laws(eps), epsilon=eps), 10**9)], delta)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + most)
+    if eps < 1e-2:
+        normal = compose([(gaussian(1 / (2 * math.sqrt(10**9) * math.sinh(eps / 2))), 1)], delta)
+        assert exact == pytest.approx(normal, rel=1e-3)
+
+
 @pytest.mark.parametrize("delta", [0.3, 1e-4, 1e-15, 1e-100, 1e-280])
 def test_binomial_law_by_exact_rationals(delta):
     eps, count = 0.4, 60

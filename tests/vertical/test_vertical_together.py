@@ -16,7 +16,7 @@ import torch
 
 import vertical_parts
 from fedveil.errors import DataInvalid, ExchangeError, JobError, RunFolderError
-from fedveil.privacy.ledger import Figure
+from fedveil.privacy import Figure
 from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
 from fedveil.vertical.rows import Order, align
 from fedveil.vertical.step_checkpoint import held
@@ -278,9 +278,9 @@ def protected(**privacy: object) -> VerticalJob:
 def test_every_epoch_and_every_look_is_paid_for() -> None:
     run = train(protected(embedding_dp={"eps": 0.5}), _new())
     bank = [str(figure) for figure in run.figures["bank"]]
-    assert bank[0] == "epsilon 0.25 at delta 0 for a bit of left"
-    assert bank[1] == "epsilon 0.5 at delta 0 for a one-hot row of left"
-    assert bank[2] == "epsilon 2 at delta 0 for an example's 8 bits of left, sent once"
+    assert bank[0] == "epsilon 0.25 at delta 0 (strong) for a bit of left"
+    assert bank[1] == "epsilon 0.5 at delta 0 (strong) for a one-hot row of left"
+    assert bank[2] == "epsilon 2 at delta 0 (meaningful) for an example's 8 bits of left, sent once"
     assert bank[3].endswith("for an example in the run, sent 3 times")
     assert run.ledgers["bank"].epsilon("run") == pytest.approx(3 * 8 * 0.25)
     assert run.ledgers["bank"].epsilon("bit") == 0.25
@@ -336,7 +336,7 @@ def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:
 def test_labels_are_drawn_once_and_kept() -> None:
     run = train(protected(label_dp={"eps": 1.0}, randomness="secure"), _new())
     assert [str(f) for f in run.figures["lead"]] == [
-        "epsilon 1 at delta 0 for an example's label, in all epochs"
+        "epsilon 1 at delta 0 (strong) for an example's label, in all epochs"
     ]
     assert run.ledgers["lead"].epsilon("run") == 1.0
     labels = (run.folder / "lead" / "labels").read_bytes()

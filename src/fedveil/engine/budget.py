@@ -6,24 +6,53 @@ from collections.abc import Iterator
 
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_protection
+from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.ledger import Line, project
+from fedveil.protections.base import Protection
 
 
 def project_job(job: Job) -> Iterator[Line]:
     """The four figures of a run: for a bit, a parameter, a round, and the whole run."""
+    return _lines(job, _protection(job))
+
+
+def solve_job(job: Job, target: float) -> tuple[Solved, Iterator[Line]]:
+    """The protection's parameter that makes a whole run cost at most `target`, and the figures."""
+    solved = solve(job, _protection(job), target)
+    return solved, _lines(job, solved.protection)
+
+
+def thin_promise(job: Job, protection: Protection) -> str | None:
+    """A sentence where a protection that perturbs reports promises next to nothing in the end."""
+    if not protection.perturbs:
+        return None
+    figure = whole_run(protection, job.rounds, job.privacy.delta)
+    if not figure.thin:
+        return None
+    key = key_of_cost(protection)
+    change = "fewer rounds or more noise promise more"
+    if key is not None:
+        change = f"`fedveil budget --target-epsilon E` finds the {key} for an epsilon of yours"
+    return f"a client that is drawn in all {job.rounds} rounds is promised {figure}: {change}"
+
+
+def _protection(job: Job) -> Protection:
     dataset = load(job.data.name)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, dataset).clients)
     layout = Layout(make_model(job, ModelShape(dataset.example_shape, dataset.classes)))
-    protection = make_protection(job, layout.dimension)
+    return make_protection(job, layout.dimension)
+
+
+def _lines(job: Job, protection: Protection) -> Iterator[Line]:
     spending = protection.spending(protection.initial_state())
     figures = project(spending, job.rounds, job.privacy.delta, adaptive=protection.adaptive)
     growing = ", if no round costs more than the first" if protection.adaptive else ""
     for name, what in (
         ("per_bit", "one bit of a report"),
-        ("per_parameter", f"one of {layout.dimension} parameters in a round"),
+        ("per_parameter", f"one of {protection.dimension} parameters in a round"),
         ("per_round", "a client's whole data in a round"),
         ("run_every_round", f"a client that is drawn in all of {job.rounds} rounds{growing}"),
     ):

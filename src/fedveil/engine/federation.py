@@ -24,6 +24,7 @@ from fedveil.engine.assembly import (
     model_fingerprint,
     report_entropy,
 )
+from fedveil.engine.budget import thin_promise
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.engine.server_optimizer import ServerOptimizer
@@ -33,7 +34,6 @@ from fedveil.federated.job import Job
 from fedveil.learning.evaluate import evaluate
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import Protection, RoundContext, Spending, State
 from fedveil.record.begun_rounds import Attempts
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce, keep_job
@@ -101,7 +101,12 @@ class Federation:
     """
 
     def __init__(
-        self, job: Job, engine: Engine, open_folder: Callable[[], RunFolder], stack: ExitStack
+        self,
+        job: Job,
+        engine: Engine,
+        open_folder: Callable[[], RunFolder],
+        stack: ExitStack,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         began = time.perf_counter()
         self._engine = engine
@@ -134,8 +139,11 @@ class Federation:
         self._executor = engine.start(job, shape, self._protection, self._recorder.event)
         stack.callback(self._executor.close)
         randomness = f"randomness of reports: {report_entropy(job).description}"
-        lines = (randomness, *engine.describe(), *self._layout.explain(), *job.warnings)
+        thin = list(filter(None, [thin_promise(job, self._protection)]))
+        lines = (randomness, *engine.describe(), *self._layout.explain(), *job.warnings, *thin)
         introduce(self._recorder.event, beginning("round", self._done), began, lines)
+        for sentence in thin:
+            (warn or (lambda text: None))(sentence)
 
     def _restore(self, saved: Checkpoint | None) -> tuple[int, int]:
         """Take over a checkpoint; gives the rounds done and the bytes of metrics that count."""
@@ -257,8 +265,7 @@ class Federation:
         ahead = figures["run_most_drawn"]
         if ahead.epsilon > limit:
             raise LimitReached(
-                f"round {number} would bring the most-drawn client to epsilon "
-                f"{format_epsilon(ahead.epsilon)} at delta {ahead.delta:g}, above "
+                f"round {number} would bring the most-drawn client to {ahead}, above "
                 f"privacy.max_epsilon = {limit:g}"
             )
 
@@ -280,6 +287,7 @@ class Federation:
         record: dict[str, Any] = {"randomness": report_entropy(self.job).description}
         for name, figure in self._ledger.figures(self.job.privacy.delta).items():
             record[f"epsilon_{name}"], record[f"delta_{name}"] = figure
+            record[f"promise_{name}"] = figure.promise
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:

@@ -35,18 +35,29 @@ from fedveil.record.lifecycle import reopen
 from fedveil.record.run_folder import RunFolder
 
 
-def simulate(job: Job, out: str | Path | None = None, *, progress: Progress | None = None) -> Run:
+def simulate(
+    job: Job,
+    out: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> Run:
     """Run a job on this machine.
 
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
-    round's record.
+    round's record, `warn` with what the start of the run finds amiss; its events say so too.
     """
     with ExitStack() as stack:
         open_folder = partial(RunFolder.create, out, job.name)
-        return Federation(job, Simulator(), open_folder, stack).run(progress)
+        return Federation(job, Simulator(), open_folder, stack, warn).run(progress)
 
 
-def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
+def resume(
+    folder: str | Path,
+    *,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> Run:
     """Go on with a run that ended early, from its last complete round.
 
     Its own job decides everything; with seeded randomness it ends with the bytes that it would
@@ -54,7 +65,7 @@ def resume(folder: str | Path, *, progress: Progress | None = None) -> Run:
     """
     with ExitStack() as stack:
         opened, job = reopen(folder, Job.load, stack)
-        return Federation(job, Simulator(), lambda: opened, stack).run(progress)
+        return Federation(job, Simulator(), lambda: opened, stack, warn).run(progress)
 
 
 class Simulator(Engine):

@@ -13,7 +13,6 @@ from fedveil._files import write_whole
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.message import Value, decode, encode
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import Spending
 
 _RECORD = "fedveil.ledger"
@@ -76,8 +75,7 @@ class OwnLedger:
             figure = ahead.figures(delta)["run_most_drawn"]
             if figure.epsilon > most:
                 raise MessageInvalid(
-                    f"one more report would bring this client to epsilon "
-                    f"{format_epsilon(figure.epsilon)} at delta {figure.delta:g}, above its "
+                    f"one more report would bring this client to {figure}, above its "
                     f"max_epsilon = {most:g}"
                 )
 

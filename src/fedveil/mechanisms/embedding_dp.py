@@ -20,8 +20,9 @@ from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.mechanisms.tensor_kinds import same_kind, values_of
 from fedveil.packing import packed_size
 from fedveil.privacy.compose import plain_sum
-from fedveil.privacy.loss import PrivacyLoss, format_epsilon
+from fedveil.privacy.loss import PrivacyLoss, as_written, format_epsilon, rounded_up
 from fedveil.privacy.loss_distribution import LossDistribution
+from fedveil.privacy.promise import told
 
 Packed = Uint8s
 Tensor = TypeVar("Tensor")
@@ -150,7 +151,7 @@ class EmbeddingLoss:
         """eps/2, for one value; composes by the law of the bit itself."""
         if self.eps is None:
             return PrivacyLoss(math.inf, per="bit")
-        return PrivacyLoss(self.eps / 2, per="bit", release=BitRelease(self.eps))
+        return PrivacyLoss(_half(self.eps), per="bit", release=BitRelease(self.eps))
 
     @property
     def per_row(self) -> PrivacyLoss:
@@ -161,7 +162,7 @@ class EmbeddingLoss:
     def per_vector(self, values: int) -> PrivacyLoss:
         """values · eps/2, for a whole vector. For a ledger, which adds up more, see `charges`."""
         values = integer("values", values, 1)
-        whole = math.inf if self.eps is None else plain_sum([(self.eps / 2, values)])
+        whole = math.inf if self.eps is None else plain_sum([(_half(self.eps), values)])
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
@@ -173,9 +174,12 @@ class EmbeddingLoss:
 
     def __str__(self) -> str:
         if self.eps is None:
-            return "epsilon inf: one-bit quantisation without noise promises nothing"
-        bit, row = format_epsilon(self.eps / 2), format_epsilon(self.eps)
-        return f"epsilon {bit} per bit, {row} per one-hot row, m * {bit} per vector of m values"
+            return "epsilon inf (none): one-bit quantisation without noise promises nothing"
+        bit = _half(self.eps)
+        return (
+            f"epsilon {told(bit)} per bit, {told(self.eps)} per one-hot row, "
+            f"m * {format_epsilon(bit)} per vector of m values"
+        )
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,10 @@ class BitRelease:
     def distribution(self) -> LossDistribution:
         """The privacy-loss distribution of randomised response with q."""
         return _distribution(self.eps)
+
+
+def _half(eps: float) -> float:
+    return rounded_up(as_written(eps) / 2)
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import erfcx, ndtr
 
 from fedveil._arrays import Float64s, Int64s
 from fedveil._kernels import compiled
@@ -18,6 +17,7 @@ from fedveil._validate import choice, finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
+from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
 Vector = npt.NDArray[np.floating[Any]]
@@ -34,9 +34,6 @@ _LEAST, _MOST = 2.0**-100, 2.0**100
 #: Steps² beyond sigma², and a share of it: what the proof of the guarantee spends.
 _SMOOTHING = 16
 _SLACK = Fraction(1, 1 << 30)
-
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-_NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2  # on [0, 1]
 
 
 class GaussianMechanism:
@@ -149,53 +146,6 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
     step = _power_of_two(max(wanted, sigma / _MOST_STEPS_PER_SIGMA))
     steps = Fraction(sigma) / Fraction(step)
     return Grid(step, DiscreteGaussian.at_least(steps**2 * (1 + _SLACK) + _SMOOTHING))
-
-
-@functools.lru_cache(maxsize=64)
-def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
-    """The least sigma for which Gaussian noise on an L2 sensitivity is (eps, delta)-private.
-
-    With mu = sensitivity / sigma, x = eps / mu - mu / 2 and y = eps / mu + mu / 2, theorem 8 of
-    Balle and Wang (2018) is
-
-        delta(x) = Phi(-x) - e^eps Phi(-y) = exp(-x² / 2) · (E(x) - E(y)) / 2,
-
-    where E(t) = erfcx(t / √2) = 2 exp(t² / 2) Phi(-t). The search is over x, in which delta falls
-    strictly: y = √(x² + 2 eps) and mu = y - x follow from it without cancellation, and |x| < 40
-    covers every delta that a float can hold. The relative error is below 1e-11.
-    """
-    root = math.sqrt(2 * eps)
-    low, high = -40.0, 40.0
-    while low < (middle := 0.5 * (low + high)) < high:
-        if _is_private(middle, math.hypot(middle, root), eps, delta):
-            high = middle
-        else:
-            low = middle
-    mu = _difference(high, math.hypot(high, root), eps)
-    return sensitivity / mu if mu > 0 else math.inf
-
-
-def _difference(x: float, y: float, eps: float) -> float:
-    """y - x, where y² - x² = 2 eps."""
-    return 2 * eps / (x + y) if x > 0 else y - x
-
-
-def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
-    """Whether delta(x) <= delta, compared where neither side has cancelled."""
-    if x < -1:  # delta(x) > 0.68: compare the complements
-        return float(ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta
-    mu = _difference(x, y, eps)
-    if mu > 0.5:
-        fall = _scaled(x) - _scaled(y)
-    else:  # too near to subtract: integrate -E'(t) = √(2/π) - t E(t)
-        nodes = x + mu * _NODES
-        fall = mu * float(_WEIGHTS @ (math.sqrt(2 / math.pi) - nodes * _scaled(nodes)))
-    return -0.5 * x * x + math.log(0.5 * fall) <= math.log(delta)
-
-
-def _scaled(t: Any) -> Any:
-    """E(t) = 2 exp(t² / 2) Phi(-t)."""
-    return erfcx(t * math.sqrt(0.5))
 
 
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:

@@ -1,9 +1,10 @@
 """What is promised, and what it adds up to. `fedveil.privacy.audit` tries to refute it."""
 
 from fedveil.privacy.compose import compose
-from fedveil.privacy.ledger import Figure, Ledger, project
+from fedveil.privacy.ledger import Ledger, project
 from fedveil.privacy.loss import Described, Gaussian, PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution
+from fedveil.privacy.promise import Figure, attacker_wrong, promise, told
 
 __all__ = [
     "Described",
@@ -12,7 +13,10 @@ __all__ = [
     "Ledger",
     "LossDistribution",
     "PrivacyLoss",
+    "attacker_wrong",
     "compose",
     "format_epsilon",
     "project",
+    "promise",
+    "told",
 ]

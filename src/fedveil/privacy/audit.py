@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Context
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +26,8 @@ from fedveil._validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
 from fedveil.privacy.audit_scores import Scorer, as_rows, learned
-from fedveil.privacy.loss import PrivacyLoss, format_epsilon
+from fedveil.privacy.loss import PrivacyLoss, as_written
+from fedveil.privacy.promise import Figure
 
 Mechanism: TypeAlias = Callable[[Any, Entropy], Any] | object
 
@@ -50,14 +52,12 @@ class Audit:
         return self.bound > self.claim.epsilon
 
     def __str__(self) -> str:
-        claimed = f"epsilon {format_epsilon(self.claim.epsilon)}"
-        if self.claim.delta:
-            claimed += f", delta {self.claim.delta:g}"
+        claimed = Figure(self.claim.epsilon, self.claim.delta)
         verdict = "refuted" if self.refuted else "not refuted"
+        found, reachable = _rounded_down(self.bound), _rounded_down(self.reachable)
         return (
-            f"claimed: {claimed}; found: epsilon at least {self.bound:.4g} at confidence "
-            f"{self.confidence:g}, of {self.reachable:.4g} that {self.trials} trials can show: "
-            f"{verdict}"
+            f"claimed: {claimed}; found: epsilon at least {found} at confidence "
+            f"{self.confidence:g}, of {reachable} that {self.trials} trials can show: {verdict}"
         )
 
 
@@ -217,3 +217,8 @@ def _callable(mechanism: Mechanism) -> Callable[[Any, Entropy], Any]:
         f"mechanism = {mechanism!r} is neither a function of (input, entropy) nor an object "
         f"with a method {', '.join(_METHODS)}"
     )
+
+
+def _rounded_down(bound: float) -> str:
+    """What was found, with four digits: no more than was found."""
+    return f"{float(Context(prec=4, rounding=ROUND_FLOOR).create_decimal(as_written(bound))):g}"

@@ -105,7 +105,7 @@ class Counts(Tally):
 
 
 class Sums(Tally):
-    """Each client's sums of epsilon and of delta, rounded up: 16 bytes for each client."""
+    """Each client's sums of epsilon and of delta, as decimals and rounded up: 16 bytes a client."""
 
     _name = "sums"
 
@@ -117,13 +117,9 @@ class Sums(Tally):
         epsilon = plain_sum((loss.epsilon, count) for loss, count in kinds[kind])
         delta = plain_sum((loss.delta, count) for loss, count in kinds[kind])
         for row, term in ((0, epsilon), (1, delta)):
-            before = self._columns[row, at]
-            after = before + term
-            # Rounded up where the addition rounded down (Knuth's error term).
-            with np.errstate(invalid="ignore"):  # an infinite sum has no error
-                shown = after - before
-                lost = (before - (after - shown)) + (term - shown)
-            self._columns[row, at] = np.where(lost > 0, np.nextafter(after, math.inf), after)
+            before, whose = np.unique(self._columns[row, at], return_inverse=True)
+            after = [plain_sum([(float(paid), 1), (term, 1)]) for paid in before]
+            self._columns[row, at] = np.array(after)[whose]
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """The largest sum of epsilons; infinite where some sum of deltas is above `delta`."""

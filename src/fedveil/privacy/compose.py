@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedveil._validate import within
-from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written
+from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
 from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
 from fedveil.privacy.loss_sum import BLOCK, TAIL, Part, Tilted, TooSteep, add, repeat
 
@@ -78,9 +78,7 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
     """
     with localcontext() as context:
         context.prec = 800
-        result = sum((as_written(value) * count for value, count in terms), Decimal(0))
-        nearest = float(result)
-        return nearest if as_written(nearest) >= result else math.nextafter(nearest, math.inf)
+        return rounded_up(sum((as_written(value) * count for value, count in terms), Decimal(0)))
 
 
 @dataclass(frozen=True)

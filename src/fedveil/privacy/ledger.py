@@ -30,7 +30,8 @@ from fedveil.privacy.ledger_message import (
     rounds_from_state,
     rounds_to_state,
 )
-from fedveil.privacy.loss import PrivacyLoss, format_epsilon
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.privacy.promise import Figure
 
 Unit: TypeAlias = Literal["bit", "parameter", "round", "run"]
 
@@ -54,13 +55,6 @@ class Spent(Protocol):
 Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
-class Figure(NamedTuple):
-    """One figure of the account: (epsilon, delta)-differential privacy."""
-
-    epsilon: float
-    delta: float
-
-
 class Line(NamedTuple):
     """A figure as it is told, and what it is for."""
 
@@ -68,8 +62,13 @@ class Line(NamedTuple):
     delta: float
     what: str
 
+    @property
+    def figure(self) -> Figure:
+        """The figure alone."""
+        return Figure(self.epsilon, self.delta)
+
     def __str__(self) -> str:
-        return f"epsilon {format_epsilon(self.epsilon)} at delta {self.delta:g} for {self.what}"
+        return f"{self.figure} for {self.what}"
 
 
 class Ledger:

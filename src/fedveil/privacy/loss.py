@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, Protocol, SupportsFloat, TypeAlias, get_args
 
 import numpy.typing as npt
 
 from fedveil._validate import choice, integer, positive, within
 from fedveil.errors import InvalidValue
-from fedveil.privacy.loss_distribution import LossDistribution
+from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
 
 Per = Literal["bit", "parameter", "row", "vector", "example", "update"]
 Neighbours = Literal["replace"]
 
 #: From the smallest part of a report to the whole of it.
 _SIZE = {"bit": 0, "parameter": 1, "row": 2, "vector": 2, "example": 2, "update": 3}
+#: The relative error that a release's own figures are granted, and an epsilon that stands for 0.
+_EXACT, _LEAST_EPSILON = 1e-9, 2.0**-100
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,12 @@ class PrivacyLoss:
 
     For any two inputs that differ in one whole `per` (in all of it: replace-one), and any set of
     outputs S, Pr[S | input] <= e^epsilon Pr[S | other input] + delta. `epsilon` is infinite
-    where nothing is promised.
+    where nothing is promised. Both are kept as floats, never below the decimals they were given as.
 
     `release` says what was released, where composing the bare statement many times would
-    overstate the cost. `part` is the statement for one smaller part of the input, where it is
-    better than the one for the whole: one bit of a parameter's code.
+    overstate the cost; a statement that is more than its release promises is refused. `part` is
+    the statement for one smaller part of the input, where it is better than the one for the
+    whole: one bit of a parameter's code.
     """
 
     epsilon: float
@@ -67,20 +70,49 @@ class PrivacyLoss:
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise InvalidValue(f"epsilon = {self.epsilon!r} is outside [0, inf]")
         within("delta", self.delta, 0, 1)
+        for name in ("epsilon", "delta"):
+            object.__setattr__(self, name, rounded_up(as_written(getattr(self, name))))
         choice("per", self.per, get_args(Per))
         if self.neighbours not in get_args(Neighbours):
             raise InvalidValue(f"neighbours = {self.neighbours!r} is not 'replace'")
-        if isinstance(self.release, Gaussian) and self.pure:
-            raise InvalidValue("delta = 0 contradicts the Gaussian release, which is never pure")
-        if isinstance(self.release, LossDistribution) and self.pure:
-            above = self.release.largest > self.epsilon * (1 + 1e-9)
-            if above or self.release.infinite > 0:
-                raise InvalidValue(
-                    f"epsilon = {self.epsilon!r} is below the release's own largest loss, "
-                    f"{math.inf if self.release.infinite else self.release.largest!r}"
-                )
+        if isinstance(self.release, Gaussian):
+            self._check_gaussian(self.release)
+        elif isinstance(self.release, LossDistribution):
+            self._check_distribution(self.release)
         if self.part is not None and self.part.size >= self.size:
             raise InvalidValue(f"part is per {self.part.per}, not smaller than per {self.per}")
+
+    def _check_gaussian(self, release: Gaussian) -> None:
+        if self.pure:
+            raise InvalidValue("delta = 0 contradicts the Gaussian release, which is never pure")
+        if self.delta == 1.0 or math.isinf(self.epsilon):
+            return
+        # Imports scipy: a third of a second.
+        from fedveil.privacy.gaussian_curve import analytic_sigma
+
+        least = analytic_sigma(max(self.epsilon, _LEAST_EPSILON), self.delta, 1.0)
+        if release.ratio < least * (1 - _EXACT):
+            raise InvalidValue(
+                f"epsilon = {self.epsilon!r} at delta = {self.delta!r} is more than its release "
+                f"promises: that takes Gaussian noise of a ratio of at least "
+                f"{format_epsilon(least)}, not {release.ratio!r}"
+            )
+
+    def _check_distribution(self, release: LossDistribution) -> None:
+        if self.pure:
+            above = release.largest > self.epsilon * (1 + _EXACT)
+            if above or release.infinite > 0:
+                raise InvalidValue(
+                    f"epsilon = {self.epsilon!r} is below the release's own largest loss, "
+                    f"{math.inf if release.infinite else release.largest!r}"
+                )
+        # A grid rounds losses up by as much as a step.
+        elif release.delta(self.epsilon + 2 * release.step) > self.delta * (1 + 1e-6) + SUM_ERROR:
+            raise InvalidValue(
+                f"epsilon = {self.epsilon!r} at delta = {self.delta!r} is more than its release "
+                f"promises: at that epsilon its delta is "
+                f"{format_delta(release.delta(self.epsilon))}"
+            )
 
     @property
     def size(self) -> int:
@@ -130,11 +162,25 @@ def format_epsilon(epsilon: float, digits: int = 6) -> str:
     integer("digits", digits, 1)
     if math.isinf(epsilon):
         return "inf"
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(epsilon))
-    text = f"{rounded:f}"
+    text = f"{_ceiling(epsilon, digits):f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def as_written(value: float) -> Decimal:
-    """The shortest decimal that names a float: what a person who wrote 0.1 meant."""
-    return Decimal(repr(value))
+def format_delta(delta: float) -> str:
+    """`delta` with at most six significant digits, rounded up, never down."""
+    return f"{float(_ceiling(delta, 6)):g}"
+
+
+def _ceiling(value: float, digits: int) -> Decimal:
+    return Context(prec=digits, rounding=ROUND_CEILING).create_decimal(as_written(value))
+
+
+def as_written(value: SupportsFloat) -> Decimal:
+    """The shortest decimal that names a number: what a person who wrote 0.1 meant."""
+    return Decimal(str(value))
+
+
+def rounded_up(value: Decimal) -> float:
+    """The least float that is not below `value`, read as the decimal it is written as."""
+    nearest = float(value)
+    return nearest if as_written(nearest) >= value else math.nextafter(nearest, math.inf)

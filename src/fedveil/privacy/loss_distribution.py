@@ -87,6 +87,12 @@ class LossDistribution:
         """The largest finite loss that has any mass."""
         return float(self.losses[np.flatnonzero(self.masses)[-1]]) if self.masses.any() else 0.0
 
+    def delta(self, epsilon: float) -> float:
+        """The privacy curve: the least delta that holds at `epsilon`."""
+        above = self.losses - epsilon
+        excess = self.masses[above > 0] @ -np.expm1(-above[above > 0])
+        return min(1.0, float(excess) + self.infinite)
+
     @classmethod
     def from_curve(cls, deltas: npt.ArrayLike, step: float, low: int) -> LossDistribution:
         """The distribution whose curve joins the points (e^eps, delta) of a privacy curve.

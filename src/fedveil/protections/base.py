@@ -183,6 +183,9 @@ class Protection(ABC):
     #: The phases of a round in their order, and the one whose answer depends on the update.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
+    #: The parameter that decides what a report costs: the smaller, the less. `fedveil budget
+    #: --target-epsilon` solves for it; None where no parameter does.
+    cost_parameter: ClassVar[str | None] = None
     #: What must hold between its parameters and other keys, and what is only advised.
     rules: ClassVar[tuple[Rule, ...]] = ()
     advice: ClassVar[tuple[Rule, ...]] = ()

@@ -73,6 +73,7 @@ class DPEncrypt(Protection):
 
     name = block = "dp_encrypt"
     settings_type = DPEncryptSettings
+    cost_parameter = "dp_eps"
     advice = (_delta_small,)
     dialect = Dialect()
 

@@ -93,6 +93,7 @@ class Unary(Protection):
 
     block = "unary"
     settings_type = UnarySettings
+    cost_parameter = "eps"
     settings: UnarySettings
     kind: ClassVar[Kind]
 

@@ -83,6 +83,7 @@ class SignDSProtection(Protection):
 
     name = block = "signds"
     settings_type = SignDSSettings
+    cost_parameter = "sign_eps"
     settings: SignDSSettings
     dialect = Dialect(uploads_as_they_are=True)
 

@@ -14,6 +14,7 @@ from typing import Any
 from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import PREFIX, Options, of_config, parse
+from fedveil.privacy.promise import Figure
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,5 @@ def _weaker(offer: Offer, demanded: Options, run: int) -> str | None:
         o.protection(run).most_of_a_report() for o in (offer, replace(offer, options=demanded))
     )
     if epsilon > most or delta > most_delta:
-        return (
-            f"a report costs epsilon {epsilon:g} at delta {delta:g}, {most:g} at {most_delta:g} is "
-            f"allowed"
-        )
+        return f"a report costs {Figure(epsilon, delta)}, {Figure(most, most_delta)} is allowed"
     return None

@@ -21,9 +21,8 @@ from fedveil.flower.app.reveal import METRICS, Means, revealed
 from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.app.wire import OFFER, node_of, number_of
 from fedveil.flower.records import MESSAGE, common_record
-from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.loss import format_epsilon
-from fedveil.protections.base import Cohort, RoundContext, Spending, State
+from fedveil.privacy.ledger import Ledger, project
+from fedveil.protections.base import Cohort, Protection, RoundContext, Spending, State
 from fedveil.rounds.loop import Outcome, drive
 
 log = logging.getLogger("flwr.fedveil")
@@ -177,6 +176,8 @@ class ProtectedStrategy(Strategy):
         invited = {number_of(m.metadata.dst_node_id): m for m in messages}
         context = RoundContext(sorted(invited), self._number, layout.vector(values), state)
         spending = protection.spending(state)
+        if self._number == 1 and protection.perturbs:
+            self._warn_of_thin(spending, protection)
         try:
             self._check_limit(spending, context)
             server = protection.server_round(context)
@@ -249,10 +250,17 @@ class ProtectedStrategy(Strategy):
         figure = ahead["run_most_drawn"]
         if figure.epsilon > limit:
             raise LimitReached(
-                f"the next round would bring the most-drawn client to epsilon "
-                f"{format_epsilon(figure.epsilon)} at delta {figure.delta:g}, above max_epsilon = "
-                f"{limit:g}"
+                f"the next round would bring the most-drawn client to {figure}, above "
+                f"max_epsilon = {limit:g}"
             )
+
+    def _warn_of_thin(self, spending: Sequence[Spending], protection: Protection) -> None:
+        figure = project(spending, 1, self.options.delta)["per_round"]
+        if figure is None or not figure.thin:
+            return
+        change = protection.cost_parameter
+        more = "more noise promises more" if change is None else f"a smaller {change} promises more"
+        log.warning("fedveil: a single report is promised %s: %s", figure, more)
 
     def _content(self, arrays: ArrayRecord, record: RoundRecord) -> RecordDict:
         """The one reply that the inner strategy averages."""
@@ -263,9 +271,7 @@ class ProtectedStrategy(Strategy):
     def _log_ledger(self) -> None:
         figures = self.ledger.figures(self.options.delta)
         for name in ("per_round", "run_most_drawn"):
-            epsilon, delta = figures[name]
-            text = format_epsilon(epsilon)
-            log.info("fedveil: epsilon %s: %s at delta %g", name.replace("_", " "), text, delta)
+            log.info("fedveil: %s: %s", name.replace("_", " "), figures[name])
 
 
 class Averaged(NamedTuple):

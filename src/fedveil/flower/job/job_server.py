@@ -52,7 +52,8 @@ def serve(folder: Path, grid: Grid, context: Context) -> Run:
     try:
         with ExitStack() as stack:
             engine = FlowerEngine(grid, folder)
-            run = Federation(job, engine, partial(_open, path, job), stack).run(display.show)
+            opened = partial(_open, path, job)
+            run = Federation(job, engine, opened, stack, display.warn).run(display.show)
     except FedveilError as error:
         sentence = f"error: {with_notes(str(error), error)}"
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -26,6 +26,7 @@ from fedveil.mechanisms.unary.release import UnaryRelease
 from fedveil.mechanisms.unary.rounding import States, nearest_states, stochastic_states
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
 from fedveil.packing import pack, packed_size, unpack
+from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 
 Kind: TypeAlias = Literal["rr", "oue"]
@@ -107,13 +108,15 @@ class UnaryEncoding:
     @property
     def loss_per_bit(self) -> PrivacyLoss:
         """Of one bit of the code; OUE's likeliest give-away is a 1: (1/2) / q."""
-        single = self.eps if self.kind == "rr" else math.log1p(math.expm1(self.eps) / 2)
-        return PrivacyLoss(single, per="bit")
+        if self.kind == "rr":
+            return PrivacyLoss(self.eps, per="bit")
+        nearly = math.log1p(math.expm1(self.eps) / 2)  # to one place of a float
+        return PrivacyLoss(nearly + 2 * math.ulp(nearly), per="bit")
 
     @property
     def loss_per_parameter(self) -> PrivacyLoss:
         """Of a whole code, ln(p (1 - q) / (q (1 - p))), or of its S, which composes better."""
-        whole = 2 * self.eps if self.kind == "rr" else self.eps
+        whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
         return PrivacyLoss(whole, per="parameter", release=release, part=self.loss_per_bit)
 

@@ -1,0 +1,112 @@
+"""Solving for a protection's parameter, against the ledger's own forecast."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedveil.engine.budget import thin_promise
+from fedveil.engine.target_epsilon import solve, whole_run
+from fedveil.errors import InvalidValue
+from fedveil.federated.job import Job
+from fedveil.protections.base import JobContext, Protection
+from fedveil.protections.positions import build
+from fedveil.protections.rr_oue import RR
+
+
+def made(*settings: str, dimension: int = 40) -> tuple[Job, Protection]:
+    job = Job.load(None, ["rounds=20", "clients.number=100", *settings])
+    context = JobContext("equal", dimension, job.clients_per_round, job.rounds)
+    return job, build(job.protection.name, job.protection.settings, context)
+
+
+@pytest.mark.parametrize("target", [0.7, 8.0, 300.0])
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["protection=dp_encrypt"], "protection.dp_encrypt.dp_eps"),
+        (["protection=signds"], "protection.signds.sign_eps"),
+        (["protection={name: signds, signds: {sign_mag_eps: 0.01}}"], "protection.signds.sign_eps"),
+        (["protection={name: rr, unary: {cells: 4}}"], "protection.unary.eps"),
+        (["protection={name: oue, unary: {cells: 4, report: bits}}"], "protection.unary.eps"),
+        (["protection={name: rr, unary: {cells: 4, adaptive: true}}"], "protection.unary.eps"),
+    ],
+)
+def test_the_run_costs_at_most_the_target_and_nearly_that(
+    settings: list[str], key: str, target: float
+) -> None:
+    job, protection = made(*settings)
+    solved = solve(job, protection, target)
+    assert solved.key == key
+    again, asked = made(*settings, f"{key}={solved.value!r}")
+    assert asked.settings == solved.protection.settings
+    spent = whole_run(asked, again.rounds, again.privacy.delta)
+    assert target * 0.99 < spent.epsilon <= target
+    _, more = made(*settings, f"{key}={solved.value * 1.002!r}")
+    assert whole_run(more, again.rounds, again.privacy.delta).epsilon > target
+
+
+def test_a_parameter_ends_where_the_job_ends_it() -> None:
+    job, protection = made("protection=signds")
+    assert solve(job, protection, 1e6).value == 100.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ([], "protection.name = not_encrypt promises no epsilon, so that there is nothing to solve "
+             "for: take one that perturbs reports, such as dp_encrypt"),
+        (["protection={name: signds, signds: {sign_mag_eps: 9.0}}"],
+         "no protection.signds.sign_eps brings the run to epsilon 5: at 1e-09 it is epsilon "),
+        (["protection={name: dp_encrypt, dp_encrypt: {noise: continuous}}"],
+         "no protection.dp_encrypt.dp_eps brings the run to epsilon 5: at 1e-09 it is epsilon inf "
+         "at delta 1e-05 (none); fewer rounds, another delta or other parameters may"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_solved_says_so(settings: list[str], sentence: str) -> None:
+    job, protection = made(*settings)
+    with pytest.raises(InvalidValue) as refused:
+        solve(job, protection, 5.0)
+    assert str(refused.value).startswith(sentence)
+
+
+class Silent(RR):
+    """A protection of one's own that does not say what decides its cost."""
+
+    cost_parameter = None
+
+
+def own() -> tuple[Job, Protection]:
+    job, protection = made("protection={name: rr, unary: {cells: 4}}")
+    return job, Silent(protection.settings, protection.context)
+
+
+def test_a_protection_of_ones_own_may_name_no_parameter() -> None:
+    job, protection = own()
+    with pytest.raises(InvalidValue, match="does not say which of its parameters decides"):
+        solve(job, protection, 5.0)
+    warning = thin_promise(job, protection)
+    assert warning is not None
+    assert warning.endswith("(next to none): fewer rounds or more noise promise more")
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_target_is_a_positive_number(target: float) -> None:
+    with pytest.raises(InvalidValue, match="target epsilon = "):
+        solve(*made("protection=signds"), target)
+
+
+def test_a_default_that_promises_next_to_none_says_what_to_change() -> None:
+    job, protection = made("protection=signds")
+    assert thin_promise(job, protection) == (
+        "a client that is drawn in all 20 rounds is promised epsilon 4000 at delta 1e-05 "
+        "(next to none): `fedveil budget --target-epsilon E` finds the protection.signds.sign_eps "
+        "for an epsilon of yours"
+    )
+
+
+@pytest.mark.parametrize(
+    "settings", ["protection=not_encrypt", "protection=pw_encrypt",
+                 "protection={name: dp_encrypt, dp_encrypt: {dp_eps: 0.3}}"],
+)  # fmt: skip
+def test_what_promises_more_or_never_promised_does_not_warn(settings: str) -> None:
+    assert thin_promise(*made(settings)) is None
