@@ -4,16 +4,23 @@ VENV ?= .venv
 # The release that the tests ran with, first: nothing that comes later chooses another.
 TORCH ?= torch==2.13.0
 NUMPY ?= numpy
+WITHOUT_TORCH := tests/mechanisms tests/privacy tests/protections tests/secagg tests/settings \
+  $(addprefix --ignore tests/,mechanisms/test_embedding_dp.py mechanisms/test_label_dp.py \
+  protections/test_pw_encrypt.py)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint docs wheel mindspore clean
+.PHONY: run test core lint docs wheel mindspore clean
 
 run: $(VENV)/installed
 	$(BIN)/fedveil run
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2
+
+# The mathematics alone on another interpreter, without PyTorch, whose builds for it are large.
+core: $(VENV)/core-installed
+	$(BIN)/python -m pytest -n 2 $(WITHOUT_TORCH)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -31,6 +38,11 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH) '$(NUMPY)'
 	$(PIP) '$(NUMPY)' --editable '.[all,dev]'
+	touch $@
+
+$(VENV)/core-installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) pytest pytest-xdist pytest-timeout hypothesis dp-accounting --editable .
 	touch $@
 
 # MindSpore Tensors in an environment of their own: 800 MB, and an older NumPy than all else needs.

@@ -5,7 +5,7 @@
     python tests/mutations/apply.py --part 20 --turn 7     # twenty, spread over the rooms
 
 The tests must pass without any bug first. Ends with status 1 where more than one in twenty of the
-bugs lives (any of a part, where it is small).
+bugs lives.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, nargs="+", help="these of them alone")
     parser.add_argument("--part", type=int, help="so many of them, spread over the rooms")
     parser.add_argument("--turn", type=int, default=0, help="which part")
+    parser.add_argument("--passed", action="store_true", help="the suite has passed just now")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
     arguments = parser.parse_args()
     mutations = chosen(arguments)
@@ -103,7 +104,7 @@ def main() -> int:
 
         tests = sorted({test for mutation in mutations for test in mutation.tests})
         first = trees.get()
-        if tested(first, tests, None) != "passed":
+        if not arguments.passed and tested(first, tests, None) != "passed":
             print("the tests do not pass without any bug", file=sys.stderr)
             return 1
         trees.put(first)

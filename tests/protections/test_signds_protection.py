@@ -187,7 +187,7 @@ def test_the_aggregate_points_where_the_clients_moved() -> None:
 # --- the client's half -----------------------------------------------------------------------
 
 
-def test_a_report_holds_what_the_mechanism_selected_and_a_perturbed_bit() -> None:
+def test_a_report_holds_what_the_mechanism_selected_and_the_bit_of_its_magnitude() -> None:
     made = protection(5000, sign_k=0.2, sign_mag_eps=100.0)
     opening = server_round(made, [1]).opening()
     assert opening == {"round": 4, "estimate": math.exp(-5), "phase": "growth"}
