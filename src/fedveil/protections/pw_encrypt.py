@@ -34,6 +34,7 @@ from fedveil.protections.base import (
 from fedveil.protections.pw_settings import (
     PWEncryptSettings,
     graph_fits,
+    shareable,
     threshold_reachable,
     threshold_safe,
 )
@@ -63,7 +64,7 @@ class PWEncrypt(Protection):
     perturbs = False
     phases = PHASES
     trains = TRAINS
-    rules = (threshold_reachable, graph_fits)
+    rules = (shareable, threshold_reachable, graph_fits)
     advice = (threshold_safe,)
     dialect = Dialect(
         aliases={"share_client_ratio": "share_secrets_ratio"},
