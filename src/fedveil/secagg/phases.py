@@ -7,7 +7,6 @@ the masking graph, in ascending order; arrays with a row for each member keep th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ from fedveil._arrays import Uint8s
 from fedveil.errors import MessageInvalid
 from fedveil.message import Message, Value, take, take_array
 from fedveil.secagg.keys import SEAL_BYTES
-from fedveil.secagg.shamir import SHARE_BYTES
+from fedveil.secagg.shamir import MAX_POINTS, SHARE_BYTES
 
 Phase: TypeAlias = Literal["advertise", "share", "masked", "consistency", "unmask"]
 #: Phase -> the fields of the server's message, and of a client's answer.
@@ -50,14 +49,16 @@ PHASES: tuple[Phase, ...] = tuple(FIELDS)
 TRAINS: Phase = "masked"
 
 
-def take_ids(message: Message, name: str) -> list[int]:
+def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
     """The client numbers in the field `name` of an untrusted message, ascending."""
     array: np.ndarray = take(message, name, np.ndarray)
     if array.dtype != np.int64 or array.ndim != 1:
         raise MessageInvalid(f"field {name} is missing or malformed")
-    ids: list[int] = array.tolist()
-    if any(one >= other for one, other in pairwise(ids)):
+    if len(array) > most:
+        raise MessageInvalid(f"field {name} names {len(array)} clients, {most} are the most")
+    if (array[1:] <= array[:-1]).any():
         raise MessageInvalid(f"field {name} is out of order or repeats a client")
+    ids: list[int] = array.tolist()
     return ids
 
 
