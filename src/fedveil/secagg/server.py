@@ -69,6 +69,12 @@ class Server:
         return self._state.phase
 
     @property
+    def longest(self) -> int:
+        """How many bytes an honest answer of the phase has at most."""
+        members = max(map(len, self._neighbourhoods.values()), default=0)
+        return phases.longest_answer(self.phase, self.terms, members) if self.phase else 0
+
+    @property
     def complete(self) -> bool:
         """Whether the sum is to be had."""
         return self._state.name == "complete"

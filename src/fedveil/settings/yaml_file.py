@@ -42,16 +42,17 @@ class _Loader(yaml.SafeLoader):
         self._values_in: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        before, event = self._values, self.peek_event()
+        before = self._values
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         node: yaml.Node | None = super().compose_node(parent, index)
-        if isinstance(event, yaml.AliasEvent):
+        if node is not None and isinstance(event, yaml.AliasEvent):
             self._add_aliased(event, self._values_in.get(node))
         elif node is not None:
             self._values += 1
             self._values_in[node] = self._values - before
         return node
 
-    def _add_aliased(self, alias: yaml.AliasEvent, stands_for: int | None) -> None:
+    def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
         """Count the values of the block that is named; None where it is not finished yet."""
         self._values += stands_for or 1
         self._aliased += stands_for or 1

@@ -11,12 +11,13 @@ from flwr.serverapp import Grid
 from fedveil.errors import MessageInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange
-from fedveil.flower.records import from_records, to_records
-from fedveil.message import only_fields, take
-from fedveil.rounds.answers import ClientId
+from fedveil.flower.records import encoded_message, to_records
+from fedveil.message import decode, only_fields, take
+from fedveil.rounds.answers import ClientId, short
 
 #: How long a node may take to say who it is.
 _INTRODUCTION_S = 60.0
+_INTRODUCTION_BYTES = 256
 #: How often the server looks for new nodes while it waits for clients.
 _LOOK_S = 1.0
 #: A node that could not say who it is is asked again after so long.
@@ -84,7 +85,7 @@ class Members:
         try:
             client, more = self._read(reply)
         except MessageInvalid as error:
-            self._event(f"node {node} does not say which client it is: {error}")
+            self._event(f"node {node} does not say which client it is: {short(str(error))}")
             return
         old = self.node_of.get(client)
         if old is not None:
@@ -97,7 +98,7 @@ class Members:
     def _read(self, reply: Message) -> tuple[ClientId, str]:
         if reply.has_error():
             raise MessageInvalid("its own log says why")
-        answer = from_records(reply.content)
+        answer = decode(encoded_message(reply.content), _INTRODUCTION_BYTES)
         only_fields(answer, "client", *self._revealed)
         client = take(answer, "client", int)
         if not 0 <= client < self._clients:
