@@ -13,7 +13,8 @@ from fedveil.entropy import Seeded
 from fedveil.errors import MessageInvalid
 from fedveil.federated.job import Job
 from fedveil.message import Message, decode, encode
-from fedveil.protections.base import JobContext, Protection
+from fedveil.protections.base import Aggregate, JobContext, Protection, RoundContext
+from fedveil.protections.phased import PhasedRound
 from fedveil.protections.positions import build
 from fedveil.rounds.answers import Answer, Failed, Report, Withheld
 from fedveil.rounds.loop import Carrier, Outcome, drive
@@ -125,6 +126,36 @@ def test_a_longer_answer_is_refused_unread_and_counted(
     assert outcome.reported == set(COHORT) - {11, 13}
     assert not set(read) & set(too_long)
     assert outcome.bytes_up == sum(wire.sent)
+
+
+class OwnRound(PhasedRound):
+    """A half of one's own that says nothing of lengths, and one that does."""
+
+    def _fold(self, client: int, message: Message) -> None:
+        """Anything will do."""
+
+    def _aggregate(self) -> Aggregate:
+        return Aggregate(np.zeros(DIMENSION), self.reports)
+
+
+class RoomyRound(OwnRound):
+    room, room_an_entry = 100, 1000
+
+
+def test_a_half_of_ones_own_has_room_and_can_say_how_much() -> None:
+    context = RoundContext(COHORT, ROUND, np.zeros(DIMENSION, np.float32))
+    assert OwnRound(context).longest == 65_536 + 16 * DIMENSION
+    assert RoomyRound(context).longest == 100 + 1000 * DIMENSION
+
+    class Lengths(Carrier):
+        def ask(self, phase: str, asked: Mapping[int, Message]) -> Iterator[Answer]:
+            for client, size in zip(asked, (65_536, 70_000, 71_000), strict=False):
+                yield Report(client, encode({"round": ROUND, "more": bytes(size)}))
+
+    for half, taken in ((OwnRound(context), 2), (RoomyRound(context), 3)):
+        outcome = drive(half, Lengths(), dict.fromkeys(COHORT, half.opening()), "report")
+        assert len(outcome.reported) == taken
+        assert sum(outcome.rejected.values()) == 3 - taken
 
 
 def test_decoding_looks_at_no_byte_of_a_message_that_is_too_long() -> None:
