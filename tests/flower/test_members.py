@@ -16,6 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedveil.federated.job import Job
 from fedveil.flower.job import members
 from fedveil.flower.job.members import Members
+from fedveil.flower.records import encoded_records
 from fedveil.message import MAGIC, encode
 
 
@@ -39,7 +40,9 @@ class Introductions:
 
     def pull_messages(self, names: Iterable[str]) -> Iterable[Message]:
         asked = [self._asked.pop(name) for name in names]
-        return [Message(to_records(self.words[m.metadata.dst_node_id]), reply_to=m) for m in asked]
+        return [
+            Message(encoded_records(self.words[m.metadata.dst_node_id]), reply_to=m) for m in asked
+        ]
 
 
 def met(words: dict[int, bytes], clients: int) -> tuple[Members, list[str]]:
