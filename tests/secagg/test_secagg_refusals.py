@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
-from fedveil.secagg import Client, Server, disclosure
+from fedveil.secagg import Client, Server
 from fedveil.secagg.phases import as_ids
 from secagg_parts import Played, edited
 
@@ -427,57 +426,6 @@ def test_the_sum_is_not_to_be_had_before_the_end() -> None:
     server = Server(Played().terms, [0, 3, 6], Seeded(0))
     with pytest.raises(InvalidValue, match="the masks are not off it"):
         server.total()
-
-
-def steps_in_disclosure(clients: int) -> int:
-    """Lines run there in a round in which every client is dealt one box that does not open."""
-    played = Played(clients, 1, neighbours=6, seed=clients)
-    steps = 0
-
-    def count(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal steps
-        steps += event == "line"
-        return count if frame.f_code.co_filename == disclosure.__file__ else None
-
-    def spoil(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
-        if phase == "masked":
-            message["sealed"] = edited(message["sealed"], client % len(message["sealed"]), 0)
-        return message
-
-    sys.settrace(count)
-    try:
-        played.play({"masked": [3]}, down=spoil)
-    finally:
-        sys.settrace(None)
-    refused = [len(m["refused"]) for (p, _), m in played.answers.items() if p == "masked"]
-    assert refused == [1] * (clients - 1)
-    assert played.exact
-    return steps
-
-
-def test_refused_shares_take_as_many_steps_as_there_are() -> None:
-    """Twice the clients with as many refusals each take twice the steps, not four times."""
-    fewer, more = steps_in_disclosure(60), steps_in_disclosure(120)
-    assert more <= 2.1 * fewer
-
-
-def test_what_a_holder_has_refused_makes_no_table_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A dealer whose boxes nobody opens costs a list for each answer, and none at the end."""
-    lists: list[int] = []
-    asked_of = disclosure.Disclosure.asked_of
-
-    def counted(self: Any, holder: int) -> list[int]:
-        lists.append(holder)
-        return asked_of(self, holder)
-
-    monkeypatch.setattr(disclosure.Disclosure, "asked_of", counted)
-    played = Played(40, 1).play(up=only("share", 6, sealed=lambda a: a * 0))
-    refused = [m["refused"].tolist() for (p, _), m in played.answers.items() if p == "masked"]
-    assert refused.count([6]) == 39
-    assert len(lists) == 2 * 40
-    assert played.exact
 
 
 def test_a_list_of_more_clients_than_there_can_be_is_refused_before_it_is_made() -> None:
