@@ -60,8 +60,13 @@ def _parts(message: Message) -> list[bytes | memoryview]:
     return parts
 
 
-def decode(data: bytes | memoryview) -> dict[str, Value]:
-    """The message that `data` encodes; its arrays are read-only views of `data` where aligned."""
+def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
+    """The message that `data` encodes; its arrays are read-only views of `data` where aligned.
+
+    More than `longest` bytes are refused before one of them is looked at.
+    """
+    if longest is not None and len(data) > longest:
+        raise MessageInvalid(f"the message has {len(data)} bytes, {longest} are the most here")
     reader = _Reader(memoryview(data).toreadonly().cast("B"))
     if reader.take(len(MAGIC)) != MAGIC:
         raise MessageInvalid("the bytes do not begin as a message of this version does")

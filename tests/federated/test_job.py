@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
 from fedveil.protections.dp_encrypt import DPEncryptSettings
+from fedveil.protections.not_encrypt import NotEncryptSettings
 from fedveil.protections.positions import find
 from fedveil.protections.pw_settings import PWEncryptSettings
 from fedveil.protections.rr_oue import UnarySettings
 from fedveil.protections.signds import SignDSSettings
 from fedveil.settings import allowed
-from fedveil.settings.settings import Settings
 from job_checks import POSITIONS, at, load, problems, vectors
 
 DEFAULT = """\
@@ -82,7 +82,7 @@ def test_a_position_alone_is_its_defaults(position: str):
 @pytest.mark.parametrize(
     ("position", "settings"),
     [
-        ("not_encrypt", None),
+        ("not_encrypt", NotEncryptSettings()),
         ("dp_encrypt", DPEncryptSettings()),
         ("pw_encrypt", PWEncryptSettings()),
         ("signds", SignDSSettings()),
@@ -91,7 +91,7 @@ def test_a_position_alone_is_its_defaults(position: str):
     ],
 )
 def test_active_settings(position: str, settings: object):
-    assert Job(protection=position).protection.settings == (settings or Settings())
+    assert Job(protection=position).protection.settings == settings
 
 
 def test_user_functions_and_built_in_names():

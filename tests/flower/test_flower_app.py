@@ -247,6 +247,7 @@ def test_where_no_client_has_the_mod_the_arrays_stay_as_they_are():
     "spoil",
     [
         lambda c: c["fedveil"].update(encoded=b"junk"),
+        lambda c: c["fedveil"].update(encoded=c["fedveil"]["encoded"] + bytes(1000)),
         lambda c: c["fedveil"].update(encoded=1),
         lambda c: c["fedveil"].update(more=1),
         lambda c: c.update(arrays=record_of(start_arrays())),

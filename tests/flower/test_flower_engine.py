@@ -178,6 +178,7 @@ def test_below_the_threshold_the_round_is_void_and_the_run_goes_on(tmp_path: Pat
 def test_replies_that_are_no_reports_are_refused_by_name(tmp_path: Path):
     app, _ = app_of(tmp_path / "app", job(rounds=1))
     grid = LocalGrid(app, tmp_path / "state")
+    sizes: list[int] = []
 
     def tamper(message: Any) -> Any:
         if reports_of(0)(message):
@@ -188,16 +189,22 @@ def test_replies_that_are_no_reports_are_refused_by_name(tmp_path: Path):
             message.content[MESSAGE] = encoded_records(
                 encode({"round": 1, "update": np.zeros(3, np.float32)})
             )[MESSAGE]
+        if reports_of(3)(message):
+            sizes.append(len(message.content[MESSAGE]["encoded"]))
+            message.content[MESSAGE]["encoded"] += bytes(10_000_000)
         return message
 
     grid.tamper = tamper
     record = serve(app, grid, tmp_path / "run").metrics[0]
-    assert record["reports"] == CLIENTS - 3
+    assert record["reports"] == CLIENTS - 4
+    # A weight of 10 takes two bytes less than the largest.
+    too_long, most = sizes[0] + 10_000_000, sizes[0] + 2
     assert sorted(record["rejected"]) == [
         "a message holds the records 'fedveil', 'metrics', a message of fedveil holds 'fedveil' "
         "alone",
         "fields are missing or unknown",
         "the bytes do not begin as a message of this version does",
+        f"the message has {too_long} bytes, {most} are the most here",
     ]
 
 

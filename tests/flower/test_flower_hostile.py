@@ -17,6 +17,7 @@ from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.records import to_records
 from fedveil.message import decode, encode
+from fedveil.secagg import masking_graph
 from flower_app_parts import RUN, FakeGrid, Node, arrays_of, client_app, record_of
 
 DIMENSION = 50
@@ -283,3 +284,27 @@ def test_a_later_round_with_too_few_clients_is_void_and_does_not_end_the_run():
 def test_the_runs_number_is_part_of_the_terms():
     offer = Offer(parse(PW), "num-examples", DIMENSION, 6)
     assert offer.job(RUN) != offer.job(RUN + 1)
+
+
+@pytest.mark.parametrize(
+    ("clients", "sums"), [(1_000_000, 100), ((1 << 20) + 1, 0), (10**9, 0), (10**30, 0)]
+)
+def test_a_client_that_is_told_of_absurdly_many_clients_works_little_out(
+    clients, sums, monkeypatch, caplog
+):
+    """The number is the server's word: the graph's degree follows from it."""
+    asked, tail = [], masking_graph._tail
+
+    def counted(*numbers):
+        asked.append(numbers)
+        return tail(*numbers)
+
+    monkeypatch.setattr(masking_graph, "_tail", counted)
+    masking_graph.automatic.cache_clear()
+    keys = {**PW, "reconstruct_secrets_threshold": 5000}
+    records = content({"round": 1, "phase": "advertise"}, keys, clients=clients)
+    del records["arrays"], records["config"]
+    reply = ask(federation(), records)
+    assert reply.has_error() == (sums == 0)
+    assert (" is outside [1, " in caplog.text) == (sums == 0)
+    assert len(asked) <= sums

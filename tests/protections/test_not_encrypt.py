@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
 from fedveil.message import encode
 from fedveil.protections.base import JobContext, Weighting
-from fedveil.protections.not_encrypt import NotEncrypt, NotEncryptServerRound
+from fedveil.protections.not_encrypt import NotEncrypt, NotEncryptServerRound, NotEncryptSettings
 from fedveil.protections.positions import POSITIONS, find
-from fedveil.settings.settings import Settings
 from round_parts import client_half, report_of, server_half
 
 MODEL = np.zeros(3, np.float32)
 
 
-def protection(weighting: Weighting = "by_size") -> NotEncrypt:
-    return NotEncrypt(Settings(), JobContext(weighting, dimension=3, clients_per_round=4, rounds=1))
+def protection(weighting: Weighting = "by_size", most: int = 65_535) -> NotEncrypt:
+    return NotEncrypt(
+        NotEncryptSettings(max_examples=most),
+        JobContext(weighting, dimension=3, clients_per_round=4, rounds=1),
+    )
 
 
 def server(weighting: Weighting = "by_size", cohort: tuple[int, ...] = (1, 2, 3, 4)) -> Any:
@@ -98,9 +100,10 @@ GOOD = {"round": 7, "update": np.ones(3, np.float32), "examples": 5}
         (1, {"update": np.array([1, np.nan, 1], np.float32)}, "not finite"),
         (1, {"update": np.array([1, np.inf, 1], np.float32)}, "not finite"),
         (1, {"update": np.array([1, 3e38, 1], np.float32)}, "too large"),
-        (1, {"examples": 0}, "field examples is outside its range"),
-        (1, {"examples": -5}, "field examples is outside its range"),
-        (1, {"examples": 1 << 40}, "field examples is outside its range"),
+        (1, {"examples": 0}, r"field examples is outside \[1, 65535\]"),
+        (1, {"examples": -5}, r"field examples is outside \[1, 65535\]"),
+        (1, {"examples": 65_536}, r"field examples is outside \[1, 65535\]"),
+        (1, {"examples": 1 << 40}, r"field examples is outside \[1, 65535\]"),
         (1, {"examples": True}, "field examples is missing or malformed"),
         (1, {"more": 1}, "fields are missing or unknown"),
         (1, {"examples": None}, "fields are missing or unknown"),
@@ -178,3 +181,16 @@ def test_a_position_that_cannot_be_found(name: str, sentence: str) -> None:
 
 def test_the_server_half_is_of_the_declared_type() -> None:
     assert isinstance(server(), NotEncryptServerRound)
+
+
+def test_the_largest_weight_is_the_jobs() -> None:
+    made = protection(most=7)
+    half = client_half(made, 1, MODEL, examples=7)
+    full = report_of(half, {"round": 7}, [1, 1, 1])
+    server_half(made, (1,), MODEL).receive(1, full)
+    with pytest.raises(ReportRejected, match=r"field examples is outside \[1, 7\]"):
+        server_half(made, (1,), MODEL).receive(1, {**full, "examples": 8})
+    with pytest.raises(ClientWithheld, match=r"more than .*not_encrypt\.max_examples = 7 examples"):
+        client_half(made, 1, MODEL, examples=8).respond({"round": 7}, MODEL)
+    equal = client_half(protection("equal", most=7), 1, MODEL, examples=8)
+    assert set(equal.respond({"round": 7}, MODEL)) == {"round", "update"}

@@ -14,7 +14,7 @@ import pytest
 
 import fedveil
 from fedveil.entropy import Seeded
-from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, RoundVoid
+from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, JobError, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.message import decode, encode
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
@@ -308,3 +308,19 @@ def test_mnist_ends_within_0_3_points_of_plain_averaging_with_the_same_survivors
         assert [record["reports"] for record in run.metrics] == [90] * 20
         accuracy[position] = run.metrics[-1]["accuracy"]
     assert abs(accuracy["pw_encrypt"] - accuracy["not_encrypt"]) <= 0.003
+
+
+def test_more_clients_than_can_share_secrets_are_refused_before_anything_is_worked_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever counts them: a job, or a server that a client of an app is told the number by."""
+    monkeypatch.setattr(masking_graph, "automatic", lambda *_: pytest.fail("worked out"))
+    settings = PWEncryptSettings()
+    with pytest.raises(InvalidValue, match=r"sharing = 1048577 is outside \[1, 1048576\]"):
+        settings.graph_degree((1 << 20) + 1)
+    with pytest.raises(JobError) as refused:
+        Job.load(None, ["protection=pw_encrypt", "clients.number=2000000", "clients.fraction=1"])
+    assert refused.value.problems[0] == (
+        "protection.pw_encrypt.share_secrets_ratio = 1 lets 2000000 of 2000000 clients a round "
+        "share secrets; at most 1048576 can"
+    )

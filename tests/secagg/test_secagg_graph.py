@@ -72,3 +72,78 @@ def test_the_automatic_graph_is_complete_for_few_clients_and_where_none_is_safe(
     assert masking_graph.automatic(5000, 20) is None
     assert masking_graph.automatic(5000, 3334) is None
     assert np.all([masking_graph.automatic(5000, t) is None or t > 60 for t in range(1, 80)])
+
+
+def linear_search(clients: int, threshold: int) -> int | None:
+    """The first safe degree, each one looked at, from the untruncated law."""
+    corrupt, dropped = math.ceil(0.2 * clients), math.ceil(0.2 * clients)
+    degrees = np.arange(
+        2 * ((threshold + 1) // 2), min(clients // 2, 4 * threshold), 2, dtype=np.int64
+    )
+    if clients <= masking_graph.COMPLETE_UP_TO or not len(degrees):
+        return None
+    void = clients * hypergeom(clients, dropped, degrees).sf(degrees - threshold)
+    unmasked = clients * hypergeom(clients, corrupt, degrees).sf(threshold - 1)
+    apart = clients * ((corrupt + dropped) / clients) ** (degrees // 2)
+    safe = (void <= masking_graph.VOID) & (unmasked + apart <= masking_graph.UNMASKED)
+    return int(degrees[safe.argmax()]) if safe.any() else None
+
+
+@pytest.mark.parametrize("clients", [1001, 1002, 1313, 2500, 7001, 20_000, 300_000])
+def test_bisection_finds_what_looking_at_every_degree_finds(clients: int) -> None:
+    thresholds = [*range(1, 110), 150, 233, 400, clients // 3, clients // 2]
+    found = [masking_graph.automatic(clients, t) for t in thresholds]
+    assert found == [linear_search(clients, t) for t in thresholds]
+    assert any(found)
+    assert None in found
+
+
+def test_bisection_finds_it_under_other_shares_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two chances of being unmasked are close to each other, or one of them is nothing."""
+    for share in (0.05, 0.35):
+        monkeypatch.setattr(masking_graph, "CORRUPT", share)
+        for bound in (2.0**-40, 2.0**-12, 1e-3):
+            monkeypatch.setattr(masking_graph, "UNMASKED", bound)
+            for threshold in range(10, 240, 7):
+                masking_graph.automatic.cache_clear()
+                assert masking_graph.automatic(2000, threshold) == every_degree(2000, threshold)
+    masking_graph.automatic.cache_clear()
+
+
+def every_degree(clients: int, threshold: int) -> int | None:
+    corrupt = math.ceil(masking_graph.CORRUPT * clients)
+    dropped = math.ceil(masking_graph.DROPPED * clients)
+    for k in range(2 * ((threshold + 1) // 2), min(clients // 2, 4 * threshold), 2):
+        void = clients * masking_graph._tail(clients, dropped, k, k - threshold + 1)
+        unmasked = clients * masking_graph._tail(clients, corrupt, k, threshold)
+        apart = clients * ((corrupt + dropped) / clients) ** (k // 2)
+        if void <= masking_graph.VOID and unmasked + apart <= masking_graph.UNMASKED:
+            return k
+    return None
+
+
+@pytest.mark.parametrize("threshold", [2, 90, 1000, 50_000, 260_000])
+def test_the_degree_for_a_million_clients_takes_few_short_sums(
+    threshold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    summed: list[int] = []
+    tail, choose = masking_graph._tail, masking_graph._choose
+
+    def counted_tail(clients: int, marked: int, drawn: int, least: int) -> float:
+        asked.append(drawn)
+        return tail(clients, marked, drawn, least)
+
+    def counted_choose(n: int, k: np.ndarray) -> np.ndarray:
+        summed.append(k.size)
+        return choose(n, k)
+
+    monkeypatch.setattr(masking_graph, "_tail", counted_tail)
+    monkeypatch.setattr(masking_graph, "_choose", counted_choose)
+    masking_graph.automatic.cache_clear()
+    first = masking_graph.automatic(1_000_000, threshold)
+    calls = len(asked)
+    assert calls <= 100
+    assert max(summed, default=0) <= 16_000
+    assert masking_graph.automatic(1_000_000, threshold) == first
+    assert len(asked) == calls  # the same terms are worked out once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedveil.errors import JobError
 from fedveil.federated.blocks import MODELS
 from fedveil.federated.job import Job
 from fedveil.protections.signds import SignDSSettings
-from fedveil.settings import allowed
+from fedveil.settings import allowed, yaml_file
 from job_checks import POSITIONS, attempt, load, problems, vectors
 
 # --- settings on top ----------------------------------------------------------------------------
@@ -134,12 +135,14 @@ def test_a_block_in_two_places_is_set_in_one():
     assert (job.training.lr, job.server.lr, job.server.tau) == (0.25, 0.5, 0.5)
 
 
-@pytest.mark.parametrize("text", ["training: &t {lr: *t}", "fl_name: a\nround: &r {x: *r}"])
+@pytest.mark.parametrize(
+    "text",
+    ["training: &t {lr: *t}", "fl_name: a\nround: &t {x: *t}", "a: &s [&t [&u [*s, *t, *u]], *t]"],
+)
 def test_a_block_that_holds_itself(text: str):
     (sentence,) = problems(text)
-    assert sentence.startswith(
-        ("training.lr = {'lr': {...}} is not", "round.x.x = {'x': {...}} is")
-    )
+    place = r", line \d, column \d+: the alias [st] stands in the block that it names$"
+    assert re.search(place, sentence)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path):
@@ -253,3 +256,43 @@ def test_any_text_is_a_job_or_a_job_error(text: str):
     job, found = attempt(lambda: load(text))
     assert (job is None) == bool(found)
     assert all(sentence and "\n" not in sentence for sentence in found)
+
+
+# --- aliases that stand for more than a file can hold -------------------------------------------
+
+
+def bomb(levels: int, each: str, entry: str) -> str:
+    """Every block names the one before it nine times: 9^levels values in a few hundred bytes."""
+    lines = [f"a0: &a0 {entry}"]
+    for level in range(1, levels + 1):
+        names = ", ".join([f"*a{level - 1}"] * 9)
+        lines.append(f"a{level}: &a{level} {each.format(names)}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("each", "entry"), [("[{}]", "[lol]"), ("{{<<: [{}]}}", "{x: 1}"), ("{{x: [{}]}}", "{x: 1}")]
+)
+def test_aliases_that_stand_for_too_much_end_at_once(
+    each: str, entry: str, monkeypatch: pytest.MonkeyPatch
+):
+    made = 0
+    construct = yaml_file._Loader.construct_object
+
+    def counted(self: Any, node: Any, deep: bool = False) -> Any:
+        nonlocal made
+        made += 1
+        return construct(self, node, deep)
+
+    monkeypatch.setattr(yaml_file._Loader, "construct_object", counted)
+    (sentence,) = problems(bomb(9, each, entry))
+    assert sentence.endswith("the aliases up to here stand for more than 10000 values")
+    assert ", line 5, column " in sentence
+    assert made == 0
+
+
+def test_aliases_within_the_bound_are_read():
+    text = f"name: &n x\nlist: [{', '.join(['*n'] * 10_000)}]"
+    assert problems(text)[0].startswith("list = ['x', 'x', ")
+    (sentence,) = problems(text.replace("]", ", *n]"))
+    assert sentence.endswith("the aliases up to here stand for more than 10000 values")

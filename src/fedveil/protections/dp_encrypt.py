@@ -14,7 +14,7 @@ from pydantic import Field
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.gaussian import GaussianMechanism
-from fedveil.message import Message, Value, only_fields, take, take_array
+from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.packing import pack, packed_size, unpack
 from fedveil.privacy.audit import Case
 from fedveil.protections.base import (
@@ -116,6 +116,10 @@ class DPEncryptServerRound(OneReportRound):
         self._form = form
         self._sum = form.empty_sum()
 
+    @property
+    def longest(self) -> int:
+        return encoded_bytes({"round": self._context.round, **self._form.blank()})
+
     def _fold(self, client: ClientId, message: Message) -> None:
         only_fields(message, "round", *self._form.fields)
         values = self._form.read(message)
@@ -155,6 +159,9 @@ class _Form(Protocol):
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
         """The fields of the report on `update`."""
 
+    def blank(self) -> dict[str, Value]:
+        """The fields of a report, of the length that every report has."""
+
     def read(self, message: Message) -> npt.NDArray[Any]:
         """The values of an untrusted report, in steps, checked completely."""
 
@@ -184,17 +191,20 @@ class _GridForm:
         self.step = mechanism.grid(dimension).step
         self._limit = math.ceil((mechanism.clip + _REACH_SIGMAS * mechanism.sigma) / self.step)
         self._width = (2 * self._limit).bit_length()
+        self._size = packed_size(dimension, self._width)
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
         multiples = self._mechanism.multiples(update, entropy)
         np.clip(multiples, -self._limit, self._limit, out=multiples)
         return {"multiples": pack(multiples, -self._limit, self._width), "step": self.step}
 
+    def blank(self) -> dict[str, Value]:
+        return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
+
     def read(self, message: Message) -> npt.NDArray[np.int32]:
         if take(message, "step", float) != self.step:
             raise MessageInvalid("field step is not the step of this job's grid")
-        size = packed_size(self._dimension, self._width)
-        packed = take_array(message, "multiples", "uint8", (size,))
+        packed = take_array(message, "multiples", "uint8", (self._size,))
         values = np.empty(self._dimension, np.int32)
         if not unpack(packed, -self._limit, self._limit, self._width, values):
             raise MessageInvalid("field multiples holds a value beyond its range")
@@ -228,6 +238,9 @@ class _FloatForm:
             stacklevel=3,
         )
         return {"update": self._mechanism.privatize(update, entropy)}
+
+    def blank(self) -> dict[str, Value]:
+        return {"update": np.empty(self._dimension, np.float32)}
 
     def read(self, message: Message) -> npt.NDArray[np.float32]:
         values = take_array(message, "update", "float32", (self._dimension,))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedveil.errors import MessageInvalid
-from fedveil.message import Message, only_fields, take, take_array
+import numpy as np
+from pydantic import Field
+
+from fedveil.errors import ClientWithheld, MessageInvalid
+from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
@@ -17,14 +20,23 @@ from fedveil.protections.base import (
     Spending,
     State,
     Update,
-    Weighting,
 )
 from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.rounds.answers import ClientId
+from fedveil.settings.settings import Settings
 
-#: A client that claims more examples is refused.
-MAX_EXAMPLES = 1 << 31
+
+class NotEncryptSettings(Settings):
+    """Parameters of `not_encrypt`."""
+
+    max_examples: int = Field(
+        65_535,
+        ge=1,
+        le=1 << 31,
+        description="largest weight of a client under `server.weighting: by_size`; a client with "
+        "more examples reports nothing, a report that claims more is refused",
+    )
 
 
 class NotEncrypt(Protection):
@@ -33,8 +45,9 @@ class NotEncrypt(Protection):
     Privacy: none. Whoever reads a report reads the update exactly (epsilon is infinite).
     """
 
-    name = "not_encrypt"
-    block = None
+    name = block = "not_encrypt"
+    settings_type = NotEncryptSettings
+    settings: NotEncryptSettings
     perturbs = False
     dialect = Dialect()
     #: An app without fedveil does the same.
@@ -45,10 +58,15 @@ class NotEncrypt(Protection):
         return [Spending(PrivacyLoss(math.inf, per="update"))]
 
     def server_round(self, context: RoundContext) -> NotEncryptServerRound:
-        return NotEncryptServerRound(context, self.context.weighting)
+        return NotEncryptServerRound(context, self.largest_weight)
 
     def client_round(self, context: ClientContext) -> NotEncryptClientRound:
-        return NotEncryptClientRound(context, self.context.weighting)
+        return NotEncryptClientRound(context, self.largest_weight)
+
+    @property
+    def largest_weight(self) -> int | None:
+        """Of a client that is weighed by its examples; None where clients count equally."""
+        return self.settings.max_examples if self.context.weighting == "by_size" else None
 
 
 class NotEncryptServerRound(OneReportRound):
@@ -56,18 +74,27 @@ class NotEncryptServerRound(OneReportRound):
 
     sums = ("_sum", "_total")
 
-    def __init__(self, context: RoundContext, weighting: Weighting) -> None:
+    def __init__(self, context: RoundContext, largest_weight: int | None) -> None:
         super().__init__(context)
-        self._by_size = weighting == "by_size"
+        self._largest = largest_weight
         self._sum = ExactSum(len(context.model))
         self._total = 0
 
+    @property
+    def longest(self) -> int:
+        report: dict[str, Value] = {"round": self._context.round}
+        report["update"] = np.empty(len(self._context.model), np.float32)
+        if self._largest is not None:
+            report["examples"] = self._largest
+        return encoded_bytes(report)
+
     def _fold(self, client: ClientId, message: Message) -> None:
-        only_fields(message, "round", "update", *(["examples"] if self._by_size else []))
+        weighed, largest = self._largest is not None, self._largest or 1
+        only_fields(message, "round", "update", *(["examples"] if weighed else []))
         update = take_array(message, "update", "float32", self._context.model.shape)
-        examples = take(message, "examples", int) if self._by_size else 1
-        if not 1 <= examples <= MAX_EXAMPLES:
-            raise MessageInvalid("field examples is outside its range")
+        examples = take(message, "examples", int) if weighed else 1
+        if not 1 <= examples <= largest:
+            raise MessageInvalid(f"field examples is outside [1, {largest}]")
         try:
             self._sum.add(update, examples)
         except ValueError as error:
@@ -87,12 +114,18 @@ class NotEncryptServerRound(OneReportRound):
 class NotEncryptClientRound(OneReportClient):
     """Sends the update, and how many examples it was made from where the server weighs by size."""
 
-    def __init__(self, context: ClientContext, weighting: Weighting) -> None:
+    def __init__(self, context: ClientContext, largest_weight: int | None) -> None:
         super().__init__(context)
-        self._by_size = weighting == "by_size"
+        self._largest = largest_weight
 
     def _report(self, opening: Message, update: Update) -> Message:
         report: dict[str, int | Update] = {"round": self._context.round, "update": update}
-        if self._by_size:
-            report["examples"] = self._context.examples
+        if self._largest is None:
+            return report
+        if self._context.examples > self._largest:
+            raise ClientWithheld(
+                f"the client has more than protection.not_encrypt.max_examples = {self._largest} "
+                f"examples"
+            )
+        report["examples"] = self._context.examples
         return report

@@ -24,6 +24,9 @@ class PhasedRound(ABC):
     """A server half that asks in one phase after another; who has not answered is left out."""
 
     mergeable = False
+    #: Bytes that an answer may have, and more of them for each entry of the model; a half that
+    #: knows the length of its own answers says so in `longest`.
+    room, room_an_entry = 1 << 16, 16
 
     def __init__(self, context: RoundContext, flow: Sequence[str] = (REPORT,)) -> None:
         self._context = context
@@ -35,6 +38,11 @@ class PhasedRound(ABC):
 
     def opening(self) -> Message:
         return self._words()
+
+    @property
+    def longest(self) -> int:
+        """How many bytes an honest answer of the phase has at most."""
+        return self.room + self.room_an_entry * len(self._context.model)
 
     def receive(self, client: ClientId, message: Message) -> None:
         """Check sender, phase and round, then take in what the phase is about."""

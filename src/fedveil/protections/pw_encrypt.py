@@ -34,6 +34,7 @@ from fedveil.protections.base import (
 from fedveil.protections.pw_settings import (
     PWEncryptSettings,
     graph_fits,
+    shareable,
     threshold_reachable,
     threshold_safe,
 )
@@ -63,7 +64,7 @@ class PWEncrypt(Protection):
     perturbs = False
     phases = PHASES
     trains = TRAINS
-    rules = (threshold_reachable, graph_fits)
+    rules = (shareable, threshold_reachable, graph_fits)
     advice = (threshold_safe,)
     dialect = Dialect(
         aliases={"share_client_ratio": "share_secrets_ratio"},
@@ -207,6 +208,10 @@ class PWEncryptServerRound:
     def phase(self) -> str | None:
         return self._server.phase
 
+    @property
+    def longest(self) -> int:
+        return self._server.longest
+
     def opening(self) -> Message:
         return self._server.opening()
 
@@ -229,19 +234,30 @@ class PWEncryptServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """The weighted mean of the survivors' quantised updates."""
+        """The weighted mean of the survivors' quantised updates.
+
+        Raises `RoundVoid` where no honest clients can have the sum: nobody sees whose part is
+        wrong, but what becomes of it stays within the clip.
+        """
         if self._void is not None:
             raise self._void
         total, survivors = self._server.total(), len(self._server.survivors)
         weight, protection = int(total[-1]), self._protection
         if not survivors <= weight <= survivors * protection.largest_weight:
-            raise RoundVoid(
-                "unmask",
-                survivors,
-                protection.settings.reconstruct_secrets_threshold,
-                f"the weights of {survivors} clients cannot have the sum {weight}",
+            raise self._impossible(
+                f"the weights of {survivors} clients cannot have the sum {weight}"
+            )
+        most = protection.fixed.largest * weight
+        if max(int(total[:-1].max()), -int(total[:-1].min())) > most:
+            raise self._impossible(
+                f"an entry of the sum of {survivors} clients is beyond their clip"
             )
         return Aggregate(protection.fixed.restore(total[:-1]) / weight, survivors)
+
+    def _impossible(self, reason: str) -> RoundVoid:
+        """What ends a round whose sum no honest clients can have."""
+        needed = self._protection.settings.reconstruct_secrets_threshold
+        return RoundVoid("unmask", len(self._server.survivors), needed, reason)
 
 
 class PWEncryptClientRound:

@@ -8,8 +8,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedveil._validate import integer
 from fedveil.protections.base import Cohort
 from fedveil.secagg import masking_graph
+from fedveil.secagg.terms import MAX_CLIENTS
 from fedveil.settings.settings import Settings
 
 
@@ -56,7 +58,11 @@ class PWEncryptSettings(Settings):
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def graph_degree(self, clients: int) -> int | None:
-        """How many neighbours each of so many clients has; None is the complete graph."""
+        """How many neighbours each of so many clients has; None is the complete graph.
+
+        Raises `InvalidValue` for more clients than can share secrets, whoever has counted them.
+        """
+        integer("sharing", clients, 1, MAX_CLIENTS)
         if isinstance(self.neighbours, int):
             return self.neighbours
         if self.neighbours == "complete" or self.active_security:
@@ -77,6 +83,19 @@ def threshold_reachable(settings: PWEncryptSettings, cohort: Cohort) -> str | No
         f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "
         f"number of clients that share secrets, ceil({settings.share_secrets_ratio:g} * "
         f"{cohort.per_round} clients a round)"
+    )
+
+
+def shareable(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    """Under pw_encrypt at most 2^20 clients share secrets in a round."""
+    if cohort.per_round is None:
+        return None
+    sharing = settings.sharing_clients(cohort.per_round)
+    if sharing <= MAX_CLIENTS:
+        return None
+    return (
+        f"share_secrets_ratio = {settings.share_secrets_ratio:g} lets {sharing} of "
+        f"{cohort.per_round} clients a round share secrets; at most {MAX_CLIENTS} can"
     )
 
 

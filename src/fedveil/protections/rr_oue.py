@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_UP, Decimal, localcontext
 from functools import lru_cache
 from typing import ClassVar, Literal, get_args
@@ -17,7 +17,7 @@ from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageIn
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.mechanisms.unary.encoding import Kind, Report, ReportKind, Running, UnaryEncoding
-from fedveil.message import Message, only_fields, take, take_array
+from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import as_written
 from fedveil.protections.base import (
@@ -190,6 +190,10 @@ class Unary(Protection):
 class _ServerRound(OneReportRound):
     """What both fidelities share: the opening, the estimate and the next round's epsilon."""
 
+    #: The field of a report that grows with the model, and what stands beside it.
+    packed: ClassVar[str] = "report"
+    beside: ClassVar[Mapping[str, Value]] = {}
+
     def __init__(self, context: RoundContext, protection: Unary) -> None:
         super().__init__(context)
         self._protection = protection
@@ -204,6 +208,12 @@ class _ServerRound(OneReportRound):
     @abstractmethod
     def _sums(self) -> Running:
         """Σ S of every parameter over the folded reports."""
+
+    @property
+    def longest(self) -> int:
+        size = self._encoding.packed_size(self._dimension)
+        blank: dict[str, Value] = {self.packed: np.empty(size, np.uint8), **self.beside}
+        return encoded_bytes({"round": self._context.round, **blank})
 
     def _unpack(self, message: Message, name: str) -> Report:
         size = self._encoding.packed_size(self._dimension)
@@ -261,6 +271,8 @@ class UnaryCohortRound(_ServerRound):
     """
 
     sums = ("_cohort", "_key")
+    packed = "states"
+    beside: ClassVar[Mapping[str, Value]] = {"token": bytes(_TOKEN_BYTES)}
 
     def __init__(self, context: RoundContext, protection: Unary, clients_per_round: int) -> None:
         super().__init__(context, protection)

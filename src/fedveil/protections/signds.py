@@ -12,9 +12,9 @@ from pydantic import Field
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 from fedveil.mechanisms.signds.dimension_selection import SignDS
-from fedveil.mechanisms.signds.index_code import decode_indices, encode_indices
+from fedveil.mechanisms.signds.index_code import decode_indices, encode_indices, longest_code
 from fedveil.mechanisms.signds.step_estimate import MagnitudeEstimator
-from fedveil.message import Message, Value, only_fields, take
+from fedveil.message import Message, Value, encoded_bytes, only_fields, take
 from fedveil.privacy.audit import Case
 from fedveil.protections.base import (
     Aggregate,
@@ -141,6 +141,12 @@ class SignDSServerRound(OneReportRound):
             return opening
         state = self._context.state
         return {**opening, "estimate": state["estimate"], "phase": state["phase"]}
+
+    @property
+    def longest(self) -> int:
+        code = bytes(longest_code(self._protection.dimension, self._dim_out))
+        report: dict[str, Value] = {"round": self._context.round, "sign": -1, "indices": code}
+        return encoded_bytes(report | ({"bit": True} if self._protection.estimated else {}))
 
     def _fold(self, client: ClientId, message: Message) -> None:
         with_bit = self._protection.estimated and "bit" in message

@@ -76,8 +76,12 @@ class Unreached(Answer):
 
 
 def short(reason: str) -> str:
-    """A text that may be an untrusted client's, fit for a log and a record."""
-    text = reason if reason.isprintable() else repr(reason)
+    """A text that may be an untrusted client's, fit for a log and a record.
+
+    At most 200 characters on one line; where some cannot be printed, all of it is escaped.
+    """
+    text = reason[: _LONGEST_REASON + 1]  # however long it is, no more of it is read
+    text = text if text.isprintable() else repr(text)
     return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."
 
 

@@ -37,6 +37,10 @@ class ServerHalf(Protocol):
     @property
     def mergeable(self) -> bool: ...
 
+    #: How many bytes an honest answer of the phase has at most; a longer one is not decoded.
+    @property
+    def longest(self) -> int: ...
+
     def receive(self, client: ClientId, message: Message) -> None:
         """Check an answer and take it in; raise `ReportRejected` and change nothing otherwise."""
 
@@ -149,6 +153,7 @@ class _Phase:
         self._outcome = outcome
         self._messages = messages
         self._asks_reports = server.phase == trains
+        self._longest = server.longest
         self._waiting = set(messages)
         #: Those of which it is known that no report has left them.
         self._without: set[ClientId] = set()
@@ -184,11 +189,11 @@ class _Phase:
         self._waiting.discard(client)
         match answer:
             case Failed(reason=reason):
-                outcome.failed[reason] += 1
+                outcome.failed[short(reason)] += 1
                 self._failed += 1
                 self._without.add(client)
             case Withheld(reason=reason):
-                outcome.withheld[reason] += 1
+                outcome.withheld[short(reason)] += 1
                 self._without.add(client)
             case Refused(size=size, reason=reason):
                 self._arrived(client, size, reason)
@@ -210,7 +215,7 @@ class _Phase:
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
         """Why the server half does not take a message in; None where it has taken it."""
         try:
-            self._outcome.timed(lambda: self._server.receive(client, decode(data)))
+            self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:
             return rejected.reason
         except MessageInvalid as invalid:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import NoReturn
 
 import numpy as np
@@ -30,8 +32,10 @@ class Disclosure:
         self._sharers: frozenset[int] = frozenset()
         #: Who has dealt and is not in the sum.
         self.dropped: frozenset[int] = frozenset()
-        #: Holder -> the dealers whose boxes it could not open.
-        self._refused: dict[int, frozenset[int]] = {}
+        #: Holder -> the dealers whose boxes it could not open, in order; and dealer -> its holders
+        #: that have no shares of it.
+        self._refused: dict[int, list[int]] = {}
+        self._without: dict[int, set[int]] = {}
         self._shares: dict[int, shamir.Field] = {}
         # Neighbourhoods are many and mostly one list: what follows from a list is kept by its id.
         self._places: dict[int, dict[int, int]] = {}
@@ -60,10 +64,17 @@ class Disclosure:
             self._dealers[id(members)] = [m for m in members if m in self._sharers]
         return self._dealers[id(members)]
 
-    def refuse(self, holder: int, dealers: Sequence[int]) -> None:
-        """This holder has no shares of these dealers."""
+    def deals_to(self, holder: int, dealers: Sequence[int]) -> bool:
+        """Whether all of these have dealt shares to the holder; it counts as its own dealer."""
+        places = self._places[id(self._members[holder])]
+        return all(dealer in places and dealer in self._sharers for dealer in dealers)
+
+    def refuse(self, holder: int, dealers: list[int]) -> None:
+        """This holder has no shares of these dealers, in order."""
         if dealers:
-            self._refused[holder] = frozenset(dealers)
+            self._refused[holder] = dealers
+        for dealer in dealers:
+            self._without.setdefault(dealer, set()).add(holder)
 
     def decide(self, survivors: Collection[int]) -> None:
         """Who is in the sum: their seeds are disclosed, and the others' keys."""
@@ -78,13 +89,13 @@ class Disclosure:
             members = self._members[dealer]
             if id(members) not in counted:
                 counted[id(members)] = len(there.intersection(members))
-            refused = sum(dealer in self._refused[h] for h in self._refused if h in there)
-            fewest = min(fewest, counted[id(members)] - refused)
+            without = there.intersection(self._without.get(dealer, ()))
+            fewest = min(fewest, counted[id(members)] - len(without))
         return fewest
 
     def asked_of(self, holder: int) -> list[int]:
         """The dealers whose shares this holder discloses, in order."""
-        refused = self._refused.get(holder)
+        refused = frozenset(self._refused.get(holder, ()))
         dealers = self.dealers_to(holder)
         return [d for d in dealers if d not in refused] if refused else dealers
 
@@ -109,7 +120,7 @@ class Disclosure:
         for holder, shares in self._shares.items():
             starts[holder] = start
             start += len(shares)
-        index: dict[object, dict[int, int]] = {}
+        index: dict[int, dict[int, int]] = {}
         chosen: dict[int, list[int]] = {}
         for i, dealer in enumerate(dealers):
             holders = self._holders(dealer, chosen)
@@ -139,15 +150,13 @@ class Disclosure:
         members = self._members[dealer]
         if id(members) not in chosen:
             chosen[id(members)] = [m for m in members if m in self._shares]
-        holders = chosen[id(members)]
-        if self._refused:
-            holders = [h for h in holders if dealer not in self._refused.get(h, ())]
-        return holders[: self._threshold]
+        without = self._without.get(dealer, ())
+        return list(islice((h for h in chosen[id(members)] if h not in without), self._threshold))
 
-    def _row(self, holder: int, dealer: int, index: dict[object, dict[int, int]]) -> int:
+    def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
         """Where the dealer's share is among those that the holder has disclosed."""
-        members = self._members[holder]
-        key: object = (holder,) if holder in self._refused else id(members)
+        key = id(self._members[holder])
         if key not in index:
-            index[key] = {d: row for row, d in enumerate(self.asked_of(holder))}
-        return index[key][dealer]
+            index[key] = {d: row for row, d in enumerate(self.dealers_to(holder))}
+        # Those that it has refused are missing before it.
+        return index[key][dealer] - bisect_left(self._refused.get(holder, ()), dealer)

@@ -8,6 +8,7 @@ et al., 2020, for a server that follows the protocol).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -64,23 +65,42 @@ def automatic(clients: int, threshold: int) -> int | None:
     hold `threshold` of them, or the honest clients that stay fall apart on the circle, with
     probability at most `UNMASKED`; with a share `DROPPED` silent, some neighbourhood has fewer
     than `threshold` left with probability at most `VOID`.
+
+    More neighbours make it likelier that `threshold` of them are corrupt, and less likely that
+    fewer stay or that the circle is cut: both ends of what may be safe are found by bisection.
+    Where the first of them is not safe, it is because the two chances of being unmasked count
+    together; the second falls by a constant factor with each step and has soon vanished.
     """
     if clients <= COMPLETE_UP_TO:
         return None
     corrupt, dropped = math.ceil(CORRUPT * clients), math.ceil(DROPPED * clients)
-    for k in range(2 * ((threshold + 1) // 2), min(clients // 2, 4 * threshold), 2):
-        void = clients * _tail(clients, dropped, k, k - threshold + 1)
-        unmasked = clients * _tail(clients, corrupt, k, threshold)
+
+    def unmasked(k: int) -> float:
+        return clients * _tail(clients, corrupt, k, threshold)
+
+    def apart(k: int) -> float:
         # The circle is cut where k/2 in a row are gone; two cuts are needed, one is counted.
-        apart = clients * ((corrupt + dropped) / clients) ** (k // 2)
-        if void <= VOID and unmasked + apart <= UNMASKED:
-            return k
-    return None
+        return float(clients * ((corrupt + dropped) / clients) ** (k // 2))
+
+    def enough(k: int) -> bool:
+        void = clients * _tail(clients, dropped, k, k - threshold + 1)
+        return void <= VOID and apart(k) <= UNMASKED
+
+    degrees = range(2 * ((threshold + 1) // 2), min(clients // 2, 4 * threshold), 2)
+    first = bisect_left(degrees, True, key=enough)
+    last = bisect_left(degrees, True, lo=first, key=lambda k: unmasked(k) > UNMASKED)
+    return next((k for k in degrees[first:last] if unmasked(k) + apart(k) <= UNMASKED), None)
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
-    """The probability that a uniform draw holds at least so many of the marked clients."""
-    count = np.arange(max(least, 0), min(drawn, marked) + 1)
+    """The probability that a uniform draw holds at least so many of the marked clients.
+
+    What lies further than 8 sqrt(drawn) from the mean is left out: all of it together has a
+    probability below 2^-180 (Hoeffding).
+    """
+    mean, reach = drawn * marked / clients, 8 * math.sqrt(drawn)
+    low = max(least, math.floor(mean - reach), drawn + marked - clients, 0)
+    count = np.arange(low, min(drawn, marked, math.ceil(mean + reach)) + 1)
     if not len(count):
         return 0.0
     logs = (

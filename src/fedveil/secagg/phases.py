@@ -6,17 +6,19 @@ the masking graph, in ascending order; arrays with a row for each member keep th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedveil._arrays import Uint8s
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message, Value, take, take_array
-from fedveil.secagg.keys import SEAL_BYTES
-from fedveil.secagg.shamir import SHARE_BYTES
+from fedveil.message import Message, Value, encoded_bytes, take, take_array
+from fedveil.packing import packed_size
+from fedveil.secagg.keys import KEY_BYTES, SEAL_BYTES, SIGNATURE_BYTES
+from fedveil.secagg.shamir import MAX_POINTS, SHARE_BYTES
+from fedveil.secagg.share_tags import TAG_BYTES
+from fedveil.secagg.terms import Terms
 
 Phase: TypeAlias = Literal["advertise", "share", "masked", "consistency", "unmask"]
 #: Phase -> the fields of the server's message, and of a client's answer.
@@ -45,19 +47,40 @@ SIGNED_FIELDS: Fields = {
 #: A client deals every member a share of its mask's seed and one of its mask key.
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 
+#: An answer's field -> one of the greatest length, for so many members of a neighbourhood.
+_LONGEST: Mapping[str, Callable[[Terms, int], Value]] = {
+    "cipher_key": lambda terms, members: bytes(KEY_BYTES),
+    "mask_key": lambda terms, members: bytes(KEY_BYTES),
+    "signature": lambda terms, members: bytes(SIGNATURE_BYTES),
+    "sealed": lambda terms, members: np.empty((members, SEALED_BYTES), np.uint8),
+    "tags": lambda terms, members: np.empty((2 * members, TAG_BYTES), np.uint8),
+    "vector": lambda terms, members: np.empty(packed_size(terms.length, terms.bits), np.uint8),
+    "refused": lambda terms, members: as_ids(range(members - 1)),
+    "shares": lambda terms, members: np.empty((members, SHARE_BYTES), np.uint8),
+}
+
 PHASES: tuple[Phase, ...] = tuple(FIELDS)
 #: The phase in which what a client sends depends on its vector.
 TRAINS: Phase = "masked"
 
 
-def take_ids(message: Message, name: str) -> list[int]:
+def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
+    """The bytes of the longest honest answer in a phase, to whom has at most so many members."""
+    names = (SIGNED_FIELDS if terms.active_security else FIELDS)[phase][1]
+    answer = {name: _LONGEST[name](terms, members) for name in names}
+    return encoded_bytes({"phase": phase, "round": terms.round, **answer})
+
+
+def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
     """The client numbers in the field `name` of an untrusted message, ascending."""
     array: np.ndarray = take(message, name, np.ndarray)
     if array.dtype != np.int64 or array.ndim != 1:
         raise MessageInvalid(f"field {name} is missing or malformed")
-    ids: list[int] = array.tolist()
-    if any(one >= other for one, other in pairwise(ids)):
+    if len(array) > most:
+        raise MessageInvalid(f"field {name} names {len(array)} clients, {most} are the most")
+    if (array[1:] <= array[:-1]).any():
         raise MessageInvalid(f"field {name} is out of order or repeats a client")
+    ids: list[int] = array.tolist()
     return ids
 
 

@@ -69,6 +69,12 @@ class Server:
         return self._state.phase
 
     @property
+    def longest(self) -> int:
+        """How many bytes an honest answer of the phase has at most."""
+        members = max(map(len, self._neighbourhoods.values()), default=0)
+        return phases.longest_answer(self.phase, self.terms, members) if self.phase else 0
+
+    @property
     def complete(self) -> bool:
         """Whether the sum is to be had."""
         return self._state.name == "complete"
@@ -160,8 +166,8 @@ class Server:
         vector = take_array(message, "vector", "uint8", size)
         if not packing.spare_bits_zero(vector, length, bits):
             raise MessageInvalid("field vector has bits behind its last entry")
-        refused = take_ids(message, "refused")
-        if client in refused or not set(refused) <= set(self._disclosure.dealers_to(client)):
+        refused = take_ids(message, "refused", len(self._neighbourhoods[client]) - 1)
+        if client in refused or not self._disclosure.deals_to(client, refused):
             raise MessageInvalid("field refused names a client that has dealt it nothing")
         self._disclosure.refuse(client, refused)
         packing.add_packed(vector, bits, self._total)

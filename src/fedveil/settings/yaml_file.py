@@ -1,7 +1,8 @@
 """A job's text form: reading YAML strictly, `key=value` settings on top of it, and writing it.
 
 Only safe loaders: a job file holds data, never objects. Beyond PyYAML's safe loader this one
-refuses a key that is given twice, and reads `1e-3` as the number it is in YAML 1.2.
+refuses a key that is given twice, reads `1e-3` as the number it is in YAML 1.2, and refuses aliases
+that stand for more values than anybody writes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _FLOAT = "tag:yaml.org,2002:float"
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = "tag:yaml.org,2002:str"
+#: So many values may all aliases of a text stand for together.
+_MOST_ALIASED = 10_000
 #: What PyYAML raises where an explicit tag does not fit its value, or a number is too long.
 _WRONG_TAG = (ValueError, KeyError, AttributeError, TypeError)
 _EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
@@ -33,6 +36,32 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.problems: list[str] = []
+        #: Values so far, those that aliases stand for counted each time; and those of each block.
+        self._values = 0
+        self._aliased = 0
+        self._values_in: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        before = self._values
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if node is not None and isinstance(event, yaml.AliasEvent):
+            self._add_aliased(event, self._values_in.get(node))
+        elif node is not None:
+            self._values += 1
+            self._values_in[node] = self._values - before
+        return node
+
+    def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
+        """Count the values of the block that is named; None where it is not finished yet."""
+        self._values += stands_for or 1
+        self._aliased += stands_for or 1
+        if stands_for is not None and self._aliased <= _MOST_ALIASED:
+            return
+        problem = f"the aliases up to here stand for more than {_MOST_ALIASED} values"
+        if stands_for is None:
+            problem = f"the alias {allowed.plain(alias.anchor)} stands in the block that it names"
+        raise yaml.composer.ComposerError(None, None, problem, alias.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

@@ -11,12 +11,13 @@ from flwr.serverapp import Grid
 from fedveil.errors import MessageInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange
-from fedveil.flower.records import from_records, to_records
-from fedveil.message import only_fields, take
-from fedveil.rounds.answers import ClientId
+from fedveil.flower.records import encoded_message, to_records
+from fedveil.message import decode, only_fields, take
+from fedveil.rounds.answers import ClientId, short
 
 #: How long a node may take to say who it is.
 _INTRODUCTION_S = 60.0
+_INTRODUCTION_BYTES = 256
 #: How often the server looks for new nodes while it waits for clients.
 _LOOK_S = 1.0
 #: A node that could not say who it is is asked again after so long.
@@ -37,16 +38,17 @@ class Members:
         self._revealed = job.deployment.reveal
         self._event = event
         self._client_of: dict[int, ClientId] = {}
+        self._node_of: dict[ClientId, int] = {}
         self._asked_at: dict[int, float] = {}
 
     @property
     def node_of(self) -> Mapping[ClientId, int]:
         """Each connected client's node."""
-        return {client: node for node, client in self._client_of.items()}
+        return self._node_of
 
     def doubt(self, client: ClientId) -> None:
         """Ask the client's node again who it is, at the next look."""
-        node = self.node_of.get(client)
+        node = self._node_of.pop(client, None)
         if node is not None:
             del self._client_of[node], self._asked_at[node]
 
@@ -54,7 +56,9 @@ class Members:
         """Forget nodes that have gone, and ask new ones who they are."""
         here = set(self._grid.get_node_ids())
         for node in [node for node in self._client_of if node not in here]:
-            self._event(f"client {self._client_of.pop(node)} is gone")
+            client = self._client_of.pop(node)
+            del self._node_of[client]
+            self._event(f"client {client} is gone")
         now = time.monotonic()
         self._asked_at = {n: at for n, at in self._asked_at.items() if n in here}
         new = [
@@ -84,20 +88,20 @@ class Members:
         try:
             client, more = self._read(reply)
         except MessageInvalid as error:
-            self._event(f"node {node} does not say which client it is: {error}")
+            self._event(f"node {node} does not say which client it is: {short(str(error))}")
             return
-        old = self.node_of.get(client)
+        old = self._node_of.get(client)
         if old is not None:
             self._event(f"node {node} says that it is client {client}, as node {old} has said")
             del self._client_of[old]
         else:
             self._event(f"client {client} is here{more}")
-        self._client_of[node] = client
+        self._client_of[node], self._node_of[client] = client, node
 
     def _read(self, reply: Message) -> tuple[ClientId, str]:
         if reply.has_error():
             raise MessageInvalid("its own log says why")
-        answer = from_records(reply.content)
+        answer = decode(encoded_message(reply.content), _INTRODUCTION_BYTES)
         only_fields(answer, "client", *self._revealed)
         client = take(answer, "client", int)
         if not 0 <= client < self._clients:

@@ -51,6 +51,12 @@ def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
     return _pack_low(members, low_bits) + row[:size].tobytes().rstrip(b"\0")
 
 
+def longest_code(dim: int, count: int) -> int:
+    """Bytes that no code of `count` numbers in 0..dim-1 passes: two bits a mark are enough."""
+    low_bits, marks = _layout(dim, count)
+    return _low_size(low_bits, count) + marks // 4 + 64
+
+
 def decode_indices(code: bytes, dim: int, count: int) -> Int64s:
     """The set of `count` numbers in 0..dim-1 that `code`, untrusted, is the code of.
 
@@ -59,8 +65,8 @@ def decode_indices(code: bytes, dim: int, count: int) -> Int64s:
     dim = integer("dim", dim, 1)
     count = integer("count", count, 0, dim)
     low_bits, marks = _layout(dim, count)
-    split = -(-low_bits * count // 8)
-    if not split <= len(code) <= split + marks // 4 + 64:
+    split = _low_size(low_bits, count)
+    if not split <= len(code) <= longest_code(dim, count):
         raise MessageInvalid("a set's code has an impossible length")
     places = np.empty(count, np.int64)
     _read_marks(np.frombuffer(code, np.uint8, offset=split), marks, places)
@@ -88,6 +94,11 @@ def _layout(dim: int, count: int) -> tuple[int, int]:
     if marks > _MAX_MARKS:
         raise InvalidValue(f"a set of {count} of {dim} numbers is too large for this code")
     return low_bits, marks
+
+
+def _low_size(low_bits: int, count: int) -> int:
+    """Bytes of the members' low bits."""
+    return -(-low_bits * count // 8)
 
 
 def _pack_low(members: Int64s, low_bits: int) -> bytes:

@@ -1,0 +1,324 @@
+"""How far one client can move the aggregate with a report that no server half refuses.
+
+Measured with the real server halves, and held against the formulas and figures of SECURITY.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ReportRejected, RoundVoid
+from fedveil.federated.job import Job
+from fedveil.mechanisms.signds.index_code import encode_indices
+from fedveil.message import Message, decode, encode
+from fedveil.packing import pack
+from fedveil.protections.base import JobContext
+from fedveil.protections.exact_sum import MAX_MAGNITUDE
+from fedveil.protections.positions import build
+from fedveil.secagg.client import Client
+from round_parts import ROUND, client_half, report_of, server_half
+
+PAGE = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
+DIMENSION = 200
+HONEST = list(range(19))
+LIAR = 19
+CLIENTS = 20
+MODEL = np.zeros(DIMENSION, np.float32)
+pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
+
+
+def make(*overrides: str) -> Any:
+    given = (*overrides, f"clients.number={CLIENTS}", "clients.fraction=1")
+    job = Job.load(None, given)
+    context = JobContext(job.server.weighting, DIMENSION, CLIENTS, rounds=3)
+    return build(job.protection.name, job.protection.settings, context)
+
+
+def update_of(client: int) -> npt.NDArray[np.float32]:
+    return Seeded(2, client).generator().normal(0, 0.1, DIMENSION).astype(np.float32)
+
+
+class Others:
+    """The reports of 19 honest clients, and what the aggregate is with one of a liar beside."""
+
+    def __init__(self, *overrides: str, examples: int = 9) -> None:
+        self.protection = make(*overrides)
+        opening = server_half(self.protection, [*HONEST, LIAR], MODEL).opening()
+        self.reports = {
+            client: report_of(
+                client_half(self.protection, client, MODEL, examples=examples),
+                opening,
+                update_of(client),
+            )
+            for client in HONEST
+        }
+
+    def with_report(self, **fields: Any) -> npt.NDArray[np.float64]:
+        half = server_half(self.protection, [*HONEST, LIAR], MODEL)
+        lie: Message = {"round": ROUND, **fields}
+        for client, report in {**self.reports, LIAR: lie}.items():
+            data = encode(report)
+            assert len(data) <= half.longest
+            half.receive(client, decode(data, half.longest))
+        half.advance()
+        aggregate = half.aggregate()
+        assert aggregate.reports == CLIENTS
+        update: npt.NDArray[np.float64] = aggregate.update
+        return update
+
+    def between(self, low: dict[str, Any], high: dict[str, Any]) -> npt.NDArray[np.float64]:
+        """How far two reports of the liar lead apart; half of it is what one adds."""
+        apart: npt.NDArray[np.float64] = self.with_report(**high) - self.with_report(**low)
+        return apart
+
+
+def row(position: str) -> str:
+    """The page's row of a position."""
+    (found,) = [line for line in PAGE.splitlines() if line.startswith(f"| {position} |")]
+    return found
+
+
+# --- not_encrypt ------------------------------------------------------------------------------
+
+
+def full(value: float) -> dict[str, Any]:
+    return {"update": np.full(DIMENSION, value, np.float32)}
+
+
+def test_not_encrypt_equal() -> None:
+    others, most = Others("protection=not_encrypt", "server.weighting=equal"), 2.0**40
+    apart = others.between(full(-most), full(most))
+    np.testing.assert_allclose(apart, 2 * most / CLIENTS, rtol=1e-12)
+    with pytest.raises(ReportRejected, match="too large"):
+        others.with_report(**full(np.nextafter(np.float32(most), np.float32(np.inf))))
+    assert most == MAX_MAGNITUDE
+    assert "2^40 / n" in row("`not_encrypt`, `equal`")
+
+
+@pytest.mark.parametrize("largest", [65_535, 1000])
+def test_not_encrypt_by_size(largest: int) -> None:
+    """Others with W examples together: the liar's share of the mean is M / (M + W)."""
+    others = Others("protection=not_encrypt", f"protection.not_encrypt.max_examples={largest}")
+    weight = 9 * len(HONEST)
+    share = largest / (largest + weight)
+    one = {"examples": largest}
+    apart = others.between(full(-1.0) | one, full(1.0) | one)
+    np.testing.assert_allclose(apart, 2 * share, rtol=1e-12)
+    alone = sum(update_of(c).astype(np.float64) for c in HONEST) / len(HONEST)
+    moved = others.with_report(**full(1.0), **one)
+    np.testing.assert_allclose(moved, share + (1 - share) * alone, rtol=1e-6)
+    # An entry times the weight is bounded, so that the largest entry is a small weight's.
+    with pytest.raises(ReportRejected, match="too large"):
+        others.with_report(**full(2.0**40 / largest * 1.01), **one)
+    with pytest.raises(ReportRejected, match="field examples is outside"):
+        others.with_report(**full(1.0), examples=largest + 1)
+    assert "M / (M + W)" in row("`not_encrypt`, `by_size`")
+    share = 65_535 / (65_535 + 99 * 600)
+    assert f"{math.ceil(100 * share)}% " in row("`not_encrypt`, `by_size`")
+
+
+# --- dp_encrypt -------------------------------------------------------------------------------
+
+
+def test_dp_encrypt() -> None:
+    others = Others("protection=dp_encrypt")
+    form, mechanism = others.protection._form, others.protection._form._mechanism
+    limit = form._limit
+    ends = [np.full(DIMENSION, sign * limit) for sign in (-1, 1)]
+    low, high = (
+        {"multiples": pack(values, -limit, form._width), "step": form.step} for values in ends
+    )
+    reach = mechanism.clip + 10 * mechanism.sigma
+    apart = others.between(low, high)
+    assert (apart <= 2 * (reach + form.step) / CLIENTS).all()
+    assert (apart >= 2 * reach / CLIENTS * (1 - 1e-12)).all()
+    # An honest update has a norm of at most the clip; the lie's grows with the model.
+    assert np.linalg.norm(apart) / 2 >= math.sqrt(DIMENSION) * reach / CLIENTS * (1 - 1e-12)
+    assert "(clip + 10 sigma) / n" in row("`dp_encrypt`")
+    assert f"{math.ceil(100 * reach) / 100:.2f} / n" in row("`dp_encrypt`")
+    assert "sqrt(d)" in row("`dp_encrypt`")
+
+
+def test_dp_encrypt_continuous() -> None:
+    others = Others("protection=dp_encrypt", "protection.dp_encrypt.noise=continuous")
+    mechanism = others.protection._form._mechanism
+    reach = np.float32(mechanism.clip + 10 * mechanism.sigma)
+    reach = np.nextafter(reach, np.float32(0))
+    apart = others.between(full(-reach), full(reach))
+    np.testing.assert_allclose(apart, 2 * float(reach) / CLIENTS, rtol=1e-9)
+    with pytest.raises(ReportRejected, match="beyond its range"):
+        others.with_report(**full(1.001 * reach))
+
+
+# --- signds -----------------------------------------------------------------------------------
+
+SIGNDS = ("protection=signds", "protection.signds.sign_k=0.2")
+
+
+def selected(others: Others, sign: int, bit: bool | None) -> dict[str, Any]:
+    size = others.protection.mechanism.plan(DIMENSION).dim_out
+    report = {"sign": sign, "indices": encode_indices(np.arange(size), DIMENSION)}
+    return report if bit is None else {**report, "bit": bit}
+
+
+def test_signds_with_a_fixed_step() -> None:
+    others = Others(*SIGNDS, "protection.signds.magnitude=fixed")
+    size = others.protection.mechanism.plan(DIMENSION).dim_out
+    apart = others.between(selected(others, -1, None), selected(others, 1, None))
+    expected = np.zeros(DIMENSION)
+    expected[:size] = 2 * 1.0 / CLIENTS
+    np.testing.assert_allclose(apart, expected, atol=1e-15)
+    assert "sign_global_lr / n" in row("`signds`, `fixed`")
+
+
+def test_signds_with_an_estimated_step() -> None:
+    """The step is no mean: what a vote is worth does not shrink with the number of clients."""
+    others = Others(*SIGNDS)
+    size = others.protection.mechanism.plan(DIMENSION).dim_out
+    estimate = others.protection.initial_state()["estimate"]
+    for bit in (False, True):
+        apart = others.between(selected(others, -1, bit), selected(others, 1, bit))
+        assert (apart[size:] == 0).all()
+        # In the first phase r_est has doubled, or stayed where most bits say so.
+        assert set(np.round(apart[:size] / estimate, 9)) <= {4.0, 8.0}
+    assert "2 r_est" in row("`signds`, `estimated`")
+
+
+def test_a_signds_bit_tips_the_step_by_a_factor_of_two() -> None:
+    """Eleven bits of twenty are a majority, ten are not."""
+    others = Others(*SIGNDS)
+    for client, report in others.reports.items():
+        report["bit"] = client < 10
+    many, few = (others.with_report(**selected(others, 1, bit)) for bit in (True, False))
+    np.testing.assert_allclose(few, 2 * many, rtol=1e-12)
+    assert "factor of 2" in row("`signds`, `estimated`")
+
+
+# --- rr and oue -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", ["rr", "oue"])
+def test_unary_sums(position: str) -> None:
+    others = Others(f"protection={position}")
+    encoding = others.protection.encoding(4.8)
+    most = encoding.largest_sum
+    low, high = ({"report": encoding.pack(np.full(DIMENSION, s * most))} for s in (-1, 1))
+    apart = others.between(low, high)
+    reach = (encoding.cells + 1) / (2 * (encoding.p - encoding.q))
+    np.testing.assert_allclose(apart, 2 * reach / CLIENTS, rtol=1e-9)
+    assert "clip (cells + 1) / (2 (p - q) n)" in row(f"`{position}`")
+    assert f"{math.ceil(10 * reach) / 10:.1f} clip / n" in row(f"`{position}`")
+
+
+@pytest.mark.parametrize("position", ["rr", "oue"])
+def test_unary_bits_reach_as_far(position: str) -> None:
+    others = Others(f"protection={position}", "protection.unary.report=bits")
+    encoding = others.protection.encoding(4.8)
+    codes = np.zeros((DIMENSION, encoding.states), np.uint8)
+    codes[:, : encoding.cells] = 1  # every state below zero, and none above
+    low, high = (
+        {"report": np.packbits(np.append(bits.reshape(-1), 1), bitorder="little")}
+        for bits in (codes, codes[:, ::-1])
+    )
+    apart = others.between(low, high)
+    reach = (encoding.cells + 1) / (2 * (encoding.p - encoding.q))
+    np.testing.assert_allclose(apart, 2 * reach / CLIENTS, rtol=1e-9)
+
+
+@given(st.integers(0, 1 << 30))
+@settings(max_examples=20, deadline=None)
+def test_no_report_reaches_further(seed: int) -> None:
+    """Reports drawn at random among all that are well-formed."""
+    draw = np.random.default_rng(seed)
+    others, encoding, form = CHECKED["rr"], RR, CHECKED["dp_encrypt"].protection._form
+    most, limit = encoding.largest_sum, form._limit
+    low, high = (
+        {"report": encoding.pack(draw.integers(-most, most + 1, DIMENSION))} for _ in range(2)
+    )
+    reach = (encoding.cells + 1) / (2 * (encoding.p - encoding.q))
+    assert np.abs(others.between(low, high)).max() <= 2 * reach / CLIENTS
+    low, high = (
+        {"multiples": pack(draw.integers(-limit, limit + 1, DIMENSION), -limit, form._width),
+         "step": form.step}
+        for _ in range(2)
+    )  # fmt: skip
+    reach = limit * form.step
+    assert np.abs(CHECKED["dp_encrypt"].between(low, high)).max() <= 2 * reach / CLIENTS
+
+
+CHECKED = {name: Others(f"protection={name}") for name in ("rr", "dp_encrypt")}
+RR = CHECKED["rr"].protection.encoding(4.8)
+
+
+# --- pw_encrypt -------------------------------------------------------------------------------
+
+PW = ("protection=pw_encrypt", "protection.pw_encrypt.reconstruct_secrets_threshold=11")
+
+
+MASK_VECTOR = Client._mask_vector
+
+
+def masked_round(
+    monkeypatch: pytest.MonkeyPatch, lie: Callable[[npt.NDArray[np.int64]], Any]
+) -> npt.NDArray[np.float64]:
+    """A whole round in which the liar's vector is another one, as only it can know."""
+    protection = make(*PW)
+    server = server_half(protection, [*HONEST, LIAR], MODEL)
+    halves = {c: client_half(protection, c, MODEL) for c in [*HONEST, LIAR]}
+
+    def masked(self: Client, senders: list[int], vector: Any) -> Any:
+        return MASK_VECTOR(self, senders, lie(vector) if self.client == LIAR else vector)
+
+    monkeypatch.setattr(Client, "_mask_vector", masked)
+    messages = dict.fromkeys(halves, server.opening())
+    while messages is not None:
+        for client, message in messages.items():
+            half = halves[client]
+            update = update_of(client) if half.wants_update(message) else None
+            server.receive(client, decode(encode(half.respond(message, update)), server.longest))
+        messages = server.advance()
+    update = server.aggregate().update
+    return np.asarray(update, np.float64)
+
+
+def test_pw_encrypt_stays_within_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among masked vectors nobody's part is seen: one client can be the whole mean, in +-clip."""
+    settings, fixed = make(*PW).settings, make(*PW).fixed
+    weight = 9 * CLIENTS
+    room = fixed.largest * weight - 10 * fixed.largest
+
+    def towards(sign: int) -> Callable[[npt.NDArray[np.int64]], Any]:
+        return lambda vector: np.append(np.full(DIMENSION, sign * room), vector[-1])
+
+    low, high = (masked_round(monkeypatch, towards(sign)) for sign in (-1, 1))
+    assert np.abs([low, high]).max() <= settings.clip
+    assert (high - low).min() >= 1.8 * settings.clip
+    assert row("`pw_encrypt`").endswith(f"| {settings.clip:g} |")
+
+
+@pytest.mark.parametrize("excess", [1, 7])
+def test_a_sum_beyond_the_clip_ends_the_round(excess: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    protection = make(*PW)
+    beyond = protection.fixed.largest * 9 * CLIENTS * (1 + excess / 10)
+
+    def lie(vector: npt.NDArray[np.int64]) -> Any:
+        return np.append(np.full(DIMENSION, int(beyond)), vector[-1])
+
+    with pytest.raises(RoundVoid, match="an entry of the sum of 20 clients is beyond their clip"):
+        masked_round(monkeypatch, lie)
+
+
+def test_a_weight_that_no_clients_can_have_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    for weight in (-9 * len(HONEST), 20 * 65_535):
+        with pytest.raises(RoundVoid, match="the weights of 20 clients cannot have the sum"):
+            masked_round(monkeypatch, lambda vector, w=weight: np.append(vector[:-1], w))
