@@ -13,8 +13,7 @@ import pytest
 from test_simulation import job
 
 import fedveil
-from edits import content, damaged, sealed_edits
-from fedveil.errors import FedveilError
+from edits import Edits, damaged, on_copies, sealed_edits, sentence_of
 from fedveil.record.sealed_message import sealed, unsealed
 
 NESTED = ("optimizer", "protection", "ledger")
@@ -56,30 +55,11 @@ def interrupted(folder: Path, protection: Any, **changes: Any) -> None:
 
 
 def refused(folder: Path) -> str | None:
-    """The sentence in which a run is not gone on with; None where it goes on."""
-    before = content(folder)
-    try:
-        fedveil.resume(folder)
-    except FedveilError as error:
-        sentence = str(error)
-    else:
-        return None
-    assert content(folder) == before
-    assert "\n" not in sentence
-    assert len(sentence) < 1000
-    return sentence
+    return sentence_of(folder, fedveil.resume)
 
 
-def each(
-    folder: Path, name: str, edits: Iterator[tuple[str, bytes]]
-) -> Iterator[tuple[str, str | None]]:
-    """What comes of each edit of a file, on a copy of the folder."""
-    copy = folder.parent / "copy"
-    for how, data in edits:
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folder, copy)
-        (copy / name).write_bytes(data)
-        yield how, refused(copy)
+def each(folder: Path, name: str, edits: Iterator[tuple[str, bytes]]) -> Edits:
+    return on_copies(folder, name, edits, fedveil.resume)
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)

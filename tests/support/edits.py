@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedveil.errors import FedveilError
 from fedveil.message import Value, decode, encode
 from fedveil.record.sealed_message import sealed, unsealed
 
+#: What was edited, and the sentence that it ends in.
+Edits: TypeAlias = Iterator[tuple[str, str | None]]
 _GONE: Any = object()
 
 
@@ -45,7 +49,37 @@ def damaged(raw: bytes) -> Iterator[tuple[str, bytes]]:
     yield "nested", b"[" * 100_000
 
 
-def content(folder: Path) -> dict[str, str]:
+def sentence_of(folder: Path, go_on: Callable[[Path], object]) -> str | None:
+    """The sentence in which a run is not gone on with; None where it goes on.
+
+    A run that is refused is left as it was.
+    """
+    before = _content(folder)
+    try:
+        go_on(folder)
+    except FedveilError as error:
+        sentence = str(error)
+    else:
+        return None
+    assert _content(folder) == before
+    assert "\n" not in sentence
+    assert len(sentence) < 1000
+    return sentence
+
+
+def on_copies(
+    folder: Path, name: str, edits: Iterator[tuple[str, bytes]], go_on: Callable[[Path], object]
+) -> Edits:
+    """What comes of each edit of a file, on a copy of the folder."""
+    copy = folder.parent / "copy"
+    for how, data in edits:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        (copy / name).write_bytes(data)
+        yield how, sentence_of(copy, go_on)
+
+
+def _content(folder: Path) -> dict[str, str]:
     """What is in a folder, by the digest of every file; locks and logs aside."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fedveil._validate import integer
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
-from fedveil.message import take, take_array
+from fedveil.message import only_fields, take, take_array
 from fedveil.privacy.compose import Charge
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
@@ -59,6 +59,11 @@ class Releases:
         base, begun_step, begun_looks = self._read(step)
         self.train += self._sent(base, begun_step)
         self.looks = begun_looks
+
+    def settle(self, step: int) -> None:
+        """Write down what was restored."""
+        if self._folder is None:
+            return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
         self._step = step
         self._note()
@@ -114,6 +119,7 @@ class Releases:
             return 0, 0, 0
         with intact(counts):
             fields = unsealed(counts.read_bytes())
+            only_fields(fields, "step", "train")
             base = integer("step", take(fields, "step", int), 0, self._last)
             self.train = take_array(fields, "train", np.int64, self.train.shape).copy()
             integer("train", int(self.train.min(initial=0)), 0)

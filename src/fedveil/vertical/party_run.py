@@ -21,7 +21,7 @@ from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.message import Message, take_array
+from fedveil.message import Message, only_fields, take_array
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.kept_job import keep_job
@@ -100,6 +100,7 @@ class PartyRun:
         self.done = 0
         self._window = _Window(self.party)
         self._recorder: Recorder | None = None
+        self._metrics = Metrics()
         if not held(setting.folder):
             self._checkpoint()
 
@@ -109,6 +110,11 @@ class PartyRun:
 
     def restore(self, step: int) -> None:
         """Go back, or on, to the checkpoint after `step`."""
+        self.load(step)
+        self.settle()
+
+    def load(self, step: int) -> None:
+        """Take over the checkpoint after `step`; what is wrong with a file says so here."""
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
         if saved.fingerprint != self._fingerprint:
@@ -122,11 +128,16 @@ class PartyRun:
         saved.give(folder, self.party)
         self._window = _Window(self.party, saved.window)
         self._releases.restore(step, looks=sum("look" in record for record in metrics.records))
-        forget_after(folder, step)
-        self.done = step
+        self.done, self._metrics = step, metrics
+
+    def settle(self) -> None:
+        """Let the folder hold what was loaded and nothing later."""
+        folder = self.setting.folder
+        forget_after(folder, self.done)
+        self._releases.settle(self.done)
         if self._recorder is not None:
             self._recorder.close()
-        self._recorder = Recorder(folder, metrics, durable=False)
+        self._recorder = Recorder(folder, self._metrics, durable=False)
         self.records = self._recorder.records
 
     def train(self) -> Exchange[None]:
@@ -259,6 +270,7 @@ class PartyRun:
         if path.exists():
             with intact(path):
                 kept = unsealed(path.read_bytes())
+                only_fields(kept, "labels")
                 told = take_array(kept, "labels", np.int64, (rows.count,))
                 if (told < 0).any() or (told >= classes).any():
                     raise InvalidValue(f"field labels holds others than {classes} classes")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import safetensors.torch
@@ -60,6 +60,7 @@ class Checkpoint:
         path = folder.path / _file(step)
         with intact(path):
             held = unsealed(path.read_bytes())
+            only_fields(held, *(field.name for field in fields(cls)))
             if take(held, "step", int) != step:
                 raise MessageInvalid(f"it is that of step {held['step']}")
             return cls(
@@ -112,12 +113,12 @@ def _file(step: int) -> str:
     return f"{CHECKPOINT}/{step:09d}"
 
 
-def _window(fields: Message) -> Message:
-    only_fields(fields, *_WINDOW)
+def _window(counts: Message) -> Message:
+    only_fields(counts, *_WINDOW)
     for name, kind in _WINDOW.items():
-        if take(fields, name, kind) < 0 and kind is int:
+        if take(counts, name, kind) < 0 and kind is int:
             raise MessageInvalid(f"field {name} is negative")
-    return fields
+    return counts
 
 
 def _tensors(data: bytes) -> dict[str, torch.Tensor]:

@@ -202,7 +202,9 @@ class _Parties:
 
     def _restore(self, step: int) -> None:
         for run in self.runs.values():
-            run.restore(step)
+            run.load(step)
+        for run in self.runs.values():
+            run.settle()
 
     def _together(self, how: Callable[[PartyRun], Exchange[T]]) -> dict[str, T]:
         exchanges = {name: how(run) for name, run in self.runs.items()}
