@@ -169,3 +169,19 @@ def test_an_edited_job_is_refused_by_its_keys(secure: Path) -> None:
     (copy / "job.yaml").write_text(text.replace("epochs: 3", "epochs: 4").replace("small", "big"))
     sentence = str(sentence_of(copy, resume))
     assert "name = 'big' where the run has 'small'; epochs = 4 where the run has 3" in sentence
+
+
+@pytest.mark.parametrize("randomness", ["seeded", "secure"])
+def test_reports_that_were_lost_are_not_drawn_anew(randomness: str, tmp_path: Path) -> None:
+    """An example pays once as long as what was sent for it is sent again."""
+    embedding = {"eps": 0.5, "reuse": True, "gradient": "none"}
+    privacy = {"embedding_dp": embedding, "randomness": randomness}
+    run = interrupted(tmp_path / "run", "bottoms", privacy=privacy)
+    kept = run / "bank" / "reports-left-train"
+    raw = kept.read_bytes()
+    kept.write_bytes(raw[: 49 * (8 + 1)])  # all 50 were sent in the first epoch
+    assert "reports-left-train is missing or cut short" in str(sentence_of(run, resume))
+    kept.unlink()
+    assert "reports-left-train is missing or cut short" in str(sentence_of(run, resume))
+    kept.write_bytes(raw)
+    assert sentence_of(run, resume) is None

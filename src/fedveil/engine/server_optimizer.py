@@ -46,7 +46,7 @@ class ServerOptimizer:
             if not self._trainable.all():
                 moved = np.where(self._trainable, moved, aggregate)
             new: npt.NDArray[np.float32] = (weights + moved).astype(np.float32)
-        if not all(np.isfinite(values).all() for values in (new, *moments.values())):
+        if not (np.isfinite(new).all() and all(np.isfinite(m).all() for m in moments.values())):
             raise RoundVoid("report", 0, 0, "the model that it gives is not finite")
         self._moments = moments
         return new

@@ -60,6 +60,10 @@ class Releases:
         self.train += self._sent(base, begun_step)
         self.looks = begun_looks
 
+    def examples(self, step: int) -> int:
+        """How many examples there are in the steps up to `step`."""
+        return int(np.count_nonzero(self._sent(0, step)))
+
     def settle(self, step: int) -> None:
         """Write down what was restored."""
         if self._folder is None:

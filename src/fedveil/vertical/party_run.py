@@ -128,6 +128,9 @@ class PartyRun:
         saved.give(folder, self.party)
         self._window = _Window(self.party, saved.window)
         self._releases.restore(step, looks=sum("look" in record for record in metrics.records))
+        for crossing in self.setting.split.crossings:
+            if crossing.sender == self.name and crossing.privacy and crossing.privacy.reuse:
+                self._reports.require(crossing, self._releases.examples(step))
         self.done, self._metrics = step, metrics
 
     def settle(self) -> None:

@@ -61,8 +61,9 @@ class Checkpoint:
         with intact(path):
             held = unsealed(path.read_bytes())
             only_fields(held, *(field.name for field in fields(cls)))
-            if take(held, "step", int) != step:
-                raise MessageInvalid(f"it is that of step {held['step']}")
+            found = take(held, "step", int)
+            if found != step:
+                raise MessageInvalid(f"it is that of step {found}")
             return cls(
                 step=step,
                 fingerprint=take(held, "fingerprint", str),
