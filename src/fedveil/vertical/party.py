@@ -160,6 +160,8 @@ class Party:
         for place, tensor in state.items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 raise InvalidValue(f"{place} is not finite")
+            if place.endswith("running_var") and (tensor < 0).any():
+                raise InvalidValue(f"{place} is a variance below 0")
             part, _, name = place.partition("/")
             if name.startswith("/"):
                 number, _, key = name[1:].partition("/")
