@@ -12,7 +12,7 @@ import yaml
 from test_simulation import TWO_PHASES, job, timeless
 
 import fedveil
-from fedveil.engine.run_records import without_report
+from fedveil.engine.run_records import without_report, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.errors import JobError, RoundVoid, RunFailed
 from fedveil.federated.blocks import ServerSettings
@@ -134,6 +134,21 @@ def test_the_command_exits_1_and_its_last_line_says_why(command: Command, tmp_pa
     for number in (1, 2, 3):
         assert f"round {number} has no report: the update is not finite (4x)" in out
     assert "epsilon 0 " not in out.splitlines()[-1]
+
+
+def test_reports_that_say_nothing_of_an_update_are_not_usable() -> None:
+    """Under a protection that perturbs, a client that has no update reports all the same."""
+    reasons = ("rejected", "withheld", "failed")
+    record: dict[str, Any] = dict.fromkeys(reasons, {}) | {"dropped": 0, "void": None, "reports": 4}
+    assert without_report(record) is None
+    assert without_report({**record, "unusable": {"the update is not finite": 3}}) is None
+    nothing = {**record, "unusable": {"the update is not finite": 4}}
+    assert without_report(nothing) == "the update is not finite (4x)"
+    assert without_result([nothing, record], None) is None
+    assert without_result([nothing, nothing], None) == (
+        "no report was usable in any of 2 rounds: the update is not finite (8x); a lower "
+        "training.lr may help"
+    )
 
 
 def test_one_usable_report_is_enough(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from fedveil.rounds.loop import Outcome
 
 #: What became of clients without a report in the aggregate: reasons, each with how many gave it.
 LOST = ("rejected", "withheld", "failed")
+#: The same of reports that are in it and say nothing of an update, as far as the run is told.
+UNUSABLE = "unusable"
 
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
@@ -39,13 +41,13 @@ def counted(outcome: Outcome) -> dict[str, Any]:
 
 
 def without_report(record: Record) -> str | None:
-    """Why no report is in a round's aggregate; None where one is."""
-    return None if record["reports"] else _reasons([record])
+    """Why no usable report is in a round's aggregate; None where one is."""
+    return None if _usable(record) else _reasons([record])
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Why a run has no result: no report was in any round's aggregate; None where one was."""
-    if any(record["reports"] for record in records):
+    """Why a run has no result: no round's aggregate had a usable report; None where one had."""
+    if any(_usable(record) for record in records):
         return None
     if not records:
         return f"the run ended before its first round: {stopped}"
@@ -67,9 +69,15 @@ def check(records: Sequence[Record], rounds: int) -> None:
             raise MessageInvalid(f"the record of round {number} has another {[*wrong, 'round'][0]}")
 
 
+def _usable(record: Record) -> bool:
+    return bool(record["reports"] > sum(record.get(UNUSABLE, {}).values()))
+
+
 def _fits(name: str, value: object) -> bool:
     """Whether a record's key may hold that."""
-    if name in LOST:
+    if name == "in_clear":
+        return isinstance(value, list) and all(isinstance(text, str) for text in value)
+    if name in (*LOST, UNUSABLE):
         return isinstance(value, Mapping) and all(type(times) is int for times in value.values())
     if name in ("void", "randomness"):
         return isinstance(value, str) or (value is None and name == "void")
@@ -80,8 +88,8 @@ def _reasons(records: Sequence[Record]) -> str:
     """Why there is no report in any of these rounds: what was given most often first."""
     times: Counter[str] = Counter()
     for record in records:
-        for kind in LOST:
-            times.update(record[kind])
+        for kind in (*LOST, UNUSABLE):
+            times.update(record.get(kind, {}))
     if not times:
         times["the client fell silent"] = sum(record["dropped"] for record in records)
         times.update(record["void"] for record in records if record["void"])
