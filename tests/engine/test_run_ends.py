@@ -138,8 +138,8 @@ def test_the_command_exits_1_and_its_last_line_says_why(command: Command, tmp_pa
 
 def test_reports_that_say_nothing_of_an_update_are_not_usable() -> None:
     """Under a protection that perturbs, a client that has no update reports all the same."""
-    reasons = ("rejected", "withheld", "failed")
-    record: dict[str, Any] = dict.fromkeys(reasons, {}) | {"dropped": 0, "void": None, "reports": 4}
+    record: dict[str, Any] = {"dropped": 0, "void": None, "reports": 4}
+    record |= {"rejected": {}, "withheld": {}, "failed": {}}
     assert without_report(record) is None
     assert without_report({**record, "unusable": {"the update is not finite": 3}}) is None
     nothing = {**record, "unusable": {"the update is not finite": 4}}
