@@ -42,7 +42,7 @@ def test_every_problem_of_a_job_is_told_at_once(command: Command, tmp_path: Path
     [
         (("run", "missing.yaml"), 2, "missing.yaml"),
         (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: it has no job.yaml"),
-        (("run", "--resume", "x", "--set", "rounds=2"), 2, "--resume takes the run's own job"),
+        (("run", "--resume", "x", "--set", "seed=2"), 2, "--resume takes the run's own job"),
         (("run", "--set", "data.name=mnist"), 1, "mnist"),
         (("data", "fetch", "digits"), 1, "digits has no download"),
         (("job", "convert", "missing.yaml"), 2, "missing.yaml"),

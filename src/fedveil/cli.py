@@ -94,7 +94,8 @@ def run(
         Path | None, typer.Option(help="The run's folder; without it, a new one under runs/.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder; takes nothing else.")
+        Path | None,
+        typer.Option(help="Go on with the run in this folder; --set rounds=N gives it more."),
     ] = None,
 ) -> None:
     """Train: every round's figures as they come, and everything in the run's folder."""
@@ -104,10 +105,15 @@ def run(
     from fedveil.run_display import RunDisplay
 
     if resume is not None:
-        if job is not None or overrides or out is not None:
-            raise JobError(["--resume takes the run's own job: no JOB, --set or --out beside it"])
-        rounds = Job.load(resume / JOB).rounds if (resume / JOB).is_file() else 0
-        train = partial(simulation.resume, resume)
+        others = [key for key in overrides or [] if key.partition("=")[0].strip() != "rounds"]
+        if job is not None or others or out is not None:
+            raise JobError(
+                ["--resume takes the run's own job: no JOB or --out beside it, and no --set but "
+                 "--set rounds=N"]
+            )  # fmt: skip
+        file = resume / JOB
+        rounds = Job.load(file, overrides or []).rounds if file.is_file() else 0
+        train = partial(simulation.resume, resume, rounds=rounds if overrides else None)
     else:
         settings = _load(job, overrides)
         rounds = settings.rounds

@@ -95,6 +95,10 @@ class LimitReached(RunStopped):
     """A run ended in good order because going on would pass a privacy limit it was given."""
 
 
+class RunFailed(FedveilError):
+    """A run ended in which no report was ever usable: it has no result."""
+
+
 class WorkerDied(RunStopped):
     """A worker process of the simulator ended unexpectedly."""
 

@@ -89,12 +89,16 @@ def take(message: Message, name: str, kind: type[Any]) -> Any:
     return value
 
 
-def take_array(message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:
-    """The array `name` of an untrusted message, of exactly that type and shape."""
+def take_array(
+    message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]
+) -> Array:
+    """The array `name` of an untrusted message, of exactly that type and shape; None: any size."""
     value: Array = take(message, name, np.ndarray)
     if value.dtype != np.dtype(dtype):
         raise MessageInvalid(f"field {name} has the wrong type")
-    if value.shape != shape:
+    if value.ndim != len(shape) or any(
+        size not in (None, found) for size, found in zip(shape, value.shape, strict=True)
+    ):
         raise MessageInvalid(f"field {name} has the wrong length")
     return value
 

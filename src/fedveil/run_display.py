@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedveil.engine.federation import Run
+from fedveil.engine.run_records import LOST, without_report
 from fedveil.privacy.loss import format_delta
 from fedveil.privacy.promise import Figure, told
 from fedveil.record.byte_count import shown_bytes
@@ -54,8 +55,11 @@ class RunDisplay:
         """A round has ended."""
         line = describe(record)
         self._bar.update(self._task, completed=record["round"], description=line)
+        reason = without_report(record)
         if not self._console.is_terminal:
             self._say(f"round {record['round']}/{self._rounds} {line}")
+        if reason is not None:
+            self._say(f"round {record['round']} has no report: {reason}")
 
     def summary(self, run: Run) -> None:
         """The run has ended."""
@@ -92,7 +96,7 @@ def describe(record: Record) -> str:
         parts += [f"accuracy {record['accuracy']:.4f}", f"loss {record['loss']:.4f}"]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
     parts += [f"epsilon {told(*_figure(record, 'run_most_drawn'))}"]
-    lost = sum(sum(record[kind].values()) for kind in ("rejected", "withheld", "failed"))
+    lost = sum(sum(record[kind].values()) for kind in LOST)
     if lost:
         parts.append(f"{lost} clients left out")
     if record["void"]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.engine.server_optimizer import ServerOptimizer
-from fedveil.errors import RunFolderError
+from fedveil.errors import MessageInvalid
 from fedveil.federated.blocks import ServerSettings
 
 STEPS = [0.5, -0.25, 0.125, 0.0]
@@ -61,5 +61,5 @@ def test_a_restored_optimizer_goes_on_with_the_same_bytes(name: str) -> None:
 
 def test_another_optimizers_state_is_refused() -> None:
     optimizer = ServerOptimizer(ServerSettings(optimizer="adam"), np.ones(1, np.bool_))
-    with pytest.raises(RunFolderError, match=r"another server\.optimizer"):
+    with pytest.raises(MessageInvalid, match=r"another server\.optimizer"):
         optimizer.restore({"m": np.zeros(1)})

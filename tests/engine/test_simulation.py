@@ -182,14 +182,16 @@ def test_a_run_that_has_ended_can_be_resumed_for_nothing(tmp_path: Path) -> None
     assert timeless(again.metrics) == timeless(run.metrics)
 
 
-def test_resuming_with_other_data_or_another_model_is_refused(tmp_path: Path) -> None:
+def test_resuming_with_other_data_or_another_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fedveil.simulate(job(), tmp_path / "run")
-    path = tmp_path / "run" / "job.yaml"
-    text = path.read_text()
-    for old, new in (("parts:data", "parts:other_data"), ("parts:net", "parts:plain")):
-        path.write_text(text.replace(old, new))
-        with pytest.raises(RunFolderError, match="another model or other data"):
-            fedveil.resume(tmp_path / "run")
+    others = parts.other_data()
+    for name, function in (("data", lambda: others), ("net", parts.plain)):
+        with monkeypatch.context() as changed:
+            changed.setattr(parts, name, function)
+            with pytest.raises(RunFolderError, match="another model or other data"):
+                fedveil.resume(tmp_path / "run")
 
 
 def test_checkpoints_every_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

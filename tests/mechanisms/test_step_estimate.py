@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
-from fedveil.mechanisms.signds.step_estimate import MagnitudeEstimator
+from fedveil.mechanisms.signds.step_estimate import LEAST, MOST, MagnitudeEstimator
 
 EPS = 2.0
 
@@ -165,3 +166,34 @@ def test_what_cannot_be_a_magnitude_or_a_bit_is_refused() -> None:
         estimator.update([0, 2], EPS)
     with pytest.raises(InvalidValue, match="participants = 0"):
         estimator.global_step(1.0, 0, 0)
+
+
+@pytest.mark.parametrize("regrow", [False, True])
+@pytest.mark.parametrize(
+    "bits",
+    [
+        lambda round: [0],
+        lambda round: [1],
+        lambda round: [round < 3_000],
+        lambda round: [round % 2],
+        lambda round: [round % 7 == 0] * 3,
+        lambda round: [1] if round < 2_500 else [0],
+    ],
+    ids=["growing", "shrinking", "down and up", "in turn", "rarely", "down and out"],
+)
+def test_the_estimate_stays_in_its_domain_for_ever(bits: Any, regrow: bool) -> None:
+    """After each of very many rounds the next process makes the estimator again, and a client."""
+    estimator = MagnitudeEstimator(regrow=regrow)
+    for round in range(6_000):
+        estimator.update(bits(round), EPS)
+        assert LEAST <= estimator.estimate <= MOST
+        estimator = MagnitudeEstimator(
+            estimator.estimate, regrow=regrow, phase=estimator.phase, zeros=estimator.zeros
+        )
+        assert math.isfinite(estimator.global_step(1.0, 1, 1))
+
+
+@pytest.mark.parametrize("estimate", [0.0, -1.0, LEAST / 2, MOST * 2, math.inf, math.nan])
+def test_an_estimate_outside_its_domain_is_refused(estimate: float) -> None:
+    with pytest.raises(InvalidValue, match="initial = "):
+        MagnitudeEstimator(estimate)

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import parts
 from fedveil.errors import MessageInvalid, RunFolderError, RunStopped
+from fedveil.message import Value
 from fedveil.record.begun_rounds import Attempts
-from fedveil.record.lifecycle import beginning, how_to_resume, introduce, keep_job, reopen
+from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
-
-
-def test_a_reopened_run_has_its_job_and_finds_its_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    support = str(Path(__file__).parents[1] / "support")
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != support])
-    assert parts.data  # it is imported
-    folder = RunFolder.create(tmp_path / "run")
-    keep_job(folder, "rounds: 2\n", ["parts:data", "digits", "parts:plain", "never_imported:f"])
-    folder.close()
-    assert (tmp_path / "run" / "imports.txt").read_text() == f"{support}\n"
-    with ExitStack() as stack:
-        folder, text = reopen(tmp_path / "run", Path.read_text, stack)
-        assert text == "rounds: 2\n"
-        assert sys.path[-1] == support
-        with pytest.raises(RunFolderError, match="in use"):
-            RunFolder.reopen(tmp_path / "run")
-    RunFolder.reopen(tmp_path / "run").close()
 
 
 def test_what_is_said_at_the_beginning() -> None:
@@ -95,5 +74,32 @@ def test_rounds_that_were_begun_are_counted_by_the_next_process(tmp_path: Path) 
     assert Attempts(folder, 2).before(2) == 0
     file = tmp_path / "run" / "checkpoint" / "begun"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(RunFolderError, match="begun is damaged: the message is cut short"):
+    with pytest.raises(RunFolderError, match="begun is damaged: its digest does not match"):
         Attempts(folder, 1)
+
+
+ROUNDS, TIMES = np.array([2, 3]), np.array([1, 1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"rounds": ROUNDS}, "is damaged: fields are missing or unknown"),
+        ({"rounds": 2, "times": TIMES}, "is damaged: field rounds is missing or malformed"),
+        ({"rounds": ROUNDS, "times": TIMES[:1]}, "is damaged: field times has the wrong length"),
+        ({"rounds": ROUNDS, "times": TIMES / 2}, "is damaged: field times has the wrong type"),
+        ({"rounds": ROUNDS[::-1].copy(), "times": TIMES}, "does not name rounds in their order"),
+        ({"rounds": ROUNDS - 2, "times": TIMES}, "does not name rounds in their order"),
+        ({"rounds": ROUNDS, "times": -TIMES}, "holds a number outside"),
+        ({"rounds": ROUNDS, "times": TIMES << 60}, "holds a number outside"),
+        (None, "is missing: it says which rounds were begun"),
+    ],
+)
+def test_rounds_that_cannot_have_been_begun_are_refused(
+    fields: dict[str, Value] | None, sentence: str, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    if fields is not None:
+        folder.write_atomically("checkpoint/begun", sealed(fields))
+    with pytest.raises(RunFolderError, match=f"begun {sentence}|begun is damaged: .*{sentence}"):
+        Attempts(folder, 1, has_begun=True)

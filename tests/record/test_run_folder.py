@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
-from fedveil.record.recorder import Recorder, read_metrics
+from fedveil.record.recorder import Metrics, Recorder, read_metrics
 from fedveil.record.run_folder import RunFolder, explained, uninterrupted
 
 
@@ -102,6 +103,7 @@ def checkpoint() -> Checkpoint:
     return Checkpoint(
         round=3,
         metrics_bytes=17,
+        metrics_digest="def",
         fingerprint="abc",
         weights=np.arange(5, dtype=np.float32),
         optimizer={"m": np.ones(5)},
@@ -140,7 +142,7 @@ def test_metrics_are_strict_json_and_come_back(tmp_path: Path) -> None:
     recorder = Recorder(folder)
     record = {"round": 1, "loss": float("nan"), "epsilon": float("inf"), "rejected": {"late": 2}}
     recorder.record(record)
-    kept = recorder.metrics_bytes
+    kept, digest = recorder.metrics_bytes, recorder.metrics_digest
     recorder.record({"round": 2})
     recorder.close()
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -150,17 +152,38 @@ def test_metrics_are_strict_json_and_come_back(tmp_path: Path) -> None:
     assert np.isnan(first.pop("loss"))
     assert first == {"round": 1, "epsilon": float("inf"), "rejected": {"late": 2}}
     assert second == {"round": 2}
-    again = Recorder(folder, keep_bytes=kept)
+    again = Recorder(folder, Metrics.vouched(folder, kept, digest))
     assert [r["round"] for r in again.records] == [1]
     again.record({"round": 2, "more": True})
     again.close()
     assert read_metrics(tmp_path / "run")[1] == {"round": 2, "more": True}
 
 
-def test_metrics_shorter_than_the_checkpoint_says_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "content", "sentence"),
+    [
+        (100, b"{}\n", "it is shorter than its checkpoint says"),
+        (3, b"[]\n", "it is not what its checkpoint vouches for"),
+        (-1, b"{}\n", "metrics_bytes = -1 is outside"),
+    ],
+)
+def test_metrics_that_no_checkpoint_vouches_for_are_refused(
+    size: int, content: bytes, sentence: str, tmp_path: Path
+) -> None:
     folder = RunFolder.create(tmp_path / "run")
-    with pytest.raises(RunFolderError, match="shorter than its checkpoint says"):
-        Recorder(folder, keep_bytes=100)
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(RunFolderError, match=f"metrics.jsonl is damaged: {sentence}"):
+        Metrics.vouched(folder, size, hashlib.sha256(b"{}\n").hexdigest())
+
+
+def test_a_resumed_recorder_knows_its_metrics_by_the_digest_of_all(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    first = Recorder(folder)
+    first.record({"round": 1})
+    again = Recorder(folder, Metrics.vouched(folder, first.metrics_bytes, first.metrics_digest))
+    again.record({"round": 2})
+    written = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert again.metrics_digest == hashlib.sha256(written).hexdigest()
 
 
 def test_shared_arrays_are_one_memory_without_a_name() -> None:

@@ -107,6 +107,18 @@ def diverging() -> nn.Module:
     return Diverging()
 
 
+class NowhereFinite(Diverging):
+    """Its loss is NaN for every batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * (float("nan") if self.training else 1.0)
+
+
+def nowhere_finite() -> nn.Module:
+    """Gives no client an update that is finite."""
+    return NowhereFinite()
+
+
 class Warning_(nn.Module):
     """Warns."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil._validate import finite_vector, integer
 from fedveil.data.datasets import Dataset, load
 from fedveil.engine.assembly import (
     ModelShape,
@@ -26,20 +28,24 @@ from fedveil.engine.assembly import (
 )
 from fedveil.engine.budget import thin_promise
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.engine.round_checkpoint import LATEST, Checkpoint
+from fedveil.engine.run_records import check, counted, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.entropy import Seeded
-from fedveil.errors import LimitReached, RunFolderError, RunStopped
+from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.learning.evaluate import evaluate
 from fedveil.learning.weight_layout import Layout
+from fedveil.message import take_array
 from fedveil.privacy.ledger import Ledger
-from fedveil.protections.base import Protection, RoundContext, Spending, State
+from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
 from fedveil.record.begun_rounds import Attempts
-from fedveil.record.lifecycle import beginning, how_to_resume, introduce, keep_job
+from fedveil.record.kept_job import keep_job
+from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.model_file import model_bytes
-from fedveil.record.recorder import Record, Recorder, find_board
-from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
+from fedveil.record.recorder import Metrics, Record, Recorder, find_board
+from fedveil.record.run_folder import METRICS, MODEL, RunFolder, uninterrupted
+from fedveil.record.sealed_message import intact
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import Outcome, drive
 
@@ -125,39 +131,53 @@ class Federation:
         self._state: State = self._protection.initial_state()
         self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
-        self._fingerprint = _fingerprint(self._dataset, engine.identify(), shape.fingerprint)
+        self._fingerprint = _fingerprint(job, self._dataset, engine.identify(), shape.fingerprint)
         self._folder = open_folder()
         stack.callback(self._folder.close)
         how = engine.how_to_resume.format(folder=self._folder.path)
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
-        self._done, kept = self._restore(Checkpoint.read(self._folder))
-        self._attempts = Attempts(self._folder, self._done)
+        self._done = 0
+        metrics = self._restore(Checkpoint.read(self._folder))
+        has_begun = engine.reports_leave and self._done > 0
+        self._attempts = Attempts(self._folder, self._done, has_begun=has_begun)
         own_names = [job.model, job.data.name, job.protection.name]
-        keep_job(self._folder, job.to_yaml(), own_names)
-        self._recorder = Recorder(self._folder, keep_bytes=kept, tensorboard=job.record.tensorboard)
+        keep_job(self._folder, job, own_names)
+        self._recorder = Recorder(self._folder, metrics, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
         self._executor = engine.start(job, shape, self._protection, self._recorder.event)
         stack.callback(self._executor.close)
         randomness = f"randomness of reports: {report_entropy(job).description}"
         thin = list(filter(None, [thin_promise(job, self._protection)]))
-        lines = (randomness, *engine.describe(), *self._layout.explain(), *job.warnings, *thin)
+        first = (f"rounds: {job.rounds} in all", randomness, *engine.describe())
+        lines = (*first, *self._layout.explain(), *job.warnings, *thin)
         introduce(self._recorder.event, beginning("round", self._done), began, lines)
         for sentence in thin:
             (warn or (lambda text: None))(sentence)
 
-    def _restore(self, saved: Checkpoint | None) -> tuple[int, int]:
-        """Take over a checkpoint; gives the rounds done and the bytes of metrics that count."""
+    def _restore(self, saved: Checkpoint | None) -> Metrics:
+        """Take over a checkpoint; gives the metrics that it vouches for."""
         if saved is None:
-            return 0, 0
+            return Metrics()
+        path = self._folder.path
         if saved.fingerprint != self._fingerprint:
             raise RunFolderError(
-                f"{self._folder.path} was made with another model or other data than are here now"
+                f"{path} was made with another job, another model or other data than are here now"
             )
-        self._weights = saved.weights.copy()
-        self._optimizer.restore(saved.optimizer)
-        self._state = saved.protection
-        self._ledger = Ledger.from_state(saved.ledger)
-        return saved.round, saved.metrics_bytes
+        with intact(path / LATEST):
+            self._done = integer("round", saved.round, 1, self.job.rounds)
+            shape = self._weights.shape
+            self._weights = take_array(vars(saved), "weights", np.float32, shape).copy()
+            finite_vector("weights", self._weights)
+            self._optimizer.restore(saved.optimizer)
+            self._protection.check_state(saved.protection)
+            self._state = saved.protection
+            self._ledger = Ledger.from_state(saved.ledger)
+            if self._ledger.adaptive != self._protection.adaptive:
+                raise InvalidValue("field adaptive is not the protection's")
+        metrics = Metrics.vouched(self._folder, saved.metrics_bytes, saved.metrics_digest)
+        with intact(path / METRICS):
+            check(metrics.records, saved.round)
+        return metrics
 
     def run(self, progress: Progress | None = None) -> Run:
         """All rounds that are left."""
@@ -183,6 +203,10 @@ class Federation:
         return self._finish(stopped)
 
     def _finish(self, stopped: str | None) -> Run:
+        failure = without_result(self._recorder.records, stopped)
+        if failure is not None:
+            self._recorder.event(f"ended after round {self._done} without a result: {failure}")
+            raise RunFailed(f"{failure}; the record is in {self._folder.path}")
         self._layout.write(torch.from_numpy(self._weights))
         with uninterrupted():
             self._folder.write_atomically(MODEL, model_bytes(self._model))
@@ -207,13 +231,10 @@ class Federation:
         self._executor.open(context)
         opening = dict.fromkeys(cohort, server.opening())
         outcome = drive(server, self._executor, opening, self._protection.trains)
-        aggregate = outcome.result(server.aggregate)
+        applied = outcome.result(lambda: self._apply(server.aggregate()))
         if outcome.hopeless is not None:
             raise RunStopped(f"every client of round {number} failed: {outcome.hopeless}")
         outcome.bytes_down += len(cohort) * self._weights.nbytes
-        if aggregate is not None:
-            self._weights = self._optimizer.step(self._weights, aggregate.update)
-            self._state = aggregate.state
         self._ledger.record_many(spending, round=number, clients=sorted(outcome.charged))
         evaluation = time.perf_counter()
         quality = self._evaluate(number)
@@ -222,14 +243,20 @@ class Federation:
         record = {
             "round": number,
             "clients": len(cohort),
-            "reports": aggregate.reports if aggregate is not None else 0,
-            **_counted(outcome),
+            "reports": applied or 0,
+            **counted(outcome),
             **quality,
             **self._privacy(),
             **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
         }
         self._keep(record, outcome)
         return record
+
+    def _apply(self, aggregate: Aggregate) -> int:
+        """Move the model; gives the number of reports in the aggregate."""
+        self._weights = self._optimizer.step(self._weights, aggregate.update)
+        self._state = aggregate.state
+        return aggregate.reports
 
     def _charge_attempts(
         self, spending: Sequence[Spending], cohort: list[ClientId], number: int
@@ -241,8 +268,8 @@ class Federation:
         before = self._attempts.before(number)
         if not before or self.job.privacy.randomness == "seeded":
             return
-        for _ in range(before):
-            self._ledger.record_many(spending, round=number, clients=cohort)
+        spent = [Spending(spent.loss, before * spent.count) for spent in spending]
+        self._ledger.record_many(spent, round=number, clients=cohort)
         self._recorder.event(
             f"round {number} was begun before ({before}x) and cut off: its reports may have left, "
             f"and count"
@@ -308,6 +335,7 @@ class Federation:
         Checkpoint(
             round=self._done,
             metrics_bytes=self._recorder.metrics_bytes,
+            metrics_digest=self._recorder.metrics_digest,
             fingerprint=self._fingerprint,
             weights=self._weights,
             optimizer=self._optimizer.state(),
@@ -316,23 +344,10 @@ class Federation:
         ).write(self._folder)
 
 
-def _counted(outcome: Outcome) -> dict[str, Any]:
-    arrived = len(outcome.arrived)
-    return {
-        "rejected": dict(outcome.rejected),
-        "withheld": dict(outcome.withheld),
-        "failed": dict(outcome.failed),
-        "dropped": len(outcome.dropped),
-        "void": str(outcome.void) if outcome.void else None,
-        "bytes_up": outcome.bytes_up,
-        "bytes_up_per_client": outcome.bytes_up / arrived if arrived else 0,
-        "bytes_down": outcome.bytes_down,
-    }
-
-
-def _fingerprint(dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str) -> str:
-    """A digest of what a resumed run must find again."""
-    digest = hashlib.sha256(model.encode())
+def _fingerprint(job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str) -> str:
+    """A digest of what a resumed run must find again; it may have more rounds."""
+    settings = json.dumps(job.model_dump(exclude={"rounds"}), sort_keys=True)
+    digest = hashlib.sha256(f"{settings} {model}".encode())
     arrays: list[npt.NDArray[Any]] = [dataset.test.x, dataset.test.y, *more]
     for array in arrays:
         digest.update(repr((array.shape, array.dtype)).encode())

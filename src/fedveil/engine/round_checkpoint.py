@@ -7,18 +7,19 @@ random state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.message import Message, decode, encode, take
+from fedveil.message import Message, decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
-_FILE = f"{CHECKPOINT}/latest"
+LATEST = f"{CHECKPOINT}/latest"
 _MESSAGES = ("optimizer", "protection", "ledger")
+_PLAIN = {"round": int, "metrics_bytes": int, "metrics_digest": str, "fingerprint": str}
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Checkpoint:
 
     round: int
     metrics_bytes: int
+    metrics_digest: str
     fingerprint: str
     weights: npt.NDArray[np.float32]
     optimizer: Mapping[str, npt.NDArray[np.float64]]
@@ -35,17 +37,23 @@ class Checkpoint:
 
     def write(self, folder: RunFolder) -> None:
         """Replace the folder's checkpoint."""
-        fields = vars(self)
-        encoded = {name: encode(fields[name]) for name in _MESSAGES}
-        folder.write_atomically(_FILE, sealed(fields | encoded))
+        held = vars(self)
+        encoded = {name: encode(held[name]) for name in _MESSAGES}
+        folder.write_atomically(LATEST, sealed(held | encoded))
 
     @classmethod
     def read(cls, folder: RunFolder) -> Checkpoint | None:
-        """The folder's checkpoint; None where the run ended before its first."""
-        path = folder.path / _FILE
+        """The folder's checkpoint; None where the run ended before its first.
+
+        Its digest is nobody's signature: whoever goes on checks what the fields hold.
+        """
+        path = folder.path / LATEST
         if not path.exists():
             return None
         with intact(path):
-            fields: dict[str, Any] = unsealed(path.read_bytes())
-            decoded = {name: decode(take(fields, name, bytes)) for name in _MESSAGES}
-            return cls(**fields | decoded)
+            held: dict[str, Any] = unsealed(path.read_bytes())
+            only_fields(held, *(field.name for field in fields(cls)))
+            for name, kind in _PLAIN.items():
+                take(held, name, kind)
+            decoded = {name: decode(take(held, name, bytes)) for name in _MESSAGES}
+            return cls(**held | decoded)

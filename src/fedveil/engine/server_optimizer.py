@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import RunFolderError
+from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.federated.blocks import ServerSettings
+from fedveil.message import Message, take_array
 
 Vector = npt.NDArray[np.float64]
 
@@ -37,37 +36,51 @@ class ServerOptimizer:
             self._moments["v"] = np.full(size, settings.tau**2)
 
     def step(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> npt.NDArray[np.float32]:
-        """The new global weights."""
-        moved = self._direction(aggregate)
-        if not self._trainable.all():
-            moved = np.where(self._trainable, moved, aggregate)
-        new: npt.NDArray[np.float32] = (weights + moved).astype(np.float32)
+        """The new global weights.
+
+        Raises `RoundVoid`, and changes nothing, where weights or moments would not be finite: no
+        client could ever train from them again.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved, moments = self._direction(aggregate)
+            if not self._trainable.all():
+                moved = np.where(self._trainable, moved, aggregate)
+            new: npt.NDArray[np.float32] = (weights + moved).astype(np.float32)
+        if not (np.isfinite(new).all() and all(np.isfinite(m).all() for m in moments.values())):
+            raise RoundVoid("report", 0, 0, "the model that it gives is not finite")
+        self._moments = moments
         return new
 
-    def _direction(self, d: Vector) -> Vector:
+    def _direction(self, d: Vector) -> tuple[Vector, dict[str, Vector]]:
+        """Where the weights go, and the moments after it."""
         s = self._settings
         if s.optimizer == "none":
-            return d if s.lr == 1 else s.lr * d
+            return d if s.lr == 1 else s.lr * d, {}
         m = self._moments["m"]
         if s.optimizer == "momentum":
-            m[:] = s.momentum * m + d
-            return s.lr * m
-        m[:] = s.beta1 * m + (1 - s.beta1) * d
+            m = s.momentum * m + d
+            return s.lr * m, {"m": m}
+        m = s.beta1 * m + (1 - s.beta1) * d
         v = self._moments["v"]
         square = d * d
         if s.optimizer == "adam":
-            v[:] = s.beta2 * v + (1 - s.beta2) * square
+            v = s.beta2 * v + (1 - s.beta2) * square
         else:
-            v -= (1 - s.beta2) * square * np.sign(v - square)
-        return s.lr * m / (np.sqrt(v) + s.tau)
+            v = v - (1 - s.beta2) * square * np.sign(v - square)
+        return s.lr * m / (np.sqrt(v) + s.tau), {"m": m, "v": v}
 
     def state(self) -> dict[str, Vector]:
         """What a checkpoint must hold."""
         return dict(self._moments)
 
-    def restore(self, state: Mapping[str, Vector]) -> None:
-        """Go on from a checkpoint."""
+    def restore(self, state: Message) -> None:
+        """Go on from a checkpoint; raises `MessageInvalid` where it has other moments."""
         if set(state) != set(self._moments):
-            raise RunFolderError("the checkpoint was made with another server.optimizer")
-        for name, value in state.items():
-            self._moments[name][:] = value
+            raise MessageInvalid("it was made with another server.optimizer")
+        shape = self._trainable.shape
+        moments = {name: take_array(state, name, np.float64, shape).copy() for name in state}
+        if not all(np.isfinite(values).all() for values in moments.values()):
+            raise MessageInvalid("a moment of server.optimizer is not finite")
+        if (moments.get("v", np.zeros(1)) < 0).any():
+            raise MessageInvalid("field v is negative")
+        self._moments = moments

@@ -31,7 +31,7 @@ from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.federation import Run as Run
 from fedveil.federated.job import Job
 from fedveil.protections.base import Protection
-from fedveil.record.lifecycle import reopen
+from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import RunFolder
 
 
@@ -55,16 +55,23 @@ def simulate(
 def resume(
     folder: str | Path,
     *,
+    rounds: int | None = None,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Run:
     """Go on with a run that ended early, from its last complete round.
 
-    Its own job decides everything; with seeded randomness it ends with the bytes that it would
-    have ended with if nothing had happened. `progress` is called with the old records first.
+    Its own job decides everything, and one that was edited is refused; `rounds` gives the run
+    more of them. With seeded randomness it ends with the bytes that it would have ended with if
+    nothing had happened. `progress` is called with the old records first.
     """
+
+    def load(path: Path) -> Job:
+        job = Job.load(path)
+        return job if rounds is None else job.with_rounds(rounds)
+
     with ExitStack() as stack:
-        opened, job = reopen(folder, Job.load, stack)
+        opened, job = reopen(folder, load, stack)
         return Federation(job, Simulator(), lambda: opened, stack, warn).run(progress)
 
 

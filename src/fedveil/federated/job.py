@@ -71,3 +71,12 @@ class Job(JobFields):
         data = self.model_dump()
         data["clients"]["number"] = number
         return Job(**data)
+
+    def with_rounds(self, number: int) -> Job:
+        """This job with more rounds than it has, or as many."""
+        if number < self.rounds:
+            raise JobError(
+                [f"rounds = {number} is fewer than the {self.rounds} of the run: a run that goes "
+                 f"on may be given more, and no fewer"]
+            )  # fmt: skip
+        return Job(**{**self.model_dump(), "rounds": number})

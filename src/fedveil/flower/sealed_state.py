@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import ConfigRecord, RecordDict
 
 from fedveil._files import write_new
-from fedveil.errors import ClientWithheld, DeploymentError
+from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.message import Message, decode, encode
 
 _RECORD = "fedveil.state"
@@ -80,8 +80,8 @@ class SealedState:
             return None
         try:
             return decode(AESGCM(key).decrypt(_NONCE, sealed[_FIELD], self._data(round)))  # type: ignore[arg-type]
-        except InvalidTag:
-            return None  # of another round, or of a run that was started anew
+        except (InvalidTag, KeyError, TypeError, MessageInvalid):
+            return None  # of another round or run, or of somebody who had no key
 
     def put(self, round: int, state: Message) -> None:
         """Keep `state` for the next message of the round, in place of what was kept before."""

@@ -36,7 +36,7 @@ from fedveil.link.channel import Exchange, Send, drive_together, received
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, only_fields, take
 from fedveil.privacy.ledger import Line
-from fedveil.record.lifecycle import reopen
+from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.crossing import (
     check_not_abort,
@@ -158,7 +158,7 @@ def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
     for name, folder in folders.items():
         loss = task.loss if name == split.leader else None
         parties.append(Party(name, split, loss=loss, device=job.device))
-        parties[-1].restore(Checkpoint.read(folder, step).tensors)
+        Checkpoint.read(folder, step).give(folder, parties[-1])
     return parties
 
 

@@ -11,12 +11,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil._arrays import Array, Uint32s, Uint64s
+from fedveil.errors import MessageInvalid
+from fedveil.message import take_array
 from fedveil.privacy.compose import Charge, cost, plain_sum
 
 Clients: TypeAlias = Uint64s
@@ -54,9 +56,19 @@ class Tally(ABC):
         """The arrays that `restore` needs."""
         return {"clients": self._clients, self._name: self._columns.copy()}
 
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Take over what `to_state` gave."""
-        self._clients, self._columns = state["clients"].copy(), state[self._name].copy()
+    def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
+        """Take over what `to_state` gave; raises `MessageInvalid` for what it cannot have given.
+
+        `times` is in how many rounds each kind was paid.
+        """
+        self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
+        shape = (None, len(self._clients))
+        self._columns = take_array(state, self._name, self._columns.dtype, shape).copy()
+        self._check(times)
+
+    @abstractmethod
+    def _check(self, times: Sequence[int]) -> None:
+        """Raise `MessageInvalid` where the columns cannot be those of clients."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Where the columns of `clients` are; new clients get columns of zeros."""
@@ -91,6 +103,14 @@ class Counts(Tally):
             self._columns = np.concatenate([self._columns, rows])
         self._columns[kind, at] += 1
 
+    def _check(self, times: Sequence[int]) -> None:
+        paid = [(int(row.max(initial=0)), int(row.sum(dtype=np.uint64))) for row in self._columns]
+        missing = [(0, 0)] * (len(times) - len(paid))
+        if len(paid) > len(times) or not all(
+            most <= n <= whole for n, (most, whole) in zip(times, [*paid, *missing], strict=True)
+        ):
+            raise MessageInvalid("clients have not paid what its rounds cost")
+
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """The largest composed epsilon over the clients' different histories.
 
@@ -121,11 +141,22 @@ class Sums(Tally):
             after = [plain_sum([(float(paid), 1), (term, 1)]) for paid in before]
             self._columns[row, at] = np.array(after)[whose]
 
+    def _check(self, times: Sequence[int]) -> None:
+        if len(self._columns) != 2 or not (self._columns >= 0).all():
+            raise MessageInvalid("what clients have paid is not two sums each")
+
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """The largest sum of epsilons; infinite where some sum of deltas is above `delta`."""
         if (self._columns[1] > delta).any():
             return math.inf
         return float(self._columns[0].max(initial=0.0))
+
+
+def in_order(clients: Clients) -> Clients:
+    """Clients of an untrusted state; raises `MessageInvalid` unless they are sorted, none twice."""
+    if (clients[1:] <= clients[:-1]).any():
+        raise MessageInvalid("clients are not in their order, or twice")
+    return clients
 
 
 def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:

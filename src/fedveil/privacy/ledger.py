@@ -21,10 +21,12 @@ import numpy as np
 from fedveil._arrays import Array
 from fedveil._validate import integer, within
 from fedveil.errors import InvalidValue
-from fedveil.message import Message
+from fedveil.message import Message, encode, take
 from fedveil.privacy.client_tally import Clients, Counts, Kind, Sums, Tally
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger_message import (
+    MAX_RELEASES,
+    MAX_ROUND,
     kinds_from_state,
     kinds_to_state,
     rounds_from_state,
@@ -37,7 +39,6 @@ Unit: TypeAlias = Literal["bit", "parameter", "round", "run"]
 
 _BIT, _PARAMETER, _UPDATE = 0, 1, 3
 _MAX_CLIENT = (1 << 64) - 1
-_MAX_RELEASES = 1 << 53
 
 
 class Spent(Protocol):
@@ -182,7 +183,7 @@ class Ledger:
         return other
 
     def _record(self, spendings: Spendings, round: int, clients: Iterable[int] | Array) -> None:
-        round = integer("round", round, 0, (1 << 62) - 1)
+        round = integer("round", round, 0, MAX_ROUND)
         if round < self._first_open:
             raise InvalidValue(f"round = {round} is closed: round {self._first_open} has begun")
         charges = _charges(spendings, bare=self.adaptive)
@@ -247,18 +248,27 @@ class Ledger:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Ledger:
-        """The ledger that `to_state` gave: same figures, and it goes on as the other would."""
+        """The ledger that `to_state` gave: same figures, and it goes on as the other would.
+
+        Refuses a state that no ledger gives.
+        """
         try:
-            ledger = cls(adaptive=state["adaptive"])
-            ledger._kinds = kinds_from_state(state)
-            ledger._index = {frozenset(kind): i for i, kind in enumerate(ledger._kinds)}
-            ledger._closed, ledger._open = rounds_from_state(state)
-            ledger._tally.restore(
-                {name[6:]: value for name, value in state.items() if name.startswith("tally.")}
-            )
-            ledger._first_open = state["first_open"]
-        except (KeyError, IndexError, AttributeError) as error:
-            raise InvalidValue(f"state is not one of a ledger: {error!r}") from None
+            ledger = cls(adaptive=take(state, "adaptive", bool))
+            ledger._first_open = integer("first_open", take(state, "first_open", int), 0, MAX_ROUND)
+            ledger._kinds = kinds = kinds_from_state(state)
+            ledger._index = {frozenset(kind): i for i, kind in enumerate(kinds)}
+            first = ledger._first_open
+            ledger._closed, ledger._open = rounds_from_state(state, len(kinds), first)
+            times = [
+                sum(n for ks, n in ledger._closed.items() if k in ks) for k in range(len(kinds))
+            ]
+            columns = {n[6:]: value for n, value in state.items() if n.startswith("tally.")}
+            ledger._tally.restore(columns, times)
+            integer("rounds that are over", ledger._closed.total(), 0, first)
+            if encode(ledger.to_state()) != encode(state):
+                raise InvalidValue("it is not written as a ledger writes it")
+        except ValueError as error:
+            raise InvalidValue(f"state is not one of a ledger: {error}") from None
         return ledger
 
 
@@ -285,7 +295,7 @@ def _charges(spendings: Spendings, *, bare: bool) -> Kind:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
         if not isinstance(loss, PrivacyLoss):
             raise InvalidValue(f"loss = {loss!r} is not a PrivacyLoss")
-        count = integer("count", count, 1, _MAX_RELEASES)
+        count = integer("count", count, 1, MAX_RELEASES)
         pairs.append((loss.bare() if bare else loss.resolved(), count))
     return _merged(pairs)
 

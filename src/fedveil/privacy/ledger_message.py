@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from fedveil.message import Value
-from fedveil.privacy.client_tally import Clients, Kind
+from fedveil._validate import integer
+from fedveil.errors import MessageInvalid
+from fedveil.message import Value, take, take_array
+from fedveil.privacy.client_tally import Clients, Kind, in_order
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, Release
 from fedveil.privacy.loss_distribution import LossDistribution
 
 Flat = dict[str, Value]
+
+#: How many things of one loss a report may release, and the last round that there may be.
+MAX_RELEASES = 1 << 53
+MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
@@ -42,16 +49,21 @@ def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
     """The kinds that `kinds_to_state` wrote."""
     losses: list[PrivacyLoss] = []
     columns = zip(
-        state["loss.epsilon"].tolist(), state["loss.delta"].tolist(), state["loss.per"].split(),
-        state["loss.part"].tolist(), strict=True,
-    )  # fmt: skip
+        take_array(state, "loss.epsilon", np.float64, (None,)).tolist(),
+        take_array(state, "loss.delta", np.float64, (None,)).tolist(),
+        take(state, "loss.per", str).split(),
+        take_array(state, "loss.part", np.int64, (None,)).tolist(),
+        strict=True,
+    )
     for i, (epsilon, delta, per, part) in enumerate(columns):
         release = _release_from_state(f"release.{i}", state)
-        whole = losses[part] if part >= 0 else None
+        whole = losses[integer("part", part, 0, i - 1)] if part != -1 else None
         losses.append(PrivacyLoss(epsilon, delta, per, release=release, part=whole))
-    rows = [(losses[i], count) for i, count in state["kind.rows"].tolist()]
-    ends = np.cumsum(state["kind.sizes"]).tolist()
-    return [tuple(rows[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+    rows = [
+        (losses[integer("loss", i, 0, len(losses) - 1)], integer("count", count, 1, MAX_RELEASES))
+        for i, count in take_array(state, "kind.rows", np.int64, (None, 2)).tolist()
+    ]
+    return [tuple(rows[a:b]) for a, b in _groups(state, "kind.sizes", len(rows))]
 
 
 def rounds_to_state(
@@ -70,16 +82,39 @@ def rounds_to_state(
 
 
 def rounds_from_state(
-    state: Mapping[str, Any],
+    state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """The rounds that `rounds_to_state` wrote."""
-    kinds = [tuple(map(int, text.split(","))) for text in state["closed.kinds"].split()]
-    closed = Counter(dict(zip(kinds, state["closed.times"].tolist(), strict=True)))
+    """The rounds that `rounds_to_state` wrote, of a ledger with so many kinds."""
+
+    def checked(kind: int) -> int:
+        return integer("kind", kind, 0, kinds - 1)
+
+    spent = [
+        tuple(checked(int(kind)) for kind in text.split(","))
+        for text in take(state, "closed.kinds", str).split()
+    ]
+    times = take_array(state, "closed.times", np.int64, (None,)).tolist()
+    closed = Counter(
+        {many: integer("times", n, 1, MAX_ROUND) for many, n in zip(spent, times, strict=True)}
+    )
     opened: dict[int, dict[int, Clients]] = {}
-    ends = np.cumsum(state["open.sizes"]).tolist()
-    for (number, kind), a, b in zip(state["open.rows"].tolist(), [0, *ends], ends, strict=False):
-        opened.setdefault(number, {})[kind] = state["open.clients"][a:b].copy()
+    members = take_array(state, "open.clients", np.uint64, (None,))
+    rows = take_array(state, "open.rows", np.int64, (None, 2)).tolist()
+    groups = _groups(state, "open.sizes", len(members))
+    for (number, kind), (a, b) in zip(rows, groups, strict=True):
+        number = integer("round", number, first_open, MAX_ROUND)
+        opened.setdefault(number, {})[checked(kind)] = in_order(members[a:b].copy())
     return closed, opened
+
+
+def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
+    """Where groups of these sizes begin and end, which have so many members together."""
+    ends = [0]
+    for size in take_array(state, name, np.int64, (None,)).tolist():
+        ends.append(integer("end", ends[-1] + integer("size", size, 1), 1, whole))
+    if ends[-1] != whole:
+        raise MessageInvalid(f"field {name} leaves something out")
+    return list(pairwise(ends))
 
 
 def _number(loss: PrivacyLoss, losses: dict[PrivacyLoss, int]) -> None:
@@ -104,8 +139,9 @@ def _release_to_state(name: str, release: Release | None) -> Flat:
 
 def _release_from_state(name: str, state: Mapping[str, Any]) -> Release | None:
     if f"{name}.ratio" in state:
-        return Gaussian(state[f"{name}.ratio"])
+        return Gaussian(take(state, f"{name}.ratio", float))
     if f"{name}.masses" in state:
-        step, low, masses = (state[f"{name}.{field}"] for field in ("step", "low", "masses"))
-        return LossDistribution(step, low, masses, state[f"{name}.infinite"])
+        step, infinite = (take(state, f"{name}.{field}", float) for field in ("step", "infinite"))
+        masses = take_array(state, f"{name}.masses", np.float64, (None,))
+        return LossDistribution(step, take(state, f"{name}.low", int), masses, infinite)
     return None

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.message import Message
+from fedveil.message import Message, take
 from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
@@ -263,6 +263,15 @@ class Protection(ABC):
     def initial_state(self) -> State:
         """The state before the first round; nothing, where none is carried from round to round."""
         return {}
+
+    def check_state(self, state: State) -> None:
+        """Raise a `ValueError` where no round can leave such a state; a checkpoint may hold any.
+
+        By default the initial state's fields must be there, of their types.
+        """
+        for name, value in self.initial_state().items():
+            take(state, name, type(value))
+        self.spending(state)
 
     @abstractmethod
     def spending(self, state: State) -> Sequence[Spending]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_UP, Decimal, localcontext
@@ -36,6 +37,7 @@ from fedveil.rounds.answers import ClientId
 from fedveil.settings.settings import Settings
 
 _TOKEN_BYTES = 32
+_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(E[+-]?[0-9]{1,4})?")
 
 
 class UnarySettings(Settings):
@@ -157,6 +159,18 @@ class Unary(Protection):
     def initial_state(self) -> State:
         """The epsilon of the first round, and what a client that is always drawn has spent."""
         return {"eps": self.settings.eps, "spent": "0"}
+
+    def check_state(self, state: State) -> None:
+        """An epsilon that a round can have, what was spent before it, and why there is no next."""
+        only_fields(state, *self.initial_state(), *(["stop"] if "stop" in state else []))
+        eps = take(state, "eps", float)
+        if eps < self.settings.eps or (eps > self.settings.eps and not self.adaptive):
+            raise MessageInvalid(f"field eps holds {eps!r}, which no round of the job has")
+        self.encoding(eps)
+        if not _AMOUNT.fullmatch(take(state, "spent", str)):
+            raise MessageInvalid("field spent is not an amount")
+        if "stop" in state:
+            take(state, "stop", str)
 
     def spending(self, state: State) -> Sequence[Spending]:
         """The loss of one parameter, as many times as there are."""

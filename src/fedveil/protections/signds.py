@@ -99,6 +99,12 @@ class SignDSProtection(Protection):
         """The source's first estimate, growing; nothing where the step is fixed."""
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
+    def check_state(self, state: State) -> None:
+        """The estimator's own domain, and the estimator's fields alone."""
+        only_fields(state, *self.initial_state())
+        if self.estimated:
+            _estimator(state, self.settings.regrow)
+
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
         """The selection from opposite updates, and the response to a bit."""

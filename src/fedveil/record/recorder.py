@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from fedveil.errors import MissingExtra, RunFolderError
+from fedveil._validate import integer
+from fedveil.errors import MessageInvalid, MissingExtra
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
+from fedveil.record.sealed_message import intact
 
 Record = dict[str, Any]
 
@@ -25,24 +29,22 @@ class Recorder:
     def __init__(
         self,
         folder: RunFolder,
+        kept: Metrics | None = None,
         *,
-        keep_bytes: int = 0,
         tensorboard: bool = False,
         durable: bool = True,
     ) -> None:
-        self.records: list[Record] = []
+        kept = kept or Metrics()
+        self.records = list(kept.records)
+        self._digest = kept.digest.copy()
         self._folder = folder
         self._durable = durable
         with explained(folder.path):
             # Unbuffered: a line that found no room is not tried again when the file is closed.
             self._metrics: IO[bytes] = (folder.path / METRICS).open("ab", buffering=0)
-            if self._metrics.tell() < keep_bytes:
-                raise RunFolderError(f"{folder.path / METRICS} is shorter than its checkpoint says")
-            self._metrics.truncate(keep_bytes)
-            self._metrics.seek(keep_bytes)
+            self._metrics.truncate(kept.size)
+            self._metrics.seek(kept.size)
             self._events: IO[bytes] = (folder.path / EVENTS).open("ab", buffering=0)
-        if keep_bytes:
-            self.records = read_metrics(folder.path)
         self._board = None
         if tensorboard:
             target = str(folder.path / "tensorboard")
@@ -53,11 +55,17 @@ class Recorder:
         """How much of the metrics is written; a checkpoint vouches for that much."""
         return self._metrics.tell()
 
+    @property
+    def metrics_digest(self) -> str:
+        """What a checkpoint knows that much by."""
+        return self._digest.hexdigest()
+
     def record(self, record: Record) -> None:
         """Append a round's line, strict JSON."""
-        line = json.dumps(_strict(record), allow_nan=False)
+        line = json.dumps(_strict(record), allow_nan=False) + "\n"
         with explained(self._folder.path):
-            _append(self._metrics, line + "\n")
+            _append(self._metrics, line)
+        self._digest.update(line.encode())
         if self._durable:
             self.sync()
         self.records.append(record)
@@ -85,6 +93,31 @@ class Recorder:
             self._board.close()
 
 
+@dataclass(frozen=True)
+class Metrics:
+    """What a folder's metrics hold: so many bytes, their digest, and the records in them."""
+
+    size: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    records: Sequence[Record] = ()
+
+    @classmethod
+    def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
+        """The beginning that a checkpoint vouches for; refuses one that was changed since."""
+        path = folder.path / METRICS
+        if size == 0:
+            return cls()
+        with intact(path):
+            if integer("metrics_bytes", size, 0) > path.stat().st_size:
+                raise MessageInvalid("it is shorter than its checkpoint says")
+            with path.open("rb") as file:
+                data = file.read(size)
+            found = hashlib.sha256(data)
+            if found.hexdigest() != digest:
+                raise MessageInvalid("it is not what its checkpoint vouches for")
+            return cls(size, found, _records(data.decode()))
+
+
 def _append(file: IO[bytes], text: str) -> None:
     data = text.encode()
     while data:  # the system may take a part, and say why it takes no more at the next try
@@ -93,8 +126,17 @@ def _append(file: IO[bytes], text: str) -> None:
 
 def read_metrics(path: Path) -> list[Record]:
     """The records of a run's folder, non-finite figures as floats again."""
-    lines = (path / METRICS).read_text().splitlines()
-    return [{k: _revive(v) for k, v in json.loads(line).items()} for line in lines]
+    return _records((path / METRICS).read_text("utf-8"))
+
+
+def _records(text: str) -> list[Record]:
+    return [_record(json.loads(line)) for line in text.splitlines()]
+
+
+def _record(line: Any) -> Record:
+    if not isinstance(line, dict):
+        raise MessageInvalid("it holds a line that is no record")
+    return {key: _revive(value) for key, value in line.items()}
 
 
 def _strict(value: Any) -> Any:

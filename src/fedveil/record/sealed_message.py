@@ -35,5 +35,8 @@ def intact(*paths: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(f"{which} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
-        raise RunFolderError(f"{which} is damaged: {error}") from None
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        reason = "; ".join(str(error).splitlines())
+        raise RunFolderError(f"{which} is damaged: {reason}") from None
+    except LookupError as error:  # whose text is a key or an index alone
+        raise RunFolderError(f"{which} is damaged: {error!r}") from None

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from fedveil.errors import JobError
 from fedveil.settings import allowed, yaml_file
+from fedveil.settings.differences import differences
 from fedveil.settings.settings import Settings
 
 
@@ -60,6 +61,13 @@ class CheckedJob(Settings):
         if problems:
             raise JobError(problems)
         return job
+
+    def changes(self, before: Self) -> list[str]:
+        """What is set otherwise than in `before`, a key each."""
+        return [
+            f"{key} = {now} where the run has {then}"
+            for key, now, then in differences(self.model_dump(), before.model_dump())
+        ]
 
     def to_yaml(self) -> str:
         """Every key with its value; `load` gives an equal job back."""

@@ -8,6 +8,7 @@ and costs nothing again. Under `reuse` an example pays once.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Iterable
@@ -15,18 +16,22 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._validate import integer
+from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
-from fedveil.message import decode, encode, take, take_array
+from fedveil.message import only_fields, take, take_array
 from fedveil.privacy.compose import Charge
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.run_folder import RunFolder
-from fedveil.record.sealed_message import intact
+from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 
 _COUNTS = "releases"
 _BEGUN = "begun"
+#: Nothing is sent more often.
+_MOST = 1 << 20
 
 
 class Releases:
@@ -36,11 +41,12 @@ class Releases:
     takes over knows what its killed predecessor may have sent.
     """
 
-    def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool) -> None:
+    def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
         self.train = np.zeros(order.count, np.int64)
         self.looks = 0
         self._step = 0
         self._order = order
+        self._last = epochs * order.steps
         self._folder = folder if fresh else None
         self._begun: int | None = None
 
@@ -50,10 +56,19 @@ class Releases:
             self.train = self._sent(0, step)
             self.looks = looks
             return
-        base, begun_step, begun_looks = self._read()
+        base, begun_step, begun_looks = self._read(step)
         self.train += self._sent(base, begun_step)
         self.looks = begun_looks
-        self._folder.write_atomically(_COUNTS, encode({"step": step, "train": self.train}))
+
+    def examples(self, step: int) -> int:
+        """How many examples there are in the steps up to `step`."""
+        return int(np.count_nonzero(self._sent(0, step)))
+
+    def settle(self, step: int) -> None:
+        """Write down what was restored."""
+        if self._folder is None:
+            return
+        self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
         self._step = step
         self._note()
 
@@ -92,19 +107,38 @@ class Releases:
         if self._begun is None:
             path = self._folder.path / _BEGUN
             self._begun = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-        os.pwrite(self._begun, np.array([self._step, self.looks], "<i8").tobytes(), 0)
+        os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
-    def _read(self) -> tuple[int, int, int]:
-        """The step up to which the file counts, and the last step and look that were begun."""
+    def _read(self, done: int) -> tuple[int, int, int]:
+        """The step up to which the file counts, and the last step and look that were begun.
+
+        A run that has `done` steps has both files.
+        """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
-        if not counts.exists() or not begun.exists():
+        missing = [path for path in (counts, begun) if not path.exists()]
+        if missing and done:
+            raise RunFolderError(f"{missing[0]} is missing: it says what was sent")
+        if missing:
             return 0, 0, 0
-        with intact(counts, begun):
-            fields = decode(counts.read_bytes())
+        with intact(counts):
+            fields = unsealed(counts.read_bytes())
+            only_fields(fields, "step", "train")
+            base = integer("step", take(fields, "step", int), 0, self._last)
             self.train = take_array(fields, "train", np.int64, self.train.shape).copy()
-            step, looks = np.frombuffer(begun.read_bytes(), "<i8").tolist()
-            return take(fields, "step", int), step, looks
+            integer("train", int(self.train.min(initial=0)), 0)
+            integer("train", int(self.train.max(initial=0)), 0, _MOST)
+        with intact(begun):
+            step, looks = np.frombuffer(begun.read_bytes()[:16], "<i8").tolist()
+            if begun.read_bytes() != _noted(step, looks):
+                raise MessageInvalid("its digest does not match")
+            return base, integer("step", step, 0, self._last), integer("looks", looks, 0, _MOST)
+
+
+def _noted(step: int, looks: int) -> bytes:
+    """Two numbers, and a few bytes of their digest."""
+    data = np.array([step, looks], "<i8").tobytes()
+    return data + hashlib.sha256(data).digest()[:8]
 
 
 def ledger_of(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
+from fedveil.errors import RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP, Packed
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.packing import packed_size
@@ -47,6 +48,14 @@ class Reports:
             return mechanism.bits(values, entropy)
         memory = self._memory(crossing, occasion.subset)
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
+
+    def require(self, crossing: Crossing, examples: int) -> None:
+        """Refuse a folder that lacks reports of so many training examples: anew they would cost."""
+        assert self._folder is not None
+        path = self._folder / f"reports-{crossing.part}-train"
+        size = path.stat().st_size if path.exists() else 0
+        if size < examples * (_KEY_BYTES + packed_size(math.prod(crossing.output), 1)):
+            raise RunFolderError(f"{path} is missing or cut short: it holds what was sent")
 
     def close(self) -> None:
         for memory in self._memories.values():

@@ -24,6 +24,9 @@ from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step import Batch, Context, Loss, Report, Step, last_words
 
 T = TypeVar("T")
+#: What Adam holds for a parameter, and what of it is never negative.
+_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+_NEVER_NEGATIVE = {"step", "exp_avg_sq"}
 
 
 class Party:
@@ -149,15 +152,21 @@ class Party:
         return tensors
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state` gave; raises `InvalidValue` for what such a party has not."""
         weights: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         held: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
         for place, tensor in state.items():
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                raise InvalidValue(f"{place} is not finite")
+            if place.endswith("running_var") and (tensor < 0).any():
+                raise InvalidValue(f"{place} is a variance below 0")
             part, _, name = place.partition("/")
             if name.startswith("/"):
                 number, _, key = name[1:].partition("/")
                 held[part].setdefault(int(number), {})[key] = tensor.clone()
             else:
                 weights[part][name] = tensor
+        self._check(weights, held)
         for part, module in self.modules.items():
             module.load_state_dict(weights[part])
         for part, optimizer in self._optimizers.items():
@@ -165,6 +174,25 @@ class Party:
             optimizer.load_state_dict({"state": held[part], "param_groups": groups})
         self._clear()
         self._statistics = _Statistics(self.modules)
+
+    def _check(
+        self,
+        weights: Mapping[str, Mapping[str, torch.Tensor]],
+        held: Mapping[str, Mapping[int, Mapping[str, torch.Tensor]]],
+    ) -> None:
+        """Raise `InvalidValue` unless these are weights and optimisers of this party's parts."""
+        if set(weights) - set(self.modules) or set(held) - set(self._optimizers):
+            raise InvalidValue(f"it holds parts that are not {self.name}'s")
+        for part, module in self.modules.items():
+            if _described(weights.get(part, {})) != _described(module.state_dict()):
+                raise InvalidValue(f"it does not hold the tensors of {part}, and no others")
+        for part, numbered in held.items():
+            optimizer = self._optimizers[part]
+            parameters = optimizer.param_groups[0]["params"]
+            for number, values in numbered.items():
+                shape = parameters[number].shape if 0 <= number < len(parameters) else None
+                if not _are_held(optimizer, values, shape):
+                    raise InvalidValue(f"it does not hold what the optimiser of {part} holds")
 
     def _run(self, number: int, batch: Batch, *, training: bool, occasion: int) -> Exchange[Step]:
         if not batch.rows:
@@ -213,6 +241,23 @@ class Party:
     def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _are_held(
+    optimizer: torch.optim.Optimizer, values: Mapping[str, torch.Tensor], shape: torch.Size | None
+) -> bool:
+    """Whether an optimiser can hold these values for a parameter of that shape."""
+    moments = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else _MOMENTS
+    return set(values) == moments and all(
+        tensor.is_floating_point()
+        and tensor.shape == (torch.Size([]) if name == "step" else shape)
+        and (name not in _NEVER_NEGATIVE or bool((tensor >= 0).all()))
+        for name, tensor in values.items()
+    )
 
 
 class _Statistics:

@@ -18,17 +18,17 @@ import numpy.typing as npt
 import torch
 
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import RunFolderError
+from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.message import Message, decode, encode, take_array
+from fedveil.message import Message, only_fields, take_array
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.record.lifecycle import keep_job
+from fedveil.record.kept_job import keep_job
 from fedveil.record.model_file import model_bytes
-from fedveil.record.recorder import Record, Recorder
-from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
-from fedveil.record.sealed_message import intact
+from fedveil.record.recorder import Metrics, Record, Recorder
+from fedveil.record.run_folder import METRICS, MODEL, RunFolder, uninterrupted
+from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical import account
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import own_functions
@@ -37,6 +37,7 @@ from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
+from fedveil.vertical.step_lines import line
 from fedveil.vertical.task import Subset, Task, averages, files_of
 from fedveil.vertical.vertical_job import VerticalJob
 
@@ -80,7 +81,9 @@ class PartyRun:
         self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
         # What is drawn again from a seed is the same, and tells nothing new.
         fresh = not isinstance(setting.entropy, Seeded)
-        self._releases = account.Releases(setting.folder, self._order, fresh=fresh)
+        self._releases = account.Releases(
+            setting.folder, self._order, fresh=fresh, epochs=job.epochs
+        )
         self._fingerprint = _fingerprint(setting)
         self._rows = dict(setting.rows)
         self._label_loss = self._protect_labels() if is_leader else None
@@ -97,6 +100,7 @@ class PartyRun:
         self.done = 0
         self._window = _Window(self.party)
         self._recorder: Recorder | None = None
+        self._metrics = Metrics()
         if not held(setting.folder):
             self._checkpoint()
 
@@ -106,23 +110,38 @@ class PartyRun:
 
     def restore(self, step: int) -> None:
         """Go back, or on, to the checkpoint after `step`."""
-        saved = Checkpoint.read(self.setting.folder, step)
+        self.load(step)
+        self.settle()
+
+    def load(self, step: int) -> None:
+        """Take over the checkpoint after `step`; what is wrong with a file says so here."""
+        folder = self.setting.folder
+        saved = Checkpoint.read(folder, step)
         if saved.fingerprint != self._fingerprint:
             raise RunFolderError(
-                f"{self.setting.folder.path} was made with another job, model or other data than "
-                f"are here now"
+                f"{folder.path} was made with another job, model or other data than are here now"
             )
-        forget_after(self.setting.folder, step)
-        self.party.restore(saved.tensors)
-        self.done = step
+        metrics = Metrics.vouched(folder, saved.metrics_bytes, saved.metrics_digest)
+        with intact(folder.path / METRICS):
+            for record in metrics.records:
+                line(record)
+        saved.give(folder, self.party)
+        self._window = _Window(self.party, saved.window)
+        self._releases.restore(step, looks=sum("look" in record for record in metrics.records))
+        for crossing in self.setting.split.crossings:
+            if crossing.sender == self.name and crossing.privacy and crossing.privacy.reuse:
+                self._reports.require(crossing, self._releases.examples(step))
+        self.done, self._metrics = step, metrics
+
+    def settle(self) -> None:
+        """Let the folder hold what was loaded and nothing later."""
+        folder = self.setting.folder
+        forget_after(folder, self.done)
+        self._releases.settle(self.done)
         if self._recorder is not None:
             self._recorder.close()
-        self._recorder = Recorder(
-            self.setting.folder, keep_bytes=saved.metrics_bytes, durable=False
-        )
+        self._recorder = Recorder(folder, self._metrics, durable=False)
         self.records = self._recorder.records
-        self._window = _Window(self.party, saved.window)
-        self._releases.restore(step, looks=sum("look" in record for record in self.records))
 
     def train(self) -> Exchange[None]:
         """All steps that are left, and the files that the run ends with."""
@@ -216,15 +235,17 @@ class PartyRun:
         self._tell(record)
 
     def _checkpoint(self) -> None:
-        metrics_bytes = 0
+        metrics_bytes, metrics_digest = 0, ""
         if self._recorder is not None:
             self._recorder.sync()
             metrics_bytes = self._recorder.metrics_bytes
+            metrics_digest = self._recorder.metrics_digest
         with uninterrupted():
             Checkpoint(
                 step=self.done,
                 fingerprint=self._fingerprint,
                 metrics_bytes=metrics_bytes,
+                metrics_digest=metrics_digest,
                 window=self._window.kept,
                 tensors=self.party.state(),
             ).write(self.setting.folder)
@@ -251,11 +272,17 @@ class PartyRun:
         path = self.setting.folder.path / _LABELS
         if path.exists():
             with intact(path):
-                told = take_array(decode(path.read_bytes()), "labels", np.int64, (rows.count,))
+                kept = unsealed(path.read_bytes())
+                only_fields(kept, "labels")
+                told = take_array(kept, "labels", np.int64, (rows.count,))
+                if (told < 0).any() or (told >= classes).any():
+                    raise InvalidValue(f"field labels holds others than {classes} classes")
+        elif any(held(self.setting.folder)):
+            raise RunFolderError(f"{path} is missing: the run is trained on what it holds")
         else:
             truth = rows.labels.reshape(-1).long().numpy()
             told = mechanism.perturb_classes(truth, classes, self.setting.entropy.stream("labels"))
-            self.setting.folder.write_atomically(_LABELS, encode({"labels": told}))
+            self.setting.folder.write_atomically(_LABELS, sealed({"labels": told}))
         labels = torch.from_numpy(told.copy()).to(rows.labels.dtype).reshape(rows.labels.shape)
         self._rows["train"] = replace(rows, labels=labels)
         return mechanism.loss
@@ -270,7 +297,7 @@ class _Window:
     def __init__(self, party: Party, kept: Message | None = None) -> None:
         self._party = party
         counts = dict.fromkeys(("losses", "steps", "sent", "received"), 0)
-        self.kept: dict[str, Any] = {"loss": 0.0, **counts, **(kept or {})}
+        self.kept: dict[str, Any] = dict(kept or {"loss": 0.0, **counts})
         self._rows, self._seconds, self._waited = 0, 0.0, 0.0
         self.look_away()
 
@@ -306,7 +333,7 @@ class _Window:
 
 def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[str]) -> None:
     """Write down the job, and what these parties' task made that it must find again."""
-    keep_job(folder, job.to_yaml(), own_functions(job))
+    keep_job(folder, job, own_functions(job))
     for party in parties:
         for name, data in files_of(task, party).items():
             folder.write_atomically(name, data)

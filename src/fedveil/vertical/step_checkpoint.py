@@ -7,31 +7,37 @@ one of the two is the last that all hold.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
-from fedveil.errors import RunFolderError
-from fedveil.message import Message, decode, encode, take
+from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.message import Message, decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.vertical.party import Party
 
 _KEPT = 2
+_WINDOW = {"loss": float, "losses": int, "steps": int, "sent": int, "received": int}
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A party's state after a step.
 
-    `metrics_bytes` of its metrics had been written, and `window` is what its next line adds to.
+    `metrics_bytes` of its metrics had been written, known by `metrics_digest`, and `window` is what
+    its next line adds to.
     """
 
     step: int
     fingerprint: str
     metrics_bytes: int
+    metrics_digest: str
     window: Message
     tensors: Mapping[str, torch.Tensor]
 
@@ -53,20 +59,30 @@ class Checkpoint:
     def read(cls, folder: RunFolder, step: int) -> Checkpoint:
         path = folder.path / _file(step)
         with intact(path):
-            fields = unsealed(path.read_bytes())
+            held = unsealed(path.read_bytes())
+            only_fields(held, *(field.name for field in fields(cls)))
+            found = take(held, "step", int)
+            if found != step:
+                raise MessageInvalid(f"it is that of step {found}")
             return cls(
-                step=take(fields, "step", int),
-                fingerprint=take(fields, "fingerprint", str),
-                metrics_bytes=take(fields, "metrics_bytes", int),
-                window=decode(take(fields, "window", bytes)),
-                tensors=safetensors.torch.load(take(fields, "tensors", bytes)),
+                step=step,
+                fingerprint=take(held, "fingerprint", str),
+                metrics_bytes=take(held, "metrics_bytes", int),
+                metrics_digest=take(held, "metrics_digest", str),
+                window=_window(decode(take(held, "window", bytes))),
+                tensors=_tensors(take(held, "tensors", bytes)),
             )
+
+    def give(self, folder: RunFolder, party: Party) -> None:
+        """Let a party go on from here; what is none of its tensors is refused by name."""
+        with intact(folder.path / _file(self.step)):
+            party.restore(self.tensors)
 
 
 def held(folder: RunFolder) -> list[int]:
     """The steps that a folder holds checkpoints of, in order."""
     names = (path.name for path in (folder.path / CHECKPOINT).glob("[0-9]*"))
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if re.fullmatch("[0-9]{9}", name))
 
 
 def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
@@ -96,6 +112,21 @@ def forget_after(folder: RunFolder, step: int) -> None:
 
 def _file(step: int) -> str:
     return f"{CHECKPOINT}/{step:09d}"
+
+
+def _window(counts: Message) -> Message:
+    only_fields(counts, *_WINDOW)
+    for name, kind in _WINDOW.items():
+        if take(counts, name, kind) < 0 and kind is int:
+            raise MessageInvalid(f"field {name} is negative")
+    return counts
+
+
+def _tensors(data: bytes) -> dict[str, torch.Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise MessageInvalid(str(error)) from None
 
 
 def _untied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

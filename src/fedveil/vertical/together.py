@@ -17,7 +17,8 @@ import numpy.typing as npt
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
 from fedveil.privacy.ledger import Ledger, Line
-from fedveil.record.lifecycle import beginning, how_to_resume, introduce, reopen
+from fedveil.record.kept_job import reopen
+from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
@@ -201,7 +202,9 @@ class _Parties:
 
     def _restore(self, step: int) -> None:
         for run in self.runs.values():
-            run.restore(step)
+            run.load(step)
+        for run in self.runs.values():
+            run.settle()
 
     def _together(self, how: Callable[[PartyRun], Exchange[T]]) -> dict[str, T]:
         exchanges = {name: how(run) for name, run in self.runs.items()}

@@ -22,6 +22,7 @@ from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
 from fedveil.protections.base import Protection
+from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.run_display import RunDisplay
 
@@ -79,19 +80,19 @@ def _open(path: Path, job: Job) -> RunFolder:
         try:
             if not (path / JOB).is_file():
                 return RunFolder.create(path)
-            folder = RunFolder.reopen(path)
-            break
+            with ExitStack() as stack:
+                folder, own = reopen(path, Job.load, stack)
+                if changes := job.changes(own):
+                    raise DeploymentError(
+                        f"{path} holds the run of another job: {'; '.join(changes)}: name another "
+                        f"folder, flwr run --run-config 'folder=\"...\"'"
+                    )
+                stack.pop_all()
+                return folder
         except FolderInUse:
             if time.monotonic() > end:
                 raise
             time.sleep(1)
-    if Job.load(path / JOB) != job:
-        folder.close()
-        raise DeploymentError(
-            f"{path} holds the run of another job: name another folder, "
-            f"flwr run --run-config 'folder=\"...\"'"
-        )
-    return folder
 
 
 class FlowerEngine(Engine):

@@ -3,6 +3,9 @@
 phase    a client's bit is 1 where   majority B = 0         majority B = 1
 growth   r < 2 * estimate            estimate *= growth     phase becomes shrink
 shrink   r < estimate                estimate stays         estimate /= 2
+
+The estimate stays in the range of a float32's own numbers, which updates are made of: at either
+end it stays where it is, however often the bits push on.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._validate import choice, integer, positive
+from fedveil._validate import choice, integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 
+#: The range of the estimate.
+LEAST, MOST = 2.0**-126, 2.0**127
 _PHASES = ("growth", "shrink")
 #: Where fewer participants than one in this many send a bit, their bits say too little.
 _MIN_SHARE = 20
@@ -43,7 +48,7 @@ class MagnitudeEstimator:
         phase: str = "growth",
         zeros: int = 0,
     ) -> None:
-        self.estimate = positive("initial", initial)
+        self.estimate = within("initial", initial, LEAST, MOST)
         self.growth = positive("growth", growth)
         if self.growth <= 1:
             raise InvalidValue(f"growth = {growth!r} is outside (1, inf)")
@@ -74,10 +79,10 @@ class MagnitudeEstimator:
             if majority:
                 self.phase = "shrink"
             else:
-                self.estimate *= self.growth
+                self.estimate = min(self.estimate * self.growth, MOST)
         elif majority:
             self.zeros = 0
-            self.estimate /= 2
+            self.estimate = max(self.estimate / 2, LEAST)
         else:
             self.zeros += 1
             if self.regrow and self.zeros == _REGROW_ROUNDS:

@@ -22,7 +22,7 @@ from fedveil.entropy import Secure
 from fedveil.errors import DataInvalid, ExchangeError, FedveilError, MessageInvalid
 from fedveil.link.channel import Exchange, Send, received
 from fedveil.message import Message, Value, take
-from fedveil.settings.allowed import shown
+from fedveil.settings.differences import differences
 from fedveil.vertical.apart import alignment
 from fedveil.vertical.rows import Ids, Positions
 from fedveil.vertical.split import SplitModel
@@ -30,7 +30,6 @@ from fedveil.vertical.task import SUBSETS, Subset
 
 TRAIN = "train"
 RUN_BYTES = 16
-_NOTHING: Any = object()
 
 
 class Unfit(FedveilError):
@@ -153,13 +152,11 @@ def _check_application(own: Standing, follower: str, message: Message, purpose: 
     except (MessageInvalid, ValueError) as error:
         raise Unfit(follower, f"{follower} does not apply as a follower does: {error}") from None
     for what, theirs, mine in (("job", job, own.job), ("model", parts, own.parts)):
-        place = difference(theirs, json.loads(json.dumps(mine)))
-        if place is not None:
-            key, their, my = place
+        for key, their, my in differences(theirs, json.loads(json.dumps(mine))):
             raise Unfit(
                 follower,
-                f"the {what} of {follower} is another one: {key} = {_shown(their)} where "
-                f"{own.party} has {_shown(my)}",
+                f"the {what} of {follower} is another one: {key} = {their} where {own.party} has "
+                f"{my}",
             )
     _check_run(own, follower, run, steps, purpose)
 
@@ -177,22 +174,6 @@ def _check_run(own: Standing, follower: str, run: bytes, steps: set[int], purpos
             f"{follower} has nothing of this run, which is at step {max(own.steps)}: start it "
             f"with --resume and the folder that it trained in",
         )
-
-
-def difference(theirs: Any, mine: Any, place: str = "") -> tuple[str, Any, Any] | None:
-    """The first key that differs, dotted, and its two values; None where all is the same."""
-    if not (isinstance(theirs, Mapping) and isinstance(mine, Mapping)):
-        return None if theirs == mine else (place, theirs, mine)
-    for key in [*mine, *(key for key in theirs if key not in mine)]:
-        inner = f"{place}.{key}" if place else str(key)
-        found = difference(theirs.get(key, _NOTHING), mine.get(key, _NOTHING), inner)
-        if found is not None:
-            return found
-    return None
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is _NOTHING else shown(value)
 
 
 def _steps(message: Message) -> set[int]:

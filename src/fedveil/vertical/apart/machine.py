@@ -16,8 +16,10 @@ from fedveil.link.channel import Channel, Exchange, Send, drive, received
 from fedveil.link.tls import named_in
 from fedveil.message import Message, Value
 from fedveil.privacy.ledger import Line
-from fedveil.record.lifecycle import introduce, reopen
+from fedveil.record.kept_job import reopen
+from fedveil.record.lifecycle import introduce
 from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import intact
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Standing
 from fedveil.vertical.job_split import make_split, make_task, threads
@@ -158,7 +160,10 @@ class Machine:
         self.folder = self.root.within(self.party)
         named = self.folder.path / RUN
         if named.exists():
-            self._run = named.read_bytes()
+            with intact(named):
+                self._run = named.read_bytes()
+                if len(self._run) != handshake.RUN_BYTES:
+                    raise InvalidValue(f"it holds {len(self._run)} bytes")
 
     def _name_run(self) -> None:
         if self.party == self.task.leader and not self._run:

@@ -1,0 +1,99 @@
+"""A run's records, a round each: what is counted, why one has no report, what a file must hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from fedveil.errors import MessageInvalid
+from fedveil.privacy.promise import Promise
+from fedveil.record.recorder import Record
+from fedveil.rounds.loop import Outcome
+
+#: What became of clients without a report in the aggregate: reasons, each with how many gave it.
+LOST = ("rejected", "withheld", "failed")
+#: The same of reports that are in it and say nothing of an update, as far as the run is told.
+UNUSABLE = "unusable"
+
+_NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
+_LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
+_NEEDED = {
+    *("round", "void", "randomness"), *LOST, *_NUMBERS,
+    *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
+}  # fmt: skip
+_QUALITY = {"loss", "accuracy", "auc"}
+_NOT_FINITE = "not finite"
+
+
+def counted(outcome: Outcome) -> dict[str, Any]:
+    """What a record says of a round's messages."""
+    arrived = len(outcome.arrived)
+    return {
+        "rejected": dict(outcome.rejected),
+        "withheld": dict(outcome.withheld),
+        "failed": dict(outcome.failed),
+        "dropped": len(outcome.dropped),
+        "void": str(outcome.void) if outcome.void else None,
+        "bytes_up": outcome.bytes_up,
+        "bytes_up_per_client": outcome.bytes_up / arrived if arrived else 0,
+        "bytes_down": outcome.bytes_down,
+    }
+
+
+def without_report(record: Record) -> str | None:
+    """Why no usable report is in a round's aggregate; None where one is."""
+    return None if _usable(record) else _reasons([record])
+
+
+def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
+    """Why a run has no result: no round's aggregate had a usable report; None where one had."""
+    if any(_usable(record) for record in records):
+        return None
+    if not records:
+        return f"the run ended before its first round: {stopped}"
+    reasons = _reasons(records)
+    advice = "; a lower training.lr may help" if _NOT_FINITE in reasons else ""
+    return f"no report was usable in any of {len(records)} rounds: {reasons}{advice}"
+
+
+def check(records: Sequence[Record], rounds: int) -> None:
+    """Raise `MessageInvalid` unless these are the records of so many rounds."""
+    if len(records) != rounds:
+        raise MessageInvalid(f"it holds {len(records)} records where {rounds} rounds are over")
+    for number, record in enumerate(records, start=1):
+        measured = _QUALITY & set(record)
+        if not set(record) >= _NEEDED or measured not in (set(), _QUALITY):
+            raise MessageInvalid(f"the record of round {number} lacks a key")
+        wrong = [name for name, value in record.items() if not _fits(name, value)]
+        if wrong or record["round"] != number:
+            raise MessageInvalid(f"the record of round {number} has another {[*wrong, 'round'][0]}")
+
+
+def _usable(record: Record) -> bool:
+    return bool(record["reports"] > sum(record.get(UNUSABLE, {}).values()))
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether a record's key may hold that."""
+    if name == "in_clear":
+        return isinstance(value, list) and all(isinstance(text, str) for text in value)
+    if name in (*LOST, UNUSABLE):
+        return isinstance(value, Mapping) and all(type(times) is int for times in value.values())
+    if name.startswith("promise_"):
+        return value in get_args(Promise)
+    if name in ("void", "randomness"):
+        return isinstance(value, str) or (value is None and name == "void")
+    return type(value) is int or (type(value) is float and name != "round")
+
+
+def _reasons(records: Sequence[Record]) -> str:
+    """Why there is no report in any of these rounds: what was given most often first."""
+    times: Counter[str] = Counter()
+    for record in records:
+        for kind in (*LOST, UNUSABLE):
+            times.update(record.get(kind, {}))
+    if not times:
+        times["the client fell silent"] = sum(record["dropped"] for record in records)
+        times.update(record["void"] for record in records if record["void"])
+    return ", ".join(f"{reason} ({number}x)" for reason, number in times.most_common(3))

@@ -1,0 +1,25 @@
+"""Where two nested mappings of settings differ, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedveil.settings import allowed
+
+_NOTHING: Any = object()
+
+
+def differences(these: Any, those: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every key that differs, dotted, and its two values as a job file writes them."""
+    if not (isinstance(these, Mapping) and isinstance(those, Mapping)):
+        if these != those:
+            yield place, _shown(these), _shown(those)
+        return
+    for key in [*those, *(key for key in these if key not in those)]:
+        inner = f"{place}.{key}" if place else str(key)
+        yield from differences(these.get(key, _NOTHING), those.get(key, _NOTHING), inner)
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is _NOTHING else allowed.shown(value)

@@ -1,0 +1,160 @@
+"""Whatever somebody makes of a run's files, going on says one sentence and changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_simulation import job
+
+import fedveil
+from edits import Edits, damaged, on_copies, sealed_edits, sentence_of
+from fedveil.record.sealed_message import sealed, unsealed
+
+NESTED = ("optimizer", "protection", "ledger")
+ADAPTIVE = {"name": "rr", "unary": {"eps": 0.5, "cells": 2, "adaptive": True}}
+PROTECTIONS: dict[str, Any] = {
+    "not_encrypt": "not_encrypt",
+    "dp_encrypt": "dp_encrypt",
+    "signds": {"name": "signds", "signds": {"sign_k": 0.2}},
+    "rr": {"name": "rr", "unary": {"eps": 0.5, "cells": 2}},
+    "adaptive": ADAPTIVE,
+    "pw_encrypt": {"name": "pw_encrypt", "pw_encrypt": {"reconstruct_secrets_threshold": 3}},
+    "own": "parts:TwoPhases",
+}
+#: What can be said of a run in good form that is not so: no digest without a key can tell.
+LIES = {
+    "weights.negative", "weights.huge",
+    "optimizer/m.negative", "optimizer/m.huge", "optimizer/v.huge",
+    "ledger/loss.epsilon.huge", "ledger/release.0.ratio.gone", "ledger/release.0.ratio.huge",
+    "ledger/release.1.masses.gone", "ledger/open.clients.huge", "ledger/tally.clients.huge",
+    "ledger/tally.sums.huge",
+    "protection/spent.shorter", "protection/spent.longer", "protection/zeros.huge",
+    "protection/more.added", "protection/rounds.negative", "protection/rounds.huge",
+}  # fmt: skip
+#: Where the ledgers of a kind are, and a server optimiser's moments.
+THOROUGH = ("dp_encrypt", "rr", "adaptive")
+
+
+def interrupted(folder: Path, protection: Any, **changes: Any) -> None:
+    """Leave a run behind that has two of its three rounds."""
+    model = "parts:plain"
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    settings = job(protection=protection, model=model, server={"optimizer": "yogi"}, **changes)
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(settings, folder, progress=stop)
+
+
+def refused(folder: Path) -> str | None:
+    return sentence_of(folder, fedveil.resume)
+
+
+def each(folder: Path, name: str, edits: Iterator[tuple[str, bytes]]) -> Edits:
+    return on_copies(folder, name, edits, fedveil.resume)
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_an_edited_checkpoint_is_one_sentence(protection: str, tmp_path: Path) -> None:
+    """With a digest that was made again, as anybody can."""
+    folder = tmp_path / "run"
+    interrupted(folder, PROTECTIONS[protection])
+    nested = NESTED if protection in THOROUGH else NESTED[1:2]
+    edits = sealed_edits(folder / "checkpoint" / "latest", nested)
+    said = dict(each(folder, "checkpoint/latest", edits))
+    assert {how for how, sentence in said.items() if sentence is None} <= LIES
+    assert sum(sentence is not None for sentence in said.values()) >= 45
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an interrupted run, which nobody changes."""
+    folder = tmp_path_factory.mktemp("edited") / "run"
+    interrupted(folder, "dp_encrypt")
+    return folder
+
+
+#: What follows the metrics that a checkpoint vouches for is the line of a process that was killed,
+#: and the last line of a job may end without a line's end.
+HARMLESS = {
+    ("metrics.jsonl", "longer"),
+    ("job.yaml", "shorter"),
+    ("checkpoint/job.yaml", "shorter"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint/latest", "checkpoint/job.yaml", "job.yaml", "metrics.jsonl"]
+)
+def test_a_file_that_was_damaged_is_one_sentence(name: str, run: Path) -> None:
+    for how, sentence in each(run, name, damaged((run / name).read_bytes())):
+        assert (sentence is None) == ((name, how) in HARMLESS), how
+
+
+def test_a_file_that_was_taken_away_is_one_sentence(run: Path) -> None:
+    for name in ("checkpoint/job.yaml", "job.yaml", "metrics.jsonl"):
+        copy = run.parent / "without"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run, copy)
+        (copy / name).unlink()
+        assert name in str(refused(copy))
+
+
+def test_edited_metrics_are_one_sentence(run: Path) -> None:
+    """Each key of a record, with the checkpoint's digests made again."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    texts = ["\n".join(lines[:1]), "\n".join([*lines, lines[1]]), "\n".join(lines[::-1]), "[]\n3"]
+    record = json.loads(lines[1])
+    for key in record:
+        texts += [
+            "\n".join([lines[0], json.dumps({**record, key: other})])
+            for other in ([1], {"a": "b"}, True, None if key != "void" else 3)
+        ]
+        texts.append(
+            "\n".join([lines[0], json.dumps({k: v for k, v in record.items() if k != key})])
+        )
+    taken = []
+    for text in texts:
+        copy = run.parent / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run, copy)
+        vouch(copy, text.encode() + b"\n")
+        sentence = refused(copy)
+        if sentence is None:
+            taken.append(text)
+        else:
+            assert f"{copy / 'metrics.jsonl'} is damaged: " in sentence
+    # Which times were taken, and whether the model was tested, is not known to be otherwise.
+    assert len(taken) == sum(key.startswith("seconds_") for key in record)
+
+
+def vouch(folder: Path, metrics: bytes) -> None:
+    """Let the checkpoint vouch for other metrics, as whoever edits both can."""
+    (folder / "metrics.jsonl").write_bytes(metrics)
+    file = folder / "checkpoint" / "latest"
+    about = {"metrics_bytes": len(metrics), "metrics_digest": hashlib.sha256(metrics).hexdigest()}
+    file.write_bytes(sealed({**unsealed(file.read_bytes()), **about}))
+
+
+def test_two_copies_of_a_job_that_were_edited_alike_are_not_the_checkpoints(run: Path) -> None:
+    copy = run.parent / "both"
+    shutil.copytree(run, copy)
+    for file in (copy / "job.yaml", copy / "checkpoint" / "job.yaml"):
+        file.write_text(file.read_text().replace("lr: 0.2", "lr: 0.1"))
+    assert "was made with another job, another model or other data" in str(refused(copy))
+
+
+def test_fewer_rounds_than_are_over_are_one_sentence(run: Path) -> None:
+    copy = run.parent / "fewer"
+    shutil.copytree(run, copy)
+    for file in (copy / "job.yaml", copy / "checkpoint" / "job.yaml"):
+        file.write_text(file.read_text().replace("rounds: 3", "rounds: 1"))
+    assert "latest is damaged: round = 2 is outside [1, 1]" in str(refused(copy))

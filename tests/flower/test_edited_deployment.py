@@ -1,0 +1,84 @@
+"""A deployed run whose files somebody edited: one sentence from the server, none from a client."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from test_flower_engine import RR, Killed, app_of, cut_off, job, serve
+
+from edits import damaged, on_copies, sealed_edits, sentence_of
+from fedveil.flower.sealed_state import SealedState, StateFolder
+from flower_parts import LocalGrid
+
+ROUND, STATE = 3, {"last": 0, "secret": b"a key", "shares": np.arange(4)}
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> tuple[Path, Any]:
+    """A run that was cut off in its second round, and what goes on with a copy of its folder."""
+    app, _ = app_of(tmp_path / "app", job(rounds=3, protection=RR))
+    grid = LocalGrid(app, tmp_path / "state")
+    cut_off(grid, "2")
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+
+    def go_on(folder: Path) -> object:
+        shutil.rmtree(tmp_path / "again", ignore_errors=True)
+        shutil.copytree(tmp_path / "state", tmp_path / "again")
+        return serve(app, LocalGrid(app, tmp_path / "again"), folder)
+
+    return tmp_path / "run", go_on
+
+
+def test_rounds_that_were_begun_are_believed_in_good_form_alone(cut: tuple[Path, Any]) -> None:
+    run, go_on = cut
+    name = "checkpoint/begun"
+    said = dict(on_copies(run, name, sealed_edits(run / name), go_on))
+    # That another round was begun is in good form: no digest without a key can tell.
+    assert {how for how, sentence in said.items() if sentence is None} <= {"rounds.huge"}
+    assert all(
+        sentence is not None
+        for _, sentence in on_copies(run, name, damaged((run / name).read_bytes()), go_on)
+    )
+    (run / name).unlink()
+    assert "begun is missing: it says which rounds were begun" in str(sentence_of(run, go_on))
+
+
+def test_an_edited_job_of_a_deployed_run_is_refused_by_its_keys(cut: tuple[Path, Any]) -> None:
+    run, go_on = cut
+    kept = run / "job.yaml"
+    kept.write_text(kept.read_text().replace("rounds: 3", "rounds: 4"))
+    assert "rounds = 4 where the run has 3" in str(sentence_of(run, go_on))
+
+
+def state_of(folder: Path) -> tuple[SealedState, RecordDict]:
+    shutil.rmtree(folder, ignore_errors=True)
+    records = RecordDict()
+    state = SealedState(StateFolder(folder), b"job", 1, records)
+    state.put(ROUND, STATE)
+    return state, records
+
+
+def test_a_sealed_state_that_was_edited_is_no_state(tmp_path: Path) -> None:
+    """Its key is not in the record: nobody can make its tag again."""
+    state, records = state_of(tmp_path / "state")
+    (name,) = records
+    raw = bytes(records[name]["sealed"])  # type: ignore[arg-type, index]
+    others: list[Any] = [data for _, data in damaged(raw)]
+    for other in [*others, "text", 3, 1.5, [1, 2]]:
+        state, records = state_of(tmp_path / "state")
+        records[name] = ConfigRecord({"sealed": other})
+        assert state.take(ROUND) is None
+    for record in (ConfigRecord({}), ConfigRecord({"other": raw})):
+        state, records = state_of(tmp_path / "state")
+        records[name] = record
+        assert state.take(ROUND) is None
+    state, _ = state_of(tmp_path / "state")
+    assert state.take(ROUND + 1) is None
+    state, _ = state_of(tmp_path / "state")
+    assert state.take(ROUND)["secret"] == b"a key"  # type: ignore[index]

@@ -1,0 +1,132 @@
+"""Files of a run as somebody edits them: each field in all the ways that a value can be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fedveil.errors import FedveilError
+from fedveil.message import Value, decode, encode
+from fedveil.record.sealed_message import sealed, unsealed
+
+#: What was edited, and the sentence that it ends in.
+Edits: TypeAlias = Iterator[tuple[str, str | None]]
+_GONE: Any = object()
+
+
+def edited(message: Mapping[str, Value], nested: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """The message with one field edited, after a word for the edit; `nested` are messages in it."""
+    yield "more.added", {**message, "more": 1}
+    for name, value in message.items():
+        for how, other in _values(value):
+            rest = {key: kept for key, kept in message.items() if key != name}
+            yield f"{name}.{how}", rest if other is _GONE else {**rest, name: other}
+        if name in nested:
+            for how, inner in edited(decode(value)):  # type: ignore[arg-type]
+                yield f"{name}/{how}", {**message, name: encode(inner)}
+
+
+def sealed_edits(path: Path, nested: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:
+    """The bytes of a sealed file with one field edited and the digest made again."""
+    for how, message in edited(unsealed(path.read_bytes()), nested):
+        yield how, sealed(message)
+
+
+def damaged(raw: bytes) -> Iterator[tuple[str, bytes]]:
+    """A file's bytes, changed here and there, cut short, longer, or others altogether."""
+    for at in {0, len(raw) // 3, len(raw) // 2, len(raw) - 1}:
+        yield f"byte {at}", raw[:at] + bytes([raw[at] ^ 0x15]) + raw[at + 1 :]
+    yield "shorter", raw[:-1]
+    yield "half", raw[: len(raw) // 2]
+    yield "empty", b""
+    yield "longer", raw + b"\0"
+    yield "not text", b"\xff\xfe" * 40
+    yield "nested", b"[" * 100_000
+
+
+def sentence_of(folder: Path, go_on: Callable[[Path], object]) -> str | None:
+    """The sentence in which a run is not gone on with; None where it goes on.
+
+    A run that is refused is left as it was.
+    """
+    before = _content(folder)
+    try:
+        go_on(folder)
+    except FedveilError as error:
+        sentence = str(error)
+    else:
+        return None
+    assert _content(folder) == before
+    assert "\n" not in sentence
+    assert len(sentence) < 1000
+    return sentence
+
+
+def on_copies(
+    folder: Path, name: str, edits: Iterator[tuple[str, bytes]], go_on: Callable[[Path], object]
+) -> Edits:
+    """What comes of each edit of a file, on a copy of the folder."""
+    copy = folder.parent / "copy"
+    for how, data in edits:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        (copy / name).write_bytes(data)
+        yield how, sentence_of(copy, go_on)
+
+
+def _content(folder: Path) -> dict[str, str]:
+    """What is in a folder, by the digest of every file; locks and logs aside."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (".lock", "events.log")
+    }
+
+
+def _values(value: Any) -> Iterator[tuple[str, Any]]:
+    yield "gone", _GONE
+    yield "text", 5 if isinstance(value, str) else "text"
+    if isinstance(value, np.ndarray):
+        yield from _arrays(value)
+    elif isinstance(value, bool):
+        yield "turned", not value
+        yield "number", int(value)
+    elif isinstance(value, int | float):
+        yield "other kind", float(value) if isinstance(value, int) else 3
+        yield "negative", type(value)(-3)
+        yield "huge", type(value)(1 << 62)
+        if isinstance(value, float):
+            yield "nan", float("nan")
+            yield "infinite", float("inf")
+    else:
+        yield "empty", value[:0]
+        yield "shorter", value[:-1]
+        yield "longer", value + value[:1]
+        yield "array", np.zeros(3)
+
+
+def _arrays(array: Any) -> Iterator[tuple[str, Any]]:
+    yield (
+        "other type",
+        np.nan_to_num(array).astype(np.int16 if array.dtype.kind == "f" else np.float32),
+    )
+    yield "another dimension", array[None]
+    yield "empty", array[:0]
+    yield "shorter", array[:-1]
+    yield "longer", np.concatenate([array, array[-1:]])
+    if not array.size:
+        return
+    for how, number in (("negative", -3), ("huge", 1 << 60), ("nan", float("nan"))):
+        if (array.dtype.kind == "f" or number == number) and (array.dtype.kind, number) != (
+            "u",
+            -3,
+        ):
+            changed = array.copy()
+            top = np.iinfo(array.dtype).max if array.dtype.kind in "iu" else number
+            changed.reshape(-1)[-1] = min(number, top) if number == number else number
+            yield how, changed

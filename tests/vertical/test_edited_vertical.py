@@ -1,0 +1,187 @@
+"""Whatever somebody makes of a party's files, going on says one sentence and changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from edits import damaged, on_copies, sealed_edits, sentence_of
+from fedveil.record.sealed_message import sealed, unsealed
+from fedveil.vertical import VerticalJob, resume, train
+
+LAST = "000000010"
+#: What can be said of a run in good form that is not so: no digest without a key can tell.
+LIES = {
+    "window/loss.negative", "window/loss.huge", "window/loss.nan", "window/loss.infinite",
+    "window/losses.huge", "window/steps.huge", "window/sent.huge", "window/received.huge",
+    "window/losses.other", "labels.other",
+}  # fmt: skip
+PRIVACY = {"embedding_dp": {"eps": 0.5}, "label_dp": {"eps": 1.0}, "randomness": "secure"}
+
+
+def interrupted(folder: Path, task: str, **changes: Any) -> Path:
+    """Leave a run behind that has eleven of its eighteen steps, ten of them saved."""
+
+    def stop(record: dict[str, Any]) -> None:
+        if record.get("epoch") == 1 and record.get("step") == 5:
+            raise KeyboardInterrupt
+
+    settings = VerticalJob(
+        name="small", epochs=3, batch_size=9, task=f"vertical_parts:{task}",
+        record={"every_steps": 1}, checkpoint={"every_steps": 5}, **changes,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, folder, progress=stop)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run under every protection, which nobody changes."""
+    return interrupted(tmp_path_factory.mktemp("secure") / "run", "bottoms", privacy=PRIVACY)
+
+
+@pytest.fixture(scope="module")
+def adam(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with another optimiser and with running statistics."""
+    return interrupted(tmp_path_factory.mktemp("adam") / "run", "u_shape")
+
+
+def tensors_edited(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The checkpoint with one tensor of the party's edited, and the digest made again."""
+    message = unsealed(path.read_bytes())
+    tensors = load(message["tensors"])  # type: ignore[arg-type]
+
+    def holding(others: dict[str, torch.Tensor]) -> bytes:
+        return sealed({**message, "tensors": save(others)})
+
+    yield "more", holding({**tensors, "more/weight": torch.zeros(2)})
+    yield "more of a part", holding({**tensors, f"{next(iter(tensors))}.more": torch.zeros(2)})
+    for name, tensor in tensors.items():
+        rest = {key: kept for key, kept in tensors.items() if key != name}
+        yield f"{name} gone", holding(rest)
+        yield f"{name} elsewhere", holding({**rest, f"{name.partition('/')[0]}//99/x": tensor})
+        yield f"{name} unnumbered", holding({**rest, f"{name.partition('/')[0]}//x/x": tensor})
+        yield f"{name} longer", holding({**rest, name: torch.cat([tensor.reshape(-1)] * 2)})
+        yield f"{name} whole", holding({**rest, name: tensor.to(torch.int32)})
+        if tensor.is_floating_point():
+            yield f"{name} nan", holding({**rest, name: torch.full_like(tensor, float("nan"))})
+            yield f"{name} negative", holding({**rest, name: torch.full_like(tensor, -1.0)})
+
+
+@pytest.mark.parametrize("party", ["lead", "bank"])
+def test_an_edited_step_is_one_sentence(party: str, secure: Path, adam: Path) -> None:
+    """With a digest that was made again, as anybody can."""
+    name = f"{party}/checkpoint/{LAST}"
+    edits = sealed_edits(secure / name, ("window",))
+    taken = {how for how, said in on_copies(secure, name, edits, resume) if said is None}
+    assert taken <= LIES
+    for run in (secure, adam):
+        said = dict(on_copies(run, name, tensors_edited(run / name), resume))
+        for how, sentence in said.items():
+            # A weight may be anything that is finite, and a moment that is gone begins anew.
+            lie = how.endswith("negative") or ("//" in how and how.endswith("gone"))
+            assert sentence is not None or lie, how
+        moments = [how for how in said if how.endswith(("step negative", "avg_sq negative"))]
+        assert all(said[how] is not None for how in moments)
+        assert bool(moments) == (run == adam)
+
+
+@pytest.mark.parametrize("name", ["lead/labels", "bank/releases"])
+def test_an_edited_account_is_one_sentence(name: str, secure: Path) -> None:
+    taken = {
+        how
+        for how, said in on_copies(secure, name, sealed_edits(secure / name), resume)
+        if said is None
+    }
+    assert taken <= LIES
+
+
+def noted(step: int, looks: int) -> bytes:
+    data = np.array([step, looks], "<i8").tobytes()
+    return data + hashlib.sha256(data).digest()[:8]
+
+
+def test_edited_notes_of_what_was_begun_are_one_sentence(secure: Path) -> None:
+    beginnings = [(-1, 0), (19, 0), (1 << 62, 0), (11, -1), (11, 1 << 62)]
+    edits = ((str(at), noted(*at)) for at in beginnings)
+    for how, said in on_copies(secure, "bank/begun", edits, resume):
+        assert said is not None, how
+        assert "bank/begun is damaged: " in said
+    assert (secure / "bank" / "begun").read_bytes() == noted(11, 1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "job.yaml", "checkpoint/job.yaml", f"bank/checkpoint/{LAST}", "lead/labels",
+        "bank/releases", "bank/begun", "lead/metrics.jsonl",
+    ],
+)  # fmt: skip
+def test_a_file_that_was_damaged_or_taken_away_is_one_sentence(name: str, secure: Path) -> None:
+    raw = (secure / name).read_bytes()
+    harmless = {"shorter"} if "yaml" in name else set()
+    if "metrics" in name:  # its last line is of a step that was not saved
+        harmless = {"shorter", "longer", f"byte {len(raw) - 1}"}
+    for how, said in on_copies(secure, name, damaged(raw), resume):
+        assert (said is None) == (how in harmless), how
+    if "checkpoint/0" not in name:  # the one before it is held by all
+        copy = secure.parent / "without"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(secure, copy)
+        (copy / name).unlink()
+        assert name in str(sentence_of(copy, resume))
+
+
+def test_edited_metrics_are_one_sentence(secure: Path) -> None:
+    """Lines that no record has, with the checkpoint's digests made again."""
+    file, name = secure / "lead" / "metrics.jsonl", f"lead/checkpoint/{LAST}"
+    record = json.loads(file.read_text().splitlines()[0])
+    lines = ["3", "[]", "{", json.dumps({**record, "loss": "much"})]
+    lines += [json.dumps({k: v for k, v in record.items() if k != key}) for key in ("step", "unit")]
+    for line in lines:
+        metrics = f"{line}\n".encode()
+        copy = secure.parent / "metrics"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(secure, copy)
+        (copy / "lead" / "metrics.jsonl").write_bytes(metrics)
+        digest = hashlib.sha256(metrics).hexdigest()
+        about = {"metrics_bytes": len(metrics), "metrics_digest": digest}
+        message = {**unsealed((copy / name).read_bytes()), **about}
+        (copy / name).write_bytes(sealed(message))
+        assert "lead/metrics.jsonl is damaged: " in str(sentence_of(copy, resume))
+
+
+def test_an_edited_job_is_refused_by_its_keys(secure: Path) -> None:
+    """Those that parties need not agree on are a run's own all the same."""
+    copy = secure.parent / "job"
+    shutil.copytree(secure, copy)
+    text = (copy / "job.yaml").read_text()
+    (copy / "job.yaml").write_text(text.replace("epochs: 3", "epochs: 4").replace("small", "big"))
+    sentence = str(sentence_of(copy, resume))
+    assert "name = 'big' where the run has 'small'; epochs = 4 where the run has 3" in sentence
+
+
+@pytest.mark.parametrize("randomness", ["seeded", "secure"])
+def test_reports_that_were_lost_are_not_drawn_anew(randomness: str, tmp_path: Path) -> None:
+    """An example pays once as long as what was sent for it is sent again."""
+    embedding = {"eps": 0.5, "reuse": True, "gradient": "none"}
+    privacy = {"embedding_dp": embedding, "randomness": randomness}
+    run = interrupted(tmp_path / "run", "bottoms", privacy=privacy)
+    kept = run / "bank" / "reports-left-train"
+    raw = kept.read_bytes()
+    kept.write_bytes(raw[: 49 * (8 + 1)])  # all 50 were sent in the first epoch
+    assert "reports-left-train is missing or cut short" in str(sentence_of(run, resume))
+    kept.unlink()
+    assert "reports-left-train is missing or cut short" in str(sentence_of(run, resume))
+    kept.write_bytes(raw)
+    assert sentence_of(run, resume) is None
