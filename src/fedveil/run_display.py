@@ -107,8 +107,9 @@ _FIGURES = {
 
 def _spent(record: Record) -> list[str]:
     """A line for each figure of the ledger."""
-    return [
+    figures = [
         f"{format_epsilon(record[f'epsilon_{key}'])} for {what}, delta {record[f'delta_{key}']:g}"
         for key, what in _FIGURES.items()
         if record
     ]
+    return figures + [f"no finite epsilon: {what}" for what in record.get("in_clear", ())]

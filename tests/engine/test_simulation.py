@@ -219,6 +219,38 @@ def test_an_update_that_is_not_finite_is_withheld(tmp_path: Path) -> None:
     assert all(np.isfinite(r["loss"]) for r in run.metrics)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_under_a_promise_an_update_that_is_not_finite_becomes_a_report_and_is_counted(
+    tmp_path: Path, workers: int
+) -> None:
+    settings = job(
+        model="parts:diverging",
+        protection="dp_encrypt",
+        clients={"number": 20, "fraction": 1.0},
+        training={"batch_size": 1000},
+        simulation={"workers": workers},
+    )
+    run = fedveil.simulate(settings, tmp_path / "run")
+    for record in run.metrics:
+        assert (record["reports"], record["withheld"], record["failed"]) == (20, {}, {})
+        assert 0 < record["unusable"]["the update is not finite"] < 20
+
+
+def test_under_a_promise_a_training_that_raises_is_still_seen(tmp_path: Path) -> None:
+    settings = job(
+        model="parts:picky",
+        protection="signds",
+        clients={"number": 20, "fraction": 1.0},
+        training={"batch_size": 1000},
+    )
+    run = fedveil.simulate(settings, tmp_path / "run")
+    for record in run.metrics:
+        assert record["reports"] == 20
+        assert 0 < record["unusable"]["RuntimeError: these examples are not to my taste"] < 20
+    with pytest.raises(RunStopped, match="every client of round 1 failed: RuntimeError: these"):
+        fedveil.simulate(job(model="parts:hopeless", protection="signds"), tmp_path / "none")
+
+
 def test_warnings_of_clients_are_events(tmp_path: Path) -> None:
     fedveil.simulate(job(model="parts:warning"), tmp_path / "run")
     events = (tmp_path / "run" / "events.log").read_text()

@@ -11,6 +11,7 @@ import pytest
 
 import parts
 from fedveil.errors import MessageInvalid, RunFolderError, RunStopped
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.record.begun_rounds import Attempts
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce, keep_job, reopen
 from fedveil.record.run_folder import RunFolder
@@ -83,16 +84,21 @@ def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path: Path) -> None:
         raise MessageInvalid("too short")
 
 
-def test_rounds_that_were_begun_are_counted_by_the_next_process(tmp_path: Path) -> None:
+def test_rounds_that_were_begun_are_known_to_the_next_process_with_what_they_cost(
+    tmp_path: Path,
+) -> None:
+    pure, noise = PrivacyLoss(0.5), PrivacyLoss(1.0, 1e-5, release=Gaussian(5.0))
+    costs = {1: ((pure, 3),), 2: ((noise, 1), (pure, 1)), 3: ((pure, 4),)}
     folder = RunFolder.create(tmp_path / "run")
     first = Attempts(folder, 0)
-    for number in (1, 2, 2):
-        first.begin(number)
-    first.checkpointed(1)
-    first.begin(3)
-    again = Attempts(folder, 1)
-    assert [again.before(number) for number in (1, 2, 3, 4)] == [0, 2, 1, 0]
-    assert Attempts(folder, 2).before(2) == 0
+    for number in (1, 2, 1, 3):
+        first.begin(number, costs[number])
+    again = Attempts(folder, 0)
+    assert again.begun == [(number, costs[number]) for number in (1, 2, 1, 3)]
+    again.checkpointed(1)
+    again.begin(2, costs[3])
+    assert Attempts(folder, 1).begun == [(2, costs[3])]
+    assert Attempts(folder, 2).begun == []  # the checkpoint's own ledger has it
     file = tmp_path / "run" / "checkpoint" / "begun"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(RunFolderError, match="begun is damaged: the message is cut short"):

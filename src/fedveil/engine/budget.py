@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_protection
+from fedveil.engine.job_protection import in_clear
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.ledger import Line, project
@@ -30,3 +32,5 @@ def project_job(job: Job) -> Iterator[Line]:
         figure = figures[name]
         if figure is not None:
             yield Line(*figure, what)
+    for what in in_clear(job, leaves=False):
+        yield Line(math.inf, 0.0, what)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from fedveil.engine.assembly import (
     report_entropy,
 )
 from fedveil.engine.executors.executor import Executor
+from fedveil.engine.job_protection import in_clear
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.entropy import Seeded
@@ -126,6 +130,7 @@ class Federation:
         how = engine.how_to_resume.format(folder=self._folder.path)
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done, kept = self._restore(Checkpoint.read(self._folder))
+        self._ledger.note_in_clear(in_clear(job, leaves=engine.reports_leave))
         self._attempts = Attempts(self._folder, self._done)
         own_names = [job.model, job.data.name, job.protection.name]
         keep_job(self._folder, job.to_yaml(), own_names)
@@ -134,7 +139,8 @@ class Federation:
         self._executor = engine.start(job, shape, self._protection, self._recorder.event)
         stack.callback(self._executor.close)
         randomness = f"randomness of reports: {report_entropy(job).description}"
-        lines = (randomness, *engine.describe(), *self._layout.explain(), *job.warnings)
+        said = (randomness, *engine.describe(), *self._layout.explain(), *job.warnings)
+        lines = [*said, *self._charge_begun()]
         introduce(self._recorder.event, beginning("round", self._done), began, lines)
 
     def _restore(self, saved: Checkpoint | None) -> tuple[int, int]:
@@ -190,15 +196,13 @@ class Federation:
         began = time.perf_counter()
         cohort = self._cohort(number)
         spending = self._protection.spending(self._state)
-        self._charge_attempts(spending, cohort, number)
         self._check_limit(spending, cohort, number)
-        if self._engine.reports_leave:
-            self._attempts.begin(number)
         context = RoundContext(cohort, number, self._weights, self._state)
         server = self._protection.server_round(context)
         self._executor.open(context)
         opening = dict.fromkeys(cohort, server.opening())
-        outcome = drive(server, self._executor, opening, self._protection.trains)
+        begun = partial(self._begun, number, spending)
+        outcome = drive(server, self._executor, opening, self._protection.trains, begun)
         aggregate = outcome.result(server.aggregate)
         if outcome.hopeless is not None:
             raise RunStopped(f"every client of round {number} failed: {outcome.hopeless}")
@@ -223,22 +227,30 @@ class Federation:
         self._keep(record, outcome)
         return record
 
-    def _charge_attempts(
-        self, spending: Sequence[Spending], cohort: list[ClientId], number: int
+    def _begun(
+        self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Charge the cohort for every time that the round was begun before and cut off.
+        """Reports are about to be asked for: a run that ends here has paid for them."""
+        if self._engine.reports_leave:
+            self._attempts.begin(number, self._ledger.charges(spending))
 
-        Seeded reports are the same bytes again, and cost nothing more.
+    def _charge_begun(self) -> Iterator[str]:
+        """Charge the cohorts of rounds that were begun and cut off; gives what is to be said.
+
+        Each counts with what it cost when it was begun, and at once, so that no limit is passed
+        before it is begun again. Seeded reports are the same bytes again, and cost nothing more.
         """
-        before = self._attempts.before(number)
-        if not before or self.job.privacy.randomness == "seeded":
+        if self.job.privacy.randomness == "seeded":
             return
-        for _ in range(before):
-            self._ledger.record_many(spending, round=number, clients=cohort)
-        self._recorder.event(
-            f"round {number} was begun before ({before}x) and cut off: its reports may have left, "
-            f"and count"
-        )
+        for number, cost in sorted(self._attempts.begun, key=itemgetter(0)):
+            cohort = self._cohort(number)
+            self._ledger.record_many(cost, round=number, clients=cohort, ahead=True)
+            self._state = self._protection.cut_off(self._state, cost)
+        for number, times in Counter(number for number, _ in self._attempts.begun).items():
+            yield (
+                f"round {number} was begun before ({times}x) and cut off: its reports may have "
+                f"left, and count"
+            )
 
     def _cohort(self, number: int) -> list[ClientId]:
         assert self.job.clients.number is not None  # the engine has settled it
@@ -280,6 +292,7 @@ class Federation:
         record: dict[str, Any] = {"randomness": report_entropy(self.job).description}
         for name, figure in self._ledger.figures(self.job.privacy.delta).items():
             record[f"epsilon_{name}"], record[f"delta_{name}"] = figure
+        record["in_clear"] = list(self._ledger.in_clear)
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
@@ -314,6 +327,7 @@ def _counted(outcome: Outcome) -> dict[str, Any]:
         "rejected": dict(outcome.rejected),
         "withheld": dict(outcome.withheld),
         "failed": dict(outcome.failed),
+        "unusable": dict(outcome.unusable),
         "dropped": len(outcome.dropped),
         "void": str(outcome.void) if outcome.void else None,
         "bytes_up": outcome.bytes_up,
