@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 import fedveil
 import parts
 from fedveil.engine import assembly, federation
+from fedveil.engine.budget import project_job
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.entropy import Seeded
@@ -249,6 +251,17 @@ def test_under_a_promise_a_training_that_raises_is_still_seen(tmp_path: Path) ->
         assert 0 < record["unusable"]["RuntimeError: these examples are not to my taste"] < 20
     with pytest.raises(RunStopped, match="every client of round 1 failed: RuntimeError: these"):
         fedveil.simulate(job(model="parts:hopeless", protection="signds"), tmp_path / "none")
+
+
+@pytest.mark.parametrize(("weighting", "lines"), [("by_size", 1), ("equal", 0)])
+def test_weights_are_said_to_have_no_finite_epsilon(
+    tmp_path: Path, weighting: str, lines: int
+) -> None:
+    run = fedveil.simulate(job(server={"weighting": weighting}), tmp_path / "run")
+    said = ["how many examples clients have, each or in sum (weighting = by_size)"][:lines]
+    assert [record["in_clear"] for record in run.metrics] == [said] * 3
+    assert list(run.ledger.in_clear) == list(fedveil.resume(run.folder).ledger.in_clear) == said
+    assert [line.what for line in project_job(run.job) if math.isinf(line.epsilon)][4:] == said
 
 
 def test_warnings_of_clients_are_events(tmp_path: Path) -> None:

@@ -441,6 +441,13 @@ def test_an_update_that_is_not_finite_is_never_averaged_and_the_server_is_not_to
     assert np.isfinite(flat(arrays)).all()
 
 
+def test_the_weights_of_secure_aggregation_are_said_to_have_no_finite_epsilon():
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW)
+    said = ("how many examples clients have, each or in sum (weighting = by_size)",)
+    assert strategy.ledger.in_clear == said
+    assert ProtectedStrategy(flower.FedAvg(), **PW, weighting="equal").ledger.in_clear == ()
+
+
 def test_a_server_that_ends_in_mid_round_has_charged_those_that_it_asked():
     class Killed(BaseException):
         pass

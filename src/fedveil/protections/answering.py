@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedveil.errors import ClientWithheld
+from fedveil.errors import ClientWithheld, FedveilError
 from fedveil.message import Message
 from fedveil.protections.base import ClientRound, Protection, Update
 
@@ -56,8 +56,8 @@ def answer_trained(
 
 
 def reason(unusable: Exception) -> str:
-    """Why an update could not be used: the sentence, with the kind of a foreign exception."""
-    if isinstance(unusable, ClientWithheld):
+    """Why an update could not be used: a sentence, or a foreign exception with its kind."""
+    if isinstance(unusable, FedveilError):
         return str(unusable)
     return f"{type(unusable).__name__}: {unusable}"
 

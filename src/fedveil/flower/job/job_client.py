@@ -18,7 +18,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection, report_entropy
-from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
+from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
@@ -213,7 +213,12 @@ def _trained(
         lambda: training.update(member.client, member.data),
     )
     if answered.unusable is not None:
-        _log.warning("an update of zero is reported: %s", reason(answered.unusable))
+        foreign = not isinstance(answered.unusable, FedveilError)
+        _log.warning(
+            "an update of zero is reported: %s",
+            reason(answered.unusable),
+            exc_info=answered.unusable if foreign else None,
+        )
     return answered
 
 
