@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from torch import nn
 import fedveil
 import parts
 from fedveil.engine import assembly, federation
-from fedveil.engine.budget import project_job
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.entropy import Seeded
@@ -219,49 +217,6 @@ def test_an_update_that_is_not_finite_is_withheld(tmp_path: Path) -> None:
     run = fedveil.simulate(settings, tmp_path / "run")
     assert all(0 < r["withheld"]["the update is not finite"] < 20 for r in run.metrics)
     assert all(np.isfinite(r["loss"]) for r in run.metrics)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_under_a_promise_an_update_that_is_not_finite_becomes_a_report_and_is_counted(
-    tmp_path: Path, workers: int
-) -> None:
-    settings = job(
-        model="parts:diverging",
-        protection="dp_encrypt",
-        clients={"number": 20, "fraction": 1.0},
-        training={"batch_size": 1000},
-        simulation={"workers": workers},
-    )
-    run = fedveil.simulate(settings, tmp_path / "run")
-    for record in run.metrics:
-        assert (record["reports"], record["withheld"], record["failed"]) == (20, {}, {})
-        assert 0 < record["unusable"]["the update is not finite"] < 20
-
-
-def test_under_a_promise_a_training_that_raises_is_still_seen(tmp_path: Path) -> None:
-    settings = job(
-        model="parts:picky",
-        protection="signds",
-        clients={"number": 20, "fraction": 1.0},
-        training={"batch_size": 1000},
-    )
-    run = fedveil.simulate(settings, tmp_path / "run")
-    for record in run.metrics:
-        assert record["reports"] == 20
-        assert 0 < record["unusable"]["RuntimeError: these examples are not to my taste"] < 20
-    with pytest.raises(RunStopped, match="every client of round 1 failed: RuntimeError: these"):
-        fedveil.simulate(job(model="parts:hopeless", protection="signds"), tmp_path / "none")
-
-
-@pytest.mark.parametrize(("weighting", "lines"), [("by_size", 1), ("equal", 0)])
-def test_weights_are_said_to_have_no_finite_epsilon(
-    tmp_path: Path, weighting: str, lines: int
-) -> None:
-    run = fedveil.simulate(job(server={"weighting": weighting}), tmp_path / "run")
-    said = ["how many examples clients have, each or in sum (weighting = by_size)"][:lines]
-    assert [record["in_clear"] for record in run.metrics] == [said] * 3
-    assert list(run.ledger.in_clear) == list(fedveil.resume(run.folder).ledger.in_clear) == said
-    assert [line.what for line in project_job(run.job) if math.isinf(line.epsilon)][4:] == said
 
 
 def test_warnings_of_clients_are_events(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from fedveil.record.lifecycle import beginning, how_to_resume, introduce, keep_j
 from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Record, Recorder, find_board
 from fedveil.record.run_folder import MODEL, RunFolder, uninterrupted
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.answers import ClientId, short
 from fedveil.rounds.loop import Outcome, drive
 
 Progress = Callable[[Record], None]
@@ -300,6 +300,9 @@ class Federation:
         number = record["round"]
         with uninterrupted():
             for text in sorted(outcome.warnings):
+                self._recorder.event(f"round {number}: {text}")
+            for reason, clients in sorted(outcome.unusable.items()):
+                text = f"{clients} clients report an update of zero: {short(reason)}"
                 self._recorder.event(f"round {number}: {text}")
             if outcome.void is not None:
                 self._recorder.event(f"round {number}: {outcome.void}")
