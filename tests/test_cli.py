@@ -124,7 +124,8 @@ def test_budget_tells_the_four_figures(command: Command) -> None:
     assert "one of 61706 parameters" in out
     assert "a client that is drawn in all of 3 rounds" in out
     code, out, _ = command("budget")
-    assert out.count("inf") == 4
+    assert out.count("inf") == 5
+    assert "how many examples clients have, each or in sum (weighting = by_size)" in out
 
 
 def test_list_names_every_set(command: Command) -> None:

@@ -20,7 +20,7 @@ def job(**blocks: Any) -> Job:
         "clients": {"number": 8, "fraction": 0.5},
         "data": {"name": "parts:data"},
         "model": "parts:net",
-        "training": {"batch_size": 10, "epochs": 2, "lr": 0.1},
+        "training": {"epochs": 1, "batch_size": 5, "lr": 0.2},
         "simulation": {"workers": 0},
     }
     return Job(**{**base, **blocks})
@@ -34,7 +34,7 @@ def test_under_a_promise_an_update_that_is_not_finite_becomes_a_report_and_is_co
         model="parts:diverging",
         protection="dp_encrypt",
         clients={"number": 20, "fraction": 1.0},
-        training={"batch_size": 1000},
+        training={"epochs": 1, "batch_size": 1000},
         simulation={"workers": workers},
     )
     run = fedveil.simulate(settings, tmp_path / "run")
@@ -51,7 +51,7 @@ def test_under_a_promise_a_training_that_raises_is_still_seen(tmp_path: Path) ->
         model="parts:picky",
         protection="signds",
         clients={"number": 20, "fraction": 1.0},
-        training={"batch_size": 1000},
+        training={"epochs": 1, "batch_size": 1000},
     )
     run = fedveil.simulate(settings, tmp_path / "run")
     for record in run.metrics:
