@@ -497,6 +497,17 @@ def test_an_adaptive_run_ends_at_its_total():
     assert arrays is not None
 
 
+def test_a_round_whose_replies_are_all_late_counts_in_the_total():
+    grid = federation()
+    grid.silent = set(grid.nodes)
+    size = flat(start_arrays()).size
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="oue", eps=1.0, total_eps=2.5 * size)
+    strategy.start(grid, record_of(start_arrays()), num_rounds=5, timeout=0.05)
+    assert len(strategy.rounds) == 2
+    assert "total_eps" in strategy.stopped
+    assert strategy.ledger.epsilon("run") == 2 * size
+
+
 def test_settings_come_from_the_run_configuration_or_keywords():
     config = {"fedveil.protection": "dp_encrypt", "fedveil.dp_eps": 3, "lr": 0.1}
     strategy = ProtectedStrategy(flower.FedAvg(), run_config=config, dp_delta=1e-3)

@@ -328,6 +328,18 @@ def test_total_epsilon_holds_over_rounds_that_were_begun_and_cut_off(tmp_path: P
     assert result.ledger.epsilon("run") == pytest.approx(total, rel=1e-12)
 
 
+def test_total_epsilon_holds_over_rounds_whose_reports_all_came_too_late(tmp_path: Path):
+    """They have left, and a round without an aggregate has cost what any other has."""
+    rr = {"name": "rr", "unary": {"eps": 0.5, "total_eps": 200.0}}  # 83 a report
+    app, _ = app_of(tmp_path / "app", job(rounds=9, protection=rr, deployment={"answer_s": 0.1}))
+    grid = LocalGrid(app, tmp_path / "state")
+    grid.tamper = lambda m: None if reports_of(*range(CLIENTS))(m) else m
+    result = serve(app, grid, tmp_path / "run")
+    assert [record["void"] is not None for record in result.metrics] == [True, True]
+    assert "total_eps = 200.0" in result.stopped
+    assert result.ledger.epsilon("run") == pytest.approx(166)
+
+
 def test_a_limit_holds_over_rounds_that_were_begun_and_cut_off_before_a_checkpoint(tmp_path: Path):
     """Three rounds have left in the first life, of which no checkpoint knows."""
     settings = job(

@@ -210,6 +210,8 @@ class Federation:
         if aggregate is not None:
             self._weights = self._optimizer.step(self._weights, aggregate.update)
             self._state = aggregate.state
+        elif outcome.charged:
+            self._state = self._protection.cut_off(self._state, self._ledger.charges(spending))
         self._ledger.record_many(spending, round=number, clients=sorted(outcome.charged))
         evaluation = time.perf_counter()
         quality = self._evaluate(number)

@@ -278,7 +278,7 @@ class Protection(ABC):
         return {}
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
-        """`state`, when a round with reports of these losses was begun and has no outcome."""
+        """`state`, when a round with reports of these losses was begun and has no aggregate."""
         return state
 
     @abstractmethod

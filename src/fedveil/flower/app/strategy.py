@@ -215,6 +215,8 @@ class ProtectedStrategy(Strategy):
             self._state = aggregate.state
             content = self._content(layout.moved(arrays, aggregate.update), record)
             self._averaged = Averaged(Message(content, reply_to=messages[0]), arrays, layout.kept)
+        elif outcome.charged:
+            self._state = protection.cut_off(state, closed.charges(spending))
         self._keep(record)
 
     def _note(self, record: RoundRecord, outcome: Outcome, carrier: AppCarrier) -> None:
