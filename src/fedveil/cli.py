@@ -235,7 +235,8 @@ def deploy(
         _out.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
     if seeded:
         seen = "reports draw from the job's seed: whoever reads the job can take the protection off"
-        _remark("warning", [seen])
+        allowed = "a client sends them only if its own node configuration says seeded=true"
+        _remark("warning", [f"{seen}; {allowed}"])
     if settings.protection.name == "not_encrypt" and settings.server.weighting == "by_size":
         _remark(
             "note",

@@ -119,10 +119,11 @@ def _spent(record: Record) -> list[str]:
     if not record:
         return []
     figures = {what: _figure(record, key) for key, what in _FIGURES.items()}
-    return [
+    lines = [
         f"{told(*spent)} for {what}, delta {format_delta(spent.delta)}"
         for what, spent in figures.items()
     ]
+    return lines + [f"no finite epsilon: {what}" for what in record.get("in_clear", ())]
 
 
 def _figure(record: Record, key: str) -> Figure:

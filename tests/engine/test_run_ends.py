@@ -139,7 +139,7 @@ def test_the_command_exits_1_and_its_last_line_says_why(command: Command, tmp_pa
 def test_reports_that_say_nothing_of_an_update_are_not_usable() -> None:
     """Under a protection that perturbs, a client that has no update reports all the same."""
     record: dict[str, Any] = {"dropped": 0, "void": None, "reports": 4}
-    record |= {"rejected": {}, "withheld": {}, "failed": {}}
+    record |= {"rejected": {}, "withheld": {}, "failed": {}, "unusable": {}}
     assert without_report(record) is None
     assert without_report({**record, "unusable": {"the update is not finite": 3}}) is None
     nothing = {**record, "unusable": {"the update is not finite": 4}}

@@ -405,20 +405,23 @@ def test_clients_are_not_asked_to_evaluate_where_nothing_may_come_back():
 
 
 def test_an_apps_error_says_its_kind_and_not_its_text():
+    """Where nothing is promised; under a promise there is no error."""
+
     def failing(arrays, node):
         raise ValueError("patient 4711 has no label")
 
     grid = federation(train=failing)
-    strategy = ProtectedStrategy(flower.FedAvg(), protection="rr")
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW)
     run(grid, strategy)
     assert dict(strategy.rounds[0].failed) == {"the client's app failed with ValueError": 6}
     assert "patient" not in str(grid.replies)
-    assert strategy.ledger.epsilon("run") == 0
+    assert strategy.ledger.epsilon("run") == 0  # none has left, and what was charged is taken back
 
 
 @ALL
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_an_update_that_is_not_finite_is_withheld_and_the_server_is_not_told_why(settings, value):
+def test_an_update_that_is_not_finite_is_never_averaged_and_the_server_is_not_told(settings, value):
+    """Under a promise an update of zero takes its place; elsewhere there is no report."""
     grid = federation()
     bad = next(iter(grid.nodes))
 
@@ -432,8 +435,9 @@ def test_an_update_that_is_not_finite_is_withheld_and_the_server_is_not_told_why
         node.app = client_app(diverging, [ProtectMod()])
     strategy = ProtectedStrategy(flower.FedAvg(), **settings)
     _, arrays = run(grid, strategy)
-    assert dict(strategy.rounds[0].withheld) == {"for a reason in its own log": 1}
-    assert strategy.rounds[0].reports == 5
+    withheld = {"for a reason in its own log": 1} if settings is PW else {}
+    assert dict(strategy.rounds[0].withheld) == withheld
+    assert strategy.rounds[0].reports == 6 - len(withheld)
     assert np.isfinite(flat(arrays)).all()
 
 
@@ -448,6 +452,28 @@ def test_a_report_that_promises_next_to_none_is_warned_of_once(eps, thin, caplog
     )
     assert [said in record.getMessage() for record in caplog.records].count(True) == int(thin)
     assert ("is promised" in caplog.text) == thin
+
+
+def test_the_weights_of_secure_aggregation_are_said_to_have_no_finite_epsilon():
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW)
+    said = ("how many examples clients have, each or in sum (weighting = by_size)",)
+    assert strategy.ledger.in_clear == said
+    assert ProtectedStrategy(flower.FedAvg(), **PW, weighting="equal").ledger.in_clear == ()
+
+
+def test_a_server_that_ends_in_mid_round_has_charged_those_that_it_asked():
+    class Killed(BaseException):
+        pass
+
+    def killed(reply):
+        raise Killed
+
+    grid = federation()
+    grid.tamper_reply = killed
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="rr", eps=1.0)
+    with pytest.raises(Killed):
+        run(grid, strategy)
+    assert strategy.ledger.epsilon("run") == 2 * flat(start_arrays()).size
 
 
 @pytest.mark.parametrize("count", [None, 0, 2.5, -1, 70_000])
@@ -482,6 +508,17 @@ def test_an_adaptive_run_ends_at_its_total():
     assert 1 <= len(strategy.rounds) <= 2
     assert strategy.ledger.epsilon("run") <= 3000.0
     assert arrays is not None
+
+
+def test_a_round_whose_replies_are_all_late_counts_in_the_total():
+    grid = federation()
+    grid.silent = set(grid.nodes)
+    size = flat(start_arrays()).size
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="oue", eps=1.0, total_eps=2.5 * size)
+    strategy.start(grid, record_of(start_arrays()), num_rounds=5, timeout=0.05)
+    assert len(strategy.rounds) == 2
+    assert "total_eps" in strategy.stopped
+    assert strategy.ledger.epsilon("run") == 2 * size
 
 
 def test_settings_come_from_the_run_configuration_or_keywords():

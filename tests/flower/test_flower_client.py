@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, RecordDict
 
 from fedveil.entropy import Seeded
-from fedveil.errors import DeploymentError, MessageInvalid
+from fedveil.errors import DeploymentError, MessageInvalid, RunFailed
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.identity_file import make_identity, read_identity
 from fedveil.flower.job.job_client import Member
@@ -22,6 +23,7 @@ from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.message import encode
 from fedveil.secagg.keys import Identity
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
+from folders import records_of
 
 PW = {
     "name": "pw_encrypt",
@@ -114,14 +116,18 @@ def test_a_state_folder_that_others_can_read_is_refused(tmp_path: Path):
         StateFolder(tmp_path / "file" / "s")
 
 
-def test_the_default_folder_is_in_memory_where_there_is_one(
+def test_keys_lie_in_memory_where_they_can_and_accounts_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """A restart of the machine may forget a key; it does not set an account back."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert StateFolder.of_user().path == tmp_path / "fedveil"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
-    assert StateFolder.of_user().path == tmp_path / "home" / "fedveil"
+    assert StateFolder.for_keys().path == tmp_path / "fedveil"
+    assert StateFolder.for_accounts().path == tmp_path / "home" / "fedveil"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
+    assert StateFolder.for_keys().path == tmp_path / "home" / "fedveil"
+    for folder in (StateFolder.for_keys, StateFolder.for_accounts):
+        assert folder(str(tmp_path / "named")).path == tmp_path / "named"
 
 
 # --- a lying server -----------------------------------------------------------------------------
@@ -228,7 +234,9 @@ def test_a_client_counts_its_private_reports_and_gives_no_more(
     counts = []
     for number in range(4):
         grid = LocalGrid(app, tmp_path / "state")
-        record = serve(app, grid, tmp_path / f"run-{number}").metrics[0]
+        with suppress(RunFailed):  # a run without a report
+            serve(app, grid, tmp_path / f"run-{number}")
+        (record,) = records_of(tmp_path / f"run-{number}")
         counts.append((record["reports"], sum(record["withheld"].values())))
     if position == "not_encrypt":
         assert counts == [(CLIENTS, 0)] * 4
@@ -236,6 +244,50 @@ def test_a_client_counts_its_private_reports_and_gives_no_more(
     else:
         assert counts == [(CLIENTS, 0)] * 2 + [(0, CLIENTS)] * 2
         assert "this client has given 2 reports of this job" in caplog.text
+
+
+def test_seeded_reports_leave_only_where_the_node_itself_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Two of them under other weights have equal noise: their difference is that of the updates."""
+    from fedveil.flower.job import client_training
+
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection="dp_encrypt"), seeded=True)
+    grid = LocalGrid(app, tmp_path / "state")
+    for n in (0, 1):
+        del grid.contexts[100 + n].node_config["seeded"]
+    read: list[int] = []
+    own_data = client_training.own_data
+    monkeypatch.setattr(
+        client_training, "own_data", lambda *a: (read.append(a[1]), own_data(*a))[1]
+    )
+    record = serve(app, grid, tmp_path / "run").metrics[0]
+    assert sorted(read) == [2, 3, 4, 5]
+    assert (record["reports"], sum(record["withheld"].values())) == (4, 2)
+    assert "only if its own node configuration says seeded=true" in caplog.text
+    with pytest.raises(DeploymentError, match="seeded = 'yes', true or false is needed"):
+        Member.of({"client": 0, "seeded": "yes"}, job())
+    assert not list((tmp_path / "state").glob("*.reports"))
+
+
+def test_a_client_that_errs_after_its_vector_went_in_stays_charged(
+    tmp_path: Path, charges: dict[int, set[int]]
+):
+    """What it says of itself in the last phase takes nothing back; its own account neither."""
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW))
+    grid = LocalGrid(app, tmp_path / "state")
+
+    def tamper(message: Any) -> Any:
+        metadata = message.metadata
+        asked = not metadata.reply_to_message_id and metadata.dst_node_id == 100
+        if asked and metadata.message_type == "train.unmask":
+            message.content = to_records({"round": 1, "phase": "unmask", "survivors": 3})
+        return message
+
+    grid.tamper = tamper
+    record = serve(app, grid, tmp_path / "run").metrics[0]
+    assert (record["reports"], record["withheld"]) == (6, {"the client's own log says why": 1})
+    assert charges[1] == set(range(CLIENTS))
 
 
 # --- who a node is ------------------------------------------------------------------------------

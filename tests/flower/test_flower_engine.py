@@ -13,10 +13,11 @@ import pytest
 pytest.importorskip("flwr")
 
 import fedveil
-from fedveil.errors import DeploymentError, RunStopped
+from fedveil.errors import DeploymentError, RunFailed, RunStopped
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
 from fedveil.message import decode, encode
 from flower_parts import CLIENTS, LocalGrid, app_of, job, kinds, serve
+from folders import records_of
 
 PW = {
     "name": "pw_encrypt",
@@ -310,6 +311,66 @@ def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: b
         assert costs == [four[0]["epsilon_run_most_drawn"], four[3]["epsilon_run_most_drawn"]]
         events = (tmp_path / "run" / "events.log").read_text()
         assert "round 2 was begun before (2x) and cut off" in events
+
+
+@pytest.mark.parametrize("every", [1, 9])
+def test_total_epsilon_holds_over_rounds_that_were_begun_and_cut_off(tmp_path: Path, every: int):
+    """What was asked for counts with the epsilon of its opening, in the total and the ledger."""
+    unary = {"eps": 0.5, "adaptive": True, "total_eps": 640.0}
+    settings = job(
+        rounds=20, protection={"name": "rr", "unary": unary}, checkpoint={"every": every}
+    )
+    app, _ = app_of(tmp_path / "app", settings)
+    asked: list[float] = []
+    for _ in range(9):
+        grid = LocalGrid(app, tmp_path / "state")
+        cut_off(grid, "2")
+        try:
+            result = serve(app, grid, tmp_path / "run")
+            break
+        except Killed:
+            pass
+        finally:
+            training = [m for m in grid.sent if m.metadata.message_type == "train.report"]
+            mine = [m for m in training if m.metadata.dst_node_id == 100]
+            asked += [decode(m.content[MESSAGE]["encoded"])["eps"] for m in mine]
+    total = sum(2 * eps * 83 for eps in asked)
+    assert max(asked) > min(asked)
+    assert 640 - 2 * 83 * max(asked) < total <= 640
+    assert "protection.unary.total_eps = 640.0" in result.stopped
+    assert result.ledger.epsilon("run") == pytest.approx(total, rel=1e-12)
+
+
+def test_total_epsilon_holds_over_rounds_whose_reports_all_came_too_late(tmp_path: Path):
+    """They have left, and a round without an aggregate has cost what any other has."""
+    rr = {"name": "rr", "unary": {"eps": 0.5, "total_eps": 200.0}}  # 83 a report
+    app, _ = app_of(tmp_path / "app", job(rounds=9, protection=rr, deployment={"answer_s": 0.1}))
+    grid = LocalGrid(app, tmp_path / "state")
+    grid.tamper = lambda m: None if reports_of(*range(CLIENTS))(m) else m
+    with pytest.raises(RunFailed):
+        serve(app, grid, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert [record["void"] is not None for record in records] == [True, True]
+    assert records[-1]["epsilon_run_most_drawn"] == pytest.approx(166)
+    assert "total_eps = 200.0" in (tmp_path / "run" / "events.log").read_text("utf-8")
+
+
+def test_a_limit_holds_over_rounds_that_were_begun_and_cut_off_before_a_checkpoint(tmp_path: Path):
+    """Three rounds have left in the first life, of which no checkpoint knows."""
+    settings = job(
+        rounds=9,
+        protection={"name": "signds", "signds": {"sign_eps": 1.0}},
+        privacy={"max_epsilon": 8.5, "delta": 0.0},
+        checkpoint={"every": 9},
+    )
+    app, _ = app_of(tmp_path / "app", settings)
+    grid = LocalGrid(app, tmp_path / "state")
+    cut_off(grid, "3")
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    result = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    assert len(result.metrics) == 1  # 2 a report: three of them and one more
+    assert result.ledger.epsilon("run") == 8
 
 
 def test_a_run_goes_on_without_a_client_that_did_not_come_back(tmp_path: Path):

@@ -91,7 +91,7 @@ def test_an_error_reply_tells_that_none_has_left_unless_one_was_lost(
 def test_a_client_that_says_that_it_reports_nothing_is_not_charged(
     tmp_path: Path, charges: dict[int, set[int]]
 ) -> None:
-    app, _ = app_of(tmp_path / "app", job(rounds=1, model="parts:diverging", protection="signds"))
+    app, _ = app_of(tmp_path / "app", job(rounds=1, model="parts:diverging"))
     record = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run").metrics[0]
     withheld = sum(record["withheld"].values())
     assert 0 < withheld < CLIENTS

@@ -52,8 +52,10 @@ def test_in_simulation(tmp_path: Path, workers: int) -> None:
     assert fedveil.resume(run.folder).metrics == run.metrics
 
 
-def test_deployed_it_ends_with_the_simulators_bytes(tmp_path: Path) -> None:
-    settings = job(protection=BLOCK)
+@pytest.mark.parametrize("model", ["parts:plain", "parts:diverging", "parts:picky"])
+def test_deployed_it_ends_with_the_simulators_bytes(tmp_path: Path, model: str) -> None:
+    """Where the training of some clients overflows, or raises, as well."""
+    settings = job(protection=BLOCK, model=model)
     app, deployed = app_of(tmp_path / "app", settings, seeded=True)
     assert (app / "ready.py").read_text() == CODE
     grid = LocalGrid(app, tmp_path / "state")

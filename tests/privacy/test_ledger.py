@@ -47,6 +47,26 @@ class Spending:
 # Figures
 
 
+def test_what_leaves_in_clear_is_named_and_changes_no_figure():
+    ledger = Ledger()
+    ledger.record_many([(PrivacyLoss(0.5), 1)], round=1, clients=[0])
+    ledger.note_in_clear(["the metric loss", "sizes"])
+    ledger.note_in_clear(["sizes"])
+    for same in (ledger.copy(), Ledger.from_state(decode(encode(ledger.to_state())))):
+        assert same.in_clear == ("sizes", "the metric loss")
+        assert same.epsilon("run") == 0.5
+    assert Ledger().in_clear == ()
+
+
+def test_a_round_that_was_cut_off_is_charged_ahead_and_once_more_when_it_comes():
+    ledger = Ledger()
+    ledger.record_many([(PrivacyLoss(0.5), 1)], round=3, clients=[0, 1], ahead=True)
+    ledger.record_many([(PrivacyLoss(0.25), 1)], round=1, clients=[0])
+    ledger.record_many([(PrivacyLoss(1.0), 1)], round=3, clients=[0])
+    assert ledger.epsilon("run") == 1.75
+    assert ledger.epsilon("round") == 1.5
+
+
 def test_unary_reports_cost_what_the_table_says():
     """100 parameters of two bits each, eps = 0.5 per bit: 51.97 by bits, 79.84 by parameters."""
     by_parameter, by_bit = Ledger(), Ledger()

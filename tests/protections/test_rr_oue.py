@@ -215,11 +215,22 @@ def test_an_update_that_is_not_finite_is_withheld(target: str, value: float) -> 
         client(half, np.zeros(6)).respond(opening, update)
 
 
-def test_weights_beyond_floats_are_withheld() -> None:
+def test_weights_beyond_floats_are_clipped_as_others_are() -> None:
+    """Both are finite; that their sum is not would tell something of the update."""
     half = protection()
     huge = np.full(6, 3e38, np.float32)
-    with pytest.raises(ClientWithheld, match="not finite"):
-        client(half, huge).respond({"round": 7, "eps": 4.8}, huge)
+    beyond, large = (
+        client(half, huge).respond({"round": 7, "eps": 4.8}, update)
+        for update in (huge, np.zeros(6, np.float32))
+    )
+    assert encode(beyond) == encode(large)
+
+
+def test_a_model_that_has_no_code_is_withheld() -> None:
+    half = protection()
+    model = np.full(6, np.nan, np.float32)
+    with pytest.raises(ClientWithheld, match="the model cannot be coded"):
+        client(half, model).respond({"round": 7, "eps": 4.8}, np.zeros(6, np.float32))
 
 
 def test_saturation_is_counted_and_stays_with_the_client() -> None:
@@ -333,6 +344,17 @@ def test_total_epsilon_ends_the_run_before_it_would_be_passed() -> None:
     assert rounds_until_stopped(protection("oue", eps=0.1, total_eps=6.0)) == 10
     with pytest.raises(RunStopped, match=r"total_eps = 1\.1: round 7 would bring .* to 1\.2$"):
         server(protection(eps=0.1, total_eps=1.1), np.zeros(6))
+
+
+def test_a_round_that_was_cut_off_counts_in_the_total() -> None:
+    half = protection(eps=0.1, total_eps=3.0)
+    state = half.initial_state()
+    cost = [(spent.loss, spent.count) for spent in half.spending(state)]
+    for _ in range(2):
+        state = half.cut_off(state, cost)
+    assert state["spent"] == "2.4"
+    with pytest.raises(RunStopped, match=r"to 3\.6$"):
+        server(half, np.zeros(6), state=state)
 
 
 def test_spent_total_is_the_sum_of_the_rounds_losses() -> None:

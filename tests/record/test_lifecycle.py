@@ -9,6 +9,8 @@ import pytest
 
 from fedveil.errors import MessageInvalid, RunFolderError, RunStopped
 from fedveil.message import Value
+from fedveil.privacy.ledger_message import kinds_to_state
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.record.begun_rounds import Attempts
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.run_folder import RunFolder
@@ -62,44 +64,55 @@ def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path: Path) -> None:
         raise MessageInvalid("too short")
 
 
-def test_rounds_that_were_begun_are_counted_by_the_next_process(tmp_path: Path) -> None:
+def test_rounds_that_were_begun_are_known_to_the_next_process_with_what_they_cost(
+    tmp_path: Path,
+) -> None:
+    pure, noise = PrivacyLoss(0.5), PrivacyLoss(1.0, 1e-5, release=Gaussian(5.0))
+    costs = {1: ((pure, 3),), 2: ((noise, 1), (pure, 1)), 3: ((pure, 4),)}
     folder = RunFolder.create(tmp_path / "run")
     first = Attempts(folder, 0)
-    for number in (1, 2, 2):
-        first.begin(number)
-    first.checkpointed(1)
-    first.begin(3)
-    again = Attempts(folder, 1)
-    assert [again.before(number) for number in (1, 2, 3, 4)] == [0, 2, 1, 0]
-    assert Attempts(folder, 2).before(2) == 0
+    for number in (1, 2, 1, 3):
+        first.begin(number, costs[number])
+    again = Attempts(folder, 0)
+    assert again.begun == [(number, costs[number]) for number in (1, 2, 1, 3)]
+    again.checkpointed(1)
+    again.begin(2, costs[3])
+    assert Attempts(folder, 1).begun == [(2, costs[3])]
+    assert Attempts(folder, 2).begun == []  # the checkpoint's own ledger has it
     file = tmp_path / "run" / "checkpoint" / "begun"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(RunFolderError, match="begun is damaged: its digest does not match"):
         Attempts(folder, 1)
 
 
-ROUNDS, TIMES = np.array([2, 3]), np.array([1, 1])
+BEGUN = {
+    "since": 1,
+    "rounds": np.array([2, 3]),
+    "kinds": np.array([0, 0]),
+    **kinds_to_state([((PrivacyLoss(0.5), 1),)]),
+}
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("changes", "sentence"),
     [
-        ({"rounds": ROUNDS}, "is damaged: fields are missing or unknown"),
-        ({"rounds": 2, "times": TIMES}, "is damaged: field rounds is missing or malformed"),
-        ({"rounds": ROUNDS, "times": TIMES[:1]}, "is damaged: field times has the wrong length"),
-        ({"rounds": ROUNDS, "times": TIMES / 2}, "is damaged: field times has the wrong type"),
-        ({"rounds": ROUNDS[::-1].copy(), "times": TIMES}, "does not name rounds in their order"),
-        ({"rounds": ROUNDS - 2, "times": TIMES}, "does not name rounds in their order"),
-        ({"rounds": ROUNDS, "times": -TIMES}, "holds a number outside"),
-        ({"rounds": ROUNDS, "times": TIMES << 60}, "holds a number outside"),
+        ({"rounds": 2}, "field rounds is missing or malformed"),
+        ({"kinds": np.array([0])}, "field kinds has the wrong length"),
+        ({"kinds": np.array([0.0, 0.0])}, "field kinds has the wrong type"),
+        ({"kinds": np.array([0, 1])}, "does not say what each round cost"),
+        ({"kinds": np.array([0, -1])}, "does not say what each round cost"),
+        ({"rounds": np.array([1, 2])}, "does not name rounds after the checkpoint's"),
+        ({"since": -1}, "does not name rounds after the checkpoint's"),
+        ({"more": 1}, "it is not written as a run writes it"),
+        ({"loss.epsilon": np.array([-1.0])}, "epsilon = -1.0 is outside"),
         (None, "is missing: it says which rounds were begun"),
     ],
 )
 def test_rounds_that_cannot_have_been_begun_are_refused(
-    fields: dict[str, Value] | None, sentence: str, tmp_path: Path
+    changes: dict[str, Value] | None, sentence: str, tmp_path: Path
 ) -> None:
     folder = RunFolder.create(tmp_path / "run")
-    if fields is not None:
-        folder.write_atomically("checkpoint/begun", sealed(fields))
+    if changes is not None:
+        folder.write_atomically("checkpoint/begun", sealed({**BEGUN, **changes}))
     with pytest.raises(RunFolderError, match=f"begun {sentence}|begun is damaged: .*{sentence}"):
         Attempts(folder, 1, has_begun=True)

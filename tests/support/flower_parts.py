@@ -60,7 +60,7 @@ class LocalGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
         self.app: ClientApp = client_app(app)
         self.contexts = {
-            100 + n: context(100 + n, {}, {"client": n, "state-folder": str(state)})
+            100 + n: context(100 + n, {}, {"client": n, "state-folder": str(state), "seeded": True})
             for n in clients
         }
         self.sent: list[Message] = []

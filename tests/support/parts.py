@@ -67,6 +67,40 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
+def linear() -> nn.Module:
+    """One layer, in which a large weight meets its feature alone."""
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def one_clients_data(*, marked: bool = False) -> dict[str, Any]:
+    """A client's examples, all with nothing in the first feature; or all of them but one."""
+    parts = data(40)
+    del parts["client_ids"]
+    parts["x_train"][:, 0] = 0
+    if marked:
+        parts["x_train"][17, 0] = 4
+    return parts
+
+
+def marked_data() -> dict[str, Any]:
+    """The same with that one example."""
+    return one_clients_data(marked=True)
+
+
+def eager_data() -> dict[str, Any]:
+    """One whose first feature is nobody's taste."""
+    parts = one_clients_data()
+    parts["x_train"][:, 0] = 1
+    return parts
+
+
+def labels_beyond() -> dict[str, Any]:
+    """One with a label that the others have not."""
+    parts = one_clients_data()
+    parts["y_train"][0] = 9
+    return parts
+
+
 class Picky(nn.Module):
     """Raises for clients whose first batch begins with a certain label's cluster."""
 

@@ -6,9 +6,12 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from fedveil.engine.assembly import (
 )
 from fedveil.engine.budget import thin_promise
 from fedveil.engine.executors.executor import Executor
+from fedveil.engine.job_protection import in_clear
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.run_records import check, counted, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
@@ -46,7 +50,7 @@ from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Metrics, Record, Recorder, find_board
 from fedveil.record.run_folder import METRICS, MODEL, RunFolder, uninterrupted
 from fedveil.record.sealed_message import intact
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.answers import ClientId, short
 from fedveil.rounds.loop import Outcome, drive
 
 Progress = Callable[[Record], None]
@@ -138,6 +142,7 @@ class Federation:
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done = 0
         metrics = self._restore(Checkpoint.read(self._folder))
+        self._ledger.note_in_clear(in_clear(job, leaves=engine.reports_leave))
         has_begun = engine.reports_leave and self._done > 0
         self._attempts = Attempts(self._folder, self._done, has_begun=has_begun)
         own_names = [job.model, job.data.name, job.protection.name]
@@ -149,7 +154,8 @@ class Federation:
         randomness = f"randomness of reports: {report_entropy(job).description}"
         thin = list(filter(None, [thin_promise(job, self._protection)]))
         first = (f"rounds: {job.rounds} in all", randomness, *engine.describe())
-        lines = (*first, *self._layout.explain(), *job.warnings, *thin)
+        said = (*first, *self._layout.explain(), *job.warnings, *thin)
+        lines = [*said, *self._charge_begun()]
         introduce(self._recorder.event, beginning("round", self._done), began, lines)
         for sentence in thin:
             (warn or (lambda text: None))(sentence)
@@ -222,19 +228,19 @@ class Federation:
         began = time.perf_counter()
         cohort = self._cohort(number)
         spending = self._protection.spending(self._state)
-        self._charge_attempts(spending, cohort, number)
         self._check_limit(spending, cohort, number)
-        if self._engine.reports_leave:
-            self._attempts.begin(number)
         context = RoundContext(cohort, number, self._weights, self._state)
         server = self._protection.server_round(context)
         self._executor.open(context)
         opening = dict.fromkeys(cohort, server.opening())
-        outcome = drive(server, self._executor, opening, self._protection.trains)
+        begun = partial(self._begun, number, spending)
+        outcome = drive(server, self._executor, opening, self._protection.trains, begun)
         applied = outcome.result(lambda: self._apply(server.aggregate()))
         if outcome.hopeless is not None:
             raise RunStopped(f"every client of round {number} failed: {outcome.hopeless}")
         outcome.bytes_down += len(cohort) * self._weights.nbytes
+        if applied is None and outcome.charged:
+            self._state = self._protection.cut_off(self._state, self._ledger.charges(spending))
         self._ledger.record_many(spending, round=number, clients=sorted(outcome.charged))
         evaluation = time.perf_counter()
         quality = self._evaluate(number)
@@ -258,22 +264,30 @@ class Federation:
         self._state = aggregate.state
         return aggregate.reports
 
-    def _charge_attempts(
-        self, spending: Sequence[Spending], cohort: list[ClientId], number: int
+    def _begun(
+        self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Charge the cohort for every time that the round was begun before and cut off.
+        """Reports are about to be asked for: a run that ends here has paid for them."""
+        if self._engine.reports_leave:
+            self._attempts.begin(number, self._ledger.charges(spending))
 
-        Seeded reports are the same bytes again, and cost nothing more.
+    def _charge_begun(self) -> Iterator[str]:
+        """Charge the cohorts of rounds that were begun and cut off; gives what is to be said.
+
+        Each counts with what it cost when it was begun, and at once, so that no limit is passed
+        before it is begun again. Seeded reports are the same bytes again, and cost nothing more.
         """
-        before = self._attempts.before(number)
-        if not before or self.job.privacy.randomness == "seeded":
+        if self.job.privacy.randomness == "seeded":
             return
-        spent = [Spending(spent.loss, before * spent.count) for spent in spending]
-        self._ledger.record_many(spent, round=number, clients=cohort)
-        self._recorder.event(
-            f"round {number} was begun before ({before}x) and cut off: its reports may have left, "
-            f"and count"
-        )
+        for number, cost in sorted(self._attempts.begun, key=itemgetter(0)):
+            cohort = self._cohort(number)
+            self._ledger.record_many(cost, round=number, clients=cohort, ahead=True)
+            self._state = self._protection.cut_off(self._state, cost)
+        for number, times in Counter(number for number, _ in self._attempts.begun).items():
+            yield (
+                f"round {number} was begun before ({times}x) and cut off: its reports may have "
+                f"left, and count"
+            )
 
     def _cohort(self, number: int) -> list[ClientId]:
         assert self.job.clients.number is not None  # the engine has settled it
@@ -315,6 +329,7 @@ class Federation:
         for name, figure in self._ledger.figures(self.job.privacy.delta).items():
             record[f"epsilon_{name}"], record[f"delta_{name}"] = figure
             record[f"promise_{name}"] = figure.promise
+        record["in_clear"] = list(self._ledger.in_clear)
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
@@ -322,6 +337,9 @@ class Federation:
         number = record["round"]
         with uninterrupted():
             for text in sorted(outcome.warnings):
+                self._recorder.event(f"round {number}: {text}")
+            for reason, clients in sorted(outcome.unusable.items()):
+                text = f"{clients} clients report an update of zero: {short(reason)}"
                 self._recorder.event(f"round {number}: {text}")
             if outcome.void is not None:
                 self._recorder.event(f"round {number}: {outcome.void}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.federated.job import Job
-from fedveil.protections.base import JobContext, Protection
+from fedveil.protections.base import BY_SIZE, JobContext, Protection
 from fedveil.protections.positions import build
 from fedveil.rounds.answers import ClientId
 from fedveil.secagg.secret import Secret
@@ -45,6 +45,14 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         identity=outside.identity,
     )
     return build(job.protection.name, job.protection.settings, context)
+
+
+def in_clear(job: Job, *, leaves: bool) -> list[str]:
+    """What has no finite epsilon because it is told as it is; `leaves`: to another machine."""
+    said = [BY_SIZE] if job.server.weighting == "by_size" else []
+    if leaves and job.deployment.reveal:
+        said.append("the number of a client's examples (deployment.reveal = examples)")
+    return said
 
 
 def report_entropy(job: Job) -> Entropy:

@@ -19,7 +19,7 @@ UNUSABLE = "unusable"
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
 _NEEDED = {
-    *("round", "void", "randomness"), *LOST, *_NUMBERS,
+    *("round", "void", "randomness", "in_clear"), *LOST, UNUSABLE, *_NUMBERS,
     *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
 }  # fmt: skip
 _QUALITY = {"loss", "accuracy", "auc"}
@@ -33,6 +33,7 @@ def counted(outcome: Outcome) -> dict[str, Any]:
         "rejected": dict(outcome.rejected),
         "withheld": dict(outcome.withheld),
         "failed": dict(outcome.failed),
+        UNUSABLE: dict(outcome.unusable),
         "dropped": len(outcome.dropped),
         "void": str(outcome.void) if outcome.void else None,
         "bytes_up": outcome.bytes_up,
@@ -71,7 +72,7 @@ def check(records: Sequence[Record], rounds: int) -> None:
 
 
 def _usable(record: Record) -> bool:
-    return bool(record["reports"] > sum(record.get(UNUSABLE, {}).values()))
+    return bool(record["reports"] > sum(record[UNUSABLE].values()))
 
 
 def _fits(name: str, value: object) -> bool:
@@ -92,7 +93,7 @@ def _reasons(records: Sequence[Record]) -> str:
     times: Counter[str] = Counter()
     for record in records:
         for kind in (*LOST, UNUSABLE):
-            times.update(record.get(kind, {}))
+            times.update(record[kind])
     if not times:
         times["the client fell silent"] = sum(record["dropped"] for record in records)
         times.update(record["void"] for record in records if record["void"])

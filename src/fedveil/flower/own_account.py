@@ -1,47 +1,51 @@
-"""What a client has given in a run, by its own account, which no server sets back."""
+"""What a client has given, by its own account, which no server sets back.
+
+An account is a file of the client's own. It is changed by one process at a time, and is on the
+disk before the training begins that it counts: what comes later, a killed process included, takes
+nothing back.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
-
 from fedveil._files import write_whole
-from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
-from fedveil.message import Value, decode, encode
+from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
+from fedveil.message import Message, Value, decode, encode
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Spending
 
-_RECORD = "fedveil.ledger"
-_FIELD = "encoded"
 _PARTS = ("alike.", "any.")
 _ME = 0
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
-    """One more report of a job is about to leave; raises `ClientWithheld` beyond `limit` of them.
+    """One more report of a job is asked for; raises `ClientWithheld` beyond `limit` of them.
 
-    The number is in a file of the client's, which outlives every restart. A report that promises
-    nothing by itself is not counted: it has no loss to limit.
+    The account is a number. A report that promises nothing by itself is not counted: it has no
+    loss to limit.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
-    given = path.read_text() if path.exists() else "0"
-    if not given.isdecimal():
-        raise DeploymentError(f"{path} is damaged: it does not hold a number")
-    if int(given) >= limit:
-        raise ClientWithheld(
-            f"this client has given {int(given)} reports of this job, rounds + "
-            f"deployment.repeats = {limit} are all that it gives"
-        )
-    write_whole(path, str(int(given) + 1).encode())
+    with _alone(path):
+        given = path.read_text() if path.exists() else "0"
+        if not given.isdecimal():
+            raise DeploymentError(f"{path} is damaged: it does not hold a number")
+        if int(given) >= limit:
+            raise ClientWithheld(
+                f"this client has given {int(given)} reports of this job, rounds + "
+                f"deployment.repeats = {limit} are all that it gives"
+            )
+        write_whole(path, str(int(given) + 1).encode(), 0o600)
 
 
 class OwnLedger:
-    """What a client's reports have cost, in the context that its node keeps.
+    """What a client's reports have cost in one run of somebody's Flower app.
 
     It counts them by itself: the server's rounds may repeat or skip numbers. While all reports
     cost the same, their number is all that a server decides, and they are composed; once they
@@ -49,45 +53,58 @@ class OwnLedger:
     and in delta.
     """
 
-    def __init__(self, records: RecordDict) -> None:
-        self._records = records
-        self._reports = 0
-        self._alike, self._any = Ledger(), Ledger(adaptive=True)
-        kept = records.get(_RECORD)
-        if isinstance(kept, ConfigRecord):
-            state: dict[str, Any] = decode(kept[_FIELD])  # type: ignore[arg-type]
-            self._reports = state["reports"]
-            self._alike, self._any = (
-                Ledger.from_state(
-                    {n.removeprefix(p): v for n, v in state.items() if n.startswith(p)}
-                )
-                for p in _PARTS
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def charge(
+        self,
+        spending: Sequence[Spending],
+        limits: Sequence[tuple[float, float]],
+        in_clear: Sequence[str] = (),
+    ) -> None:
+        """One more report is asked for, and these things in clear beside it.
+
+        Raises `MessageInvalid`, and charges nothing, where the report would pass a limit.
+        """
+        with _alone(self._path):
+            reports, (alike, any_) = self._read()
+            for ledger in (alike, any_):
+                ledger.record_many(spending, round=reports, clients=[_ME])
+                ledger.note_in_clear(in_clear)
+            _check(alike, any_, limits)
+            state: dict[str, Value] = {"reports": reports + 1}
+            for part, ledger in zip(_PARTS, (alike, any_), strict=True):
+                state |= {f"{part}{name}": value for name, value in ledger.to_state().items()}
+            write_whole(self._path, encode(state), 0o600)
+
+    def _read(self) -> tuple[int, list[Ledger]]:
+        if not self._path.exists():
+            return 0, [Ledger(), Ledger(adaptive=True)]
+        try:
+            state: dict[str, Any] = decode(self._path.read_bytes())
+            return state["reports"], [Ledger.from_state(_part(state, p)) for p in _PARTS]
+        except (KeyError, ValueError, FedveilError) as error:
+            raise DeploymentError(f"{self._path} is damaged: {error}") from None
+
+
+def _part(state: Message, prefix: str) -> Message:
+    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+
+
+def _check(alike: Ledger, any_: Ledger, limits: Sequence[tuple[float, float]]) -> None:
+    ledger = any_ if alike.kinds > 1 else alike
+    for most, delta in limits:
+        figure = ledger.figures(delta)["run_most_drawn"]
+        if figure.epsilon > most:
+            raise MessageInvalid(
+                f"one more report would bring this client to {figure}, above its "
+                f"max_epsilon = {most:g}"
             )
 
-    def check(self, spending: Sequence[Spending], limits: Sequence[tuple[float, float]]) -> None:
-        """Raise `MessageInvalid` where one more such report would pass a limit."""
-        if not limits:
-            return
-        ahead = self._with(self._alike.copy(), spending)
-        if ahead.to_state()["kind.sizes"].size > 1:  # type: ignore[union-attr]
-            ahead = self._with(self._any.copy(), spending)
-        for most, delta in limits:
-            figure = ahead.figures(delta)["run_most_drawn"]
-            if figure.epsilon > most:
-                raise MessageInvalid(
-                    f"one more report would bring this client to {figure}, above its "
-                    f"max_epsilon = {most:g}"
-                )
 
-    def record(self, spending: Sequence[Spending]) -> None:
-        """One more report has left, or is about to."""
-        state: dict[str, Value] = {"reports": self._reports + 1}
-        for part, ledger in zip(_PARTS, (self._alike, self._any), strict=True):
-            whole = self._with(ledger, spending).to_state()
-            state |= {f"{part}{name}": value for name, value in whole.items()}
-        self._reports += 1
-        self._records[_RECORD] = ConfigRecord({_FIELD: encode(state)})
-
-    def _with(self, ledger: Ledger, spending: Sequence[Spending]) -> Ledger:
-        ledger.record_many(spending, round=self._reports, clients=[_ME])
-        return ledger
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process changes the account meanwhile; the system frees a dead one's lock."""
+    with path.with_name(f"{path.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

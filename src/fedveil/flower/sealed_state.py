@@ -23,6 +23,9 @@ from fedveil._files import write_new
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.message import Message, decode, encode
 
+#: The key of a node configuration that names the folder.
+STATE_FOLDER = "state-folder"
+
 _RECORD = "fedveil.state"
 _FIELD = "sealed"
 _KEY_BYTES = 32
@@ -31,7 +34,7 @@ _NONCE = bytes(12)
 
 
 class StateFolder:
-    """The folder of a client's keys; made where it is missing, and refused where others read it."""
+    """A folder of a client's own; made where it is missing, and refused where others read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,11 +58,21 @@ class StateFolder:
         return self.path / f"{name}-{client}.{kind}"
 
     @classmethod
-    def of_user(cls) -> StateFolder:
-        """The default: in memory where the system gives a user such a folder, else in the home."""
+    def for_keys(cls, named: object = None) -> StateFolder:
+        """The one that a node names; else in memory, where the system gives a user such a folder.
+
+        A node that is restarted needs no key of a round that is over.
+        """
         runtime = os.environ.get("XDG_RUNTIME_DIR")
-        if runtime and Path(runtime).is_dir():
+        if not named and runtime and Path(runtime).is_dir():
             return cls(Path(runtime, "fedveil"))
+        return cls.for_accounts(named)
+
+    @classmethod
+    def for_accounts(cls, named: object = None) -> StateFolder:
+        """The one that a node names; else on the disk, since an account outlives every restart."""
+        if named:
+            return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         return cls(Path(home, "fedveil"))
 

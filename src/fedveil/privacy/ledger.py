@@ -89,26 +89,53 @@ class Ledger:
         self._closed: Counter[tuple[int, ...]] = Counter()
         self._first_open = 0
         self._counted: Tally | None = None
+        self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
         """`client` released `count` things of that loss in `round`; rounds come in any order."""
         self._record([(loss, count)], round, [client])
 
     def record_many(
-        self, spendings: Spendings, *, round: int, clients: Iterable[int] | Array
+        self,
+        spendings: Spendings,
+        *,
+        round: int,
+        clients: Iterable[int] | Array,
+        ahead: bool = False,
     ) -> None:
         """Each of `clients` reported once in `round`, spending all of `spendings`.
 
         Closes the rounds before: nothing can be recorded for them any more, and only counts are
-        kept of them. For an engine, whose rounds come in order.
+        kept of them. For an engine, whose rounds come in order. `ahead`: the round has been before
+        and will be again; the rounds before it stay open.
         """
         self._record(spendings, round, clients)
+        if ahead:
+            return
         for earlier in sorted(number for number in self._open if number < round):
             groups = self._open.pop(earlier)
             for kind, members in groups.items():
                 self._tally.add(self._kinds, kind, members)
             self._closed[tuple(sorted(groups))] += 1
         self._first_open = max(self._first_open, round)
+
+    def note_in_clear(self, what: Iterable[str]) -> None:
+        """These leave beside the reports as they are: no figure here covers them."""
+        self._in_clear.update(what)
+
+    @property
+    def in_clear(self) -> tuple[str, ...]:
+        """What has no finite epsilon, whatever the figures say of the reports."""
+        return tuple(sorted(self._in_clear))
+
+    @property
+    def kinds(self) -> int:
+        """How many different things reports have spent."""
+        return len(self._kinds)
+
+    def charges(self, spendings: Spendings) -> Kind:
+        """What one report spends, as this ledger keeps it."""
+        return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
         """The figure of that name at `delta`; at delta = 0 the exact sum of pure losses.
@@ -180,13 +207,14 @@ class Ledger:
         other._tally = self._tally.copy()
         other._open = {number: dict(groups) for number, groups in self._open.items()}
         other._closed, other._first_open = Counter(self._closed), self._first_open
+        other._in_clear = set(self._in_clear)
         return other
 
     def _record(self, spendings: Spendings, round: int, clients: Iterable[int] | Array) -> None:
         round = integer("round", round, 0, MAX_ROUND)
         if round < self._first_open:
             raise InvalidValue(f"round = {round} is closed: round {self._first_open} has begun")
-        charges = _charges(spendings, bare=self.adaptive)
+        charges = self.charges(spendings)
         members = _sorted_clients(clients)
         if not charges or not len(members):
             return
@@ -244,6 +272,7 @@ class Ledger:
             **{f"tally.{name}": array for name, array in self._tally.to_state().items()},
             "adaptive": self.adaptive,
             "first_open": self._first_open,
+            "in_clear": "\n".join(self.in_clear),
         }
 
     @classmethod
@@ -264,6 +293,7 @@ class Ledger:
             ]
             columns = {n[6:]: value for n, value in state.items() if n.startswith("tally.")}
             ledger._tally.restore(columns, times)
+            ledger.note_in_clear(take(state, "in_clear", str).splitlines())
             integer("rounds that are over", ledger._closed.total(), 0, first)
             if encode(ledger.to_state()) != encode(state):
                 raise InvalidValue("it is not written as a ledger writes it")

@@ -13,9 +13,11 @@ between them: the simulator, Flower and the tests drive the same two objects.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -36,6 +38,8 @@ Update: TypeAlias = npt.NDArray[np.float32]
 #: What a protection carries from one round to the next; a checkpoint stores it as a message.
 State: TypeAlias = Message
 Weighting: TypeAlias = Literal["by_size", "equal"]
+#: What a ledger says of weights: no epsilon covers them.
+BY_SIZE = "how many examples clients have, each or in sum (weighting = by_size)"
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,10 @@ class ClientRound(Protocol):
         """Whether the answer to `message` needs the update: the engine trains just before it."""
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """The answer to `message`; raises `ClientWithheld` where the client reports nothing."""
+        """The answer to `message`; raises `ClientWithheld` where there is none.
+
+        An engine asks for the answer that depends on the update through `answer_trained`.
+        """
 
     def keep(self) -> State:
         """All that another half of this client and round needs to answer the next message.
@@ -211,6 +218,15 @@ class Protection(ABC):
         """
         return self.adapts(self.settings)
 
+    @cached_property
+    def always_reports(self) -> bool:
+        """Whether a client that is asked sends a report, whatever its update was.
+
+        So it is where reports are perturbed or cost a finite epsilon: that a client has no report
+        would tell of its data what the epsilon does not cover.
+        """
+        return self.perturbs or self.most_of_a_report()[0] < math.inf
+
     @property
     def flow(self) -> tuple[str, ...]:
         """Those of the phases that occur."""
@@ -272,6 +288,10 @@ class Protection(ABC):
         for name, value in self.initial_state().items():
             take(state, name, type(value))
         self.spending(state)
+
+    def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
+        """`state`, when a round with reports of these losses was begun and has no aggregate."""
+        return state
 
     @abstractmethod
     def spending(self, state: State) -> Sequence[Spending]:

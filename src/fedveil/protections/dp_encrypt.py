@@ -136,7 +136,7 @@ class DPEncryptServerRound(OneReportRound):
 
 
 class DPEncryptClientRound(OneReportClient):
-    """Sends the noised update, and nothing where the update is not finite."""
+    """Sends the noised update; refuses one that is not finite."""
 
     def __init__(self, context: ClientContext, form: _Form) -> None:
         super().__init__(context)

@@ -20,7 +20,7 @@ from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.mechanisms.unary.encoding import Kind, Report, ReportKind, Running, UnaryEncoding
 from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.audit import Case
-from fedveil.privacy.loss import as_written
+from fedveil.privacy.loss import PrivacyLoss, as_written
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -197,6 +197,13 @@ class Unary(Protection):
             spent = Decimal(take(state, "spent", str))
             return spent + self.report_cost(take(state, "eps", float))
 
+    def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
+        """It counts in `total_eps` as any other."""
+        with localcontext(prec=60, rounding=ROUND_UP):
+            spent = Decimal(take(state, "spent", str))
+            spent += sum(as_written(loss.epsilon) * count for loss, count in cost)
+        return {**state, "spent": str(spent)}
+
     def client_round(self, context: ClientContext) -> UnaryClientRound:
         return UnaryClientRound(context, self)
 
@@ -330,13 +337,16 @@ class UnaryClientRound(OneReportClient):
     def _report(self, opening: Message, update: Update) -> Message:
         encoding = self._protection.encoding(self._accept(opening))
         job = self._protection.settings
-        with np.errstate(over="ignore"):  # an infinite weight is refused below
-            values = self._context.model + update if job.target == "weights" else update
-        if not np.isfinite(values).all():
+        if not np.isfinite(update).all():
             raise ClientWithheld("the update is not finite")
+        with np.errstate(over="ignore"):  # a weight beyond float32 is clipped as others are
+            values = self._context.model + update if job.target == "weights" else update
         self.saturated = float(np.mean(np.abs(values) > job.clip))
         entropy = self._context.entropy
-        states = encoding.encode(values, entropy)
+        try:
+            states = encoding.encode(values, entropy)
+        except InvalidValue as error:
+            raise ClientWithheld(f"the model cannot be coded: {error}") from None
         if job.fidelity == "aggregate":
             packed, token = encoding.pack(states), entropy.token(_TOKEN_BYTES)
             return {"round": self._context.round, "states": packed, "token": token}

@@ -5,54 +5,64 @@ from __future__ import annotations
 import numpy as np
 
 from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.message import Value, only_fields, take_array
+from fedveil.message import Value, encode, take, take_array
+from fedveil.privacy.client_tally import Kind
+from fedveil.privacy.ledger_message import kinds_from_state, kinds_to_state
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
 _FILE = f"{CHECKPOINT}/begun"
-#: No round is begun more often.
+#: No run begins more rounds between two checkpoints.
 _MOST = 1 << 20
 
 
 class Attempts:
-    """How often each round after the last checkpoint was begun, written down before it begins.
+    """The rounds begun since the last checkpoint, in their order, and what a report of each costs.
+
+    A round that is begun again may cost something else than before: both are written down before
+    a report is asked for. A checkpoint has all that came before it in its own ledger.
 
     A run that `has_begun` rounds has the file, and is refused without it.
     """
 
     def __init__(self, folder: RunFolder, done: int, *, has_begun: bool = False) -> None:
         self._folder = folder
-        self._begun: dict[int, int] = {}
+        self._done = done
+        self.begun: list[tuple[int, Kind]] = []
         path = folder.path / _FILE
         if path.exists():
             with intact(path):
-                self._begun = _read(unsealed(path.read_bytes()))
-            self.checkpointed(done)
+                since, begun = _read(unsealed(path.read_bytes()))
+                if since == done:
+                    self.begun = begun
         elif has_begun:
             raise RunFolderError(f"{path} is missing: it says which rounds were begun")
 
-    def before(self, round: int) -> int:
-        """How often `round` was begun before."""
-        return self._begun.get(round, 0)
-
-    def begin(self, round: int) -> None:
-        """Write down that `round` begins."""
-        self._begun[round] = self.before(round) + 1
-        rounds, times = np.array(sorted(self._begun.items()), np.int64).T
-        self._folder.write_atomically(_FILE, sealed({"rounds": rounds, "times": times}))
+    def begin(self, round: int, cost: Kind) -> None:
+        """Write down that `round` begins, and what a report of it costs."""
+        self.begun.append((round, cost))
+        kinds = list(dict.fromkeys(kind for _, kind in self.begun))
+        rows = [(number, kinds.index(kind)) for number, kind in self.begun]
+        rounds, of_kind = np.array(rows, np.int64).T
+        fields = {"since": self._done, "rounds": rounds, "kinds": of_kind}
+        self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
 
     def checkpointed(self, round: int) -> None:
-        """Rounds up to `round` will not be begun again."""
-        self._begun = {number: n for number, n in self._begun.items() if number > round}
+        """A checkpoint after `round` has all of them."""
+        self._done, self.begun = round, []
 
 
-def _read(fields: dict[str, Value]) -> dict[int, int]:
-    """How often each round was begun, by a file's fields."""
-    only_fields(fields, "rounds", "times")
+def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:
+    """The round of the checkpoint before, and the rounds begun since, by a file's fields."""
+    since = take(fields, "since", int)
     rounds = take_array(fields, "rounds", np.int64, (None,))
-    times = take_array(fields, "times", np.int64, rounds.shape)
-    if (rounds < 1).any() or (np.diff(rounds) < 1).any():
-        raise MessageInvalid("field rounds does not name rounds in their order")
-    if (times < 1).any() or (times > _MOST).any():
-        raise MessageInvalid(f"field times holds a number outside [1, {_MOST}]")
-    return dict(zip(rounds.tolist(), times.tolist(), strict=True))
+    kinds = take_array(fields, "kinds", np.int64, rounds.shape)
+    known = kinds_from_state(fields)
+    if not len(rounds) or since < 0 or (rounds <= since).any():
+        raise MessageInvalid("field rounds does not name rounds after the checkpoint's")
+    if len(rounds) > _MOST or (kinds < 0).any() or (kinds >= len(known)).any():
+        raise MessageInvalid("field kinds does not say what each round cost")
+    written = {"since": since, "rounds": rounds, "kinds": kinds, **kinds_to_state(known)}
+    if encode(written) != encode(fields):
+        raise MessageInvalid("it is not written as a run writes it")
+    return since, [(r, known[k]) for r, k in zip(rounds.tolist(), kinds.tolist(), strict=True)]

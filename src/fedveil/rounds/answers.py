@@ -24,6 +24,10 @@ class Effort:
     protection_s: float = 0.0
     aggregation_s: float = 0.0
     warnings: list[str] = field(default_factory=list)
+    #: Why a report is on no update of the client's, and whether its training raised. Only a
+    #: simulation can see it; nothing of it ever leaves a client.
+    unusable: str | None = None
+    raised: bool = False
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, TypeVar
 
@@ -86,6 +86,8 @@ class Outcome:
     rejected: Counter[str] = field(default_factory=Counter)
     withheld: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
+    #: Reports on no update of the client's, as far as whoever carries the messages can see them.
+    unusable: Counter[str] = field(default_factory=Counter)
     #: Those that did not answer a message, in whatever phase.
     dropped: set[ClientId] = field(default_factory=set)
     #: Those that a report may have left, whatever became of it: they have spent privacy.
@@ -118,7 +120,11 @@ class Outcome:
 
 
 def drive(
-    server: ServerHalf, carrier: Carrier, opening: Mapping[ClientId, Message], trains: str
+    server: ServerHalf,
+    carrier: Carrier,
+    opening: Mapping[ClientId, Message],
+    trains: str,
+    charge: Callable[[Collection[ClientId]], None] = lambda asked: None,
 ) -> Outcome:
     """Drive one round to its end, from its first messages on.
 
@@ -126,12 +132,17 @@ def drive(
     without an answer are counted and left out. In the phase `trains` clients are asked for their
     reports: each is charged unless it is known that none has left it, because it says so or was
     never reached. What other phases send says nothing about an update.
+
+    `charge` is called with them before the first of them is asked. What is charged there holds
+    should the round never end here; when it ends, `charged` says who is charged in truth.
     """
     outcome = Outcome()
     messages: Mapping[ClientId, Message] | None = opening
     try:
         while messages is not None:
             assert server.phase is not None, "it has opened a phase"
+            if server.phase == trains:
+                charge(messages.keys())
             _Phase(server, outcome, messages, trains).play(carrier)
             messages = outcome.timed(server.advance)
     except RoundVoid as void:
@@ -174,7 +185,7 @@ class _Phase:
         if self._asks_reports:
             outcome.charged |= messages.keys() - self._without
         if 0 < self._failed == self._reached:
-            outcome.hopeless, _ = outcome.failed.most_common(1)[0]
+            outcome.hopeless, _ = (outcome.failed + outcome.unusable).most_common(1)[0]
 
     def _take(self, answer: Answer) -> None:
         outcome, client = self._outcome, answer.client
@@ -182,6 +193,9 @@ class _Phase:
         outcome.seconds["protection"] += answer.effort.protection_s
         outcome.seconds["aggregation"] += answer.effort.aggregation_s
         outcome.warnings.update(answer.effort.warnings)
+        if answer.effort.unusable is not None:
+            outcome.unusable[answer.effort.unusable] += 1
+            self._failed += answer.effort.raised
         if isinstance(answer, Unreached):
             self._without.add(client)
             self._reached -= 1

@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.message import Message
+from fedveil.protections.answering import answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 from fedveil.rounds.answers import Answer, ClientId, Effort, Failed, Withheld
 
@@ -74,7 +76,7 @@ class LocalTraining:
         self.trainer.start(model)
 
     def updates(self, clients: Sequence[ClientId]) -> Iterator[Answer]:
-        """`Trained` for each of the clients, in their order, or why there is no update."""
+        """`Trained` for each of the clients, in their order, or `Failed` where training raised."""
         for start in range(0, len(clients), self.trainer.chunk):
             yield from self._together(deque(clients[start : start + self.trainer.chunk]))
 
@@ -89,7 +91,11 @@ class LocalTraining:
                 rows, failures = next(trained)
             for row, failure in zip(rows, failures, strict=True):
                 effort.training_s = time.perf_counter() - began
-                yield _trained(waiting.popleft(), row, failure, effort)
+                client = waiting.popleft()
+                if failure is None:
+                    yield Trained(client, row, effort=effort)
+                else:
+                    yield Failed(client, f"{type(failure).__name__}: {failure}", effort=effort)
                 began, effort = time.perf_counter(), Effort()
 
 
@@ -126,55 +132,73 @@ class ClientSide:
         """Each client's answer to its message, `Made` where it is a report."""
         learners = [c for c, message in asked.items() if self._half(c).wants_update(message)]
         for trained in self._training.updates(learners):
-            if isinstance(trained, Trained):
-                client = trained.client
-                yield self._respond(client, asked[client], trained.update, trained.effort)
+            if isinstance(trained, Trained) or self.protection.always_reports:
+                yield self._report(asked[trained.client], trained)
             else:
                 yield trained
         learning = set(learners)
         for client, message in asked.items():
             if client not in learning:
-                yield self._respond(client, message, None, Effort())
+                half = self._half(client)
+                yield _made(client, Effort(), partial(half.respond, message, None))
+
+    def _report(self, message: Message, trained: Answer) -> Answer:
+        client, effort = trained.client, trained.effort
+        halves = self._as_it_is(client)
+
+        def train() -> tuple[Update, int]:
+            if isinstance(trained, Trained):
+                return trained.update, self._training.data.examples(client)
+            raise ClientWithheld(trained.reason if isinstance(trained, Failed) else "")
+
+        def respond() -> Message:
+            answered = answer_trained(self.protection, lambda _: next(halves), message, train)
+            self._halves[client] = answered.half
+            if answered.unusable is not None:
+                effort.unusable = reason(answered.unusable)
+                effort.raised = isinstance(trained, Failed)
+            return answered.message
+
+        return _made(client, effort, respond)
 
     def _half(self, client: ClientId) -> ClientRound:
         if client not in self._halves:
-            self._halves[client] = self.protection.client_round(
-                ClientContext(
-                    client=client,
-                    round=self._round,
-                    model=self.model,
-                    examples=self._training.data.examples(client),
-                    entropy=self._entropy.stream("report", self._round, client),
-                )
-            )
+            self._halves[client] = self._new_half(client)
         return self._halves[client]
 
-    def _respond(
-        self, client: ClientId, message: Message, update: Update | None, effort: Effort
-    ) -> Answer:
-        began = time.perf_counter()
-        try:
-            with _noting_warnings(effort):
-                report = self._half(client).respond(message, update)
-        except ClientWithheld as reason:
-            return Withheld(client, str(reason), effort=effort)
-        finally:
-            effort.protection_s += time.perf_counter() - began
-        return Made(client, report, effort=effort)
+    def _new_half(self, client: ClientId) -> ClientRound:
+        return self.protection.client_round(
+            ClientContext(
+                client=client,
+                round=self._round,
+                model=self.model,
+                examples=self._training.data.examples(client),
+                entropy=self._entropy.stream("report", self._round, client),
+            )
+        )
+
+    def _as_it_is(self, client: ClientId) -> Iterator[ClientRound]:
+        """The client's half, and once more one that has come as far."""
+        half = self._half(client)
+        talks = self.protection.always_reports and len(self.protection.flow) > 1
+        kept = half.keep() if talks else {}
+        yield half
+        other = self._new_half(client)
+        if kept:
+            other.take_up(kept)
+        yield other
 
 
-def _trained(client: ClientId, row: Update, failure: Exception | None, effort: Effort) -> Answer:
-    if failure is not None:
-        return Failed(client, f"{type(failure).__name__}: {failure}", effort=effort)
-    if not _all_finite(row):
-        return Withheld(client, "the update is not finite", effort=effort)
-    return Trained(client, row, effort=effort)
-
-
-def _all_finite(row: Update) -> bool:
-    # The square of the norm is finite where all entries are, unless they are huge: one pass.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.dot(row, row)) or np.isfinite(row).all())
+def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> Answer:
+    began = time.perf_counter()
+    try:
+        with _noting_warnings(effort):
+            report = respond()
+    except ClientWithheld as why:
+        return Withheld(client, str(why), effort=effort)
+    finally:
+        effort.protection_s += time.perf_counter() - began
+    return Made(client, report, effort=effort)
 
 
 @contextmanager

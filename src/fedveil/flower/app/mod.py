@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from flwr.common.constant import ErrorCode
 
 from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, FedveilError, MessageInvalid, ModelInvalid
-from fedveil.flower.app.arrays import ArrayLayout, read
+from fedveil.flower.app.arrays import ArrayLayout, Arrays, read
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.app.pins import (
@@ -29,18 +29,20 @@ from fedveil.flower.app.pins import (
     refuse_weaker,
     revealed_by,
 )
-from fedveil.flower.app.reveal import METRICS, revealed
+from fedveil.flower.app.reveal import METRICS, in_clear, revealed
 from fedveil.flower.app.wire import OFFER, WITHHELD, number_of
 from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.records import MESSAGE, from_records, to_records
-from fedveil.flower.sealed_state import SealedState, StateFolder
+from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.message import Message, encode, take
-from fedveil.protections.base import ClientContext, ClientRound, Protection, Spending, Update
+from fedveil.protections.answering import answer_trained, reason
+from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 
 log = logging.getLogger("flwr.fedveil")
 
 #: What the kept state of a round is bound to.
 _TERMS = "terms"
+_NO_MODEL: Update = np.empty(0, np.float32)
 
 
 class ProtectMod:
@@ -48,10 +50,12 @@ class ProtectMod:
 
     A training message must come from a `ProtectedStrategy`. The app trains as it always does; this
     forms the update, the reply's arrays less those received, runs the protection's client half on
-    it with the operating system's randomness, and sends the report. Metrics stay unless the
-    server's `reveal` asks for them and this client's own allows it; replies to evaluation and
-    queries keep the same metrics, and nothing else. An error says what kind it was, never its
-    text, which might hold data.
+    it with the operating system's randomness, and sends the report. The report is charged to this
+    client's own account before the app trains, and under a protection that promises anything it
+    leaves whatever came of the training: what failed, or is not finite, counts as an update of
+    zero, and this client's log alone says so. Metrics stay unless the server's `reveal` asks for
+    them and this client's own allows it; replies to evaluation and queries keep the same metrics,
+    and nothing else. An error says what kind it was, never its text, which might hold data.
 
     The keywords pin what this client insists on (`Options`, and a protection's own parameters), as
     do the run and node configurations: an offer that protects less, or that would bring this
@@ -74,7 +78,7 @@ class ProtectMod:
         try:
             pins = pins_of(self._keywords, context.run_config, context.node_config)
             if message.metadata.message_type.split(".")[0] != "train":
-                shown = _shown(_ask_app(message, context, call_next), revealed_by(pins))
+                shown = _evaluated(message, context, call_next, revealed_by(pins))
                 return FlowerMessage(RecordDict({METRICS: shown}), reply_to=message)
             answer = _Answer(message, context, call_next, pins)
             self._warn_without_pin(pins, answer.offer)
@@ -115,13 +119,12 @@ class _AppFailed(Exception):
     """The app raised, or answered with an error."""
 
 
-class _Trained(NamedTuple):
-    """What the app's training has brought."""
+class _Arrays(NamedTuple):
+    """The server's arrays of a round, and what they are as one vector."""
 
+    layout: ArrayLayout
+    before: Arrays
     model: Update
-    update: Update
-    examples: int
-    metrics: MetricRecord
 
 
 class _Answer:
@@ -155,55 +158,86 @@ class _Answer:
         training = state is None or bool(self._message.content.array_records)
         if training and kept is None and trains != phases[0]:
             raise _Refused(f"{trains} is asked for before {phases[0]} in this round")
-        trained = self._train() if training else None
-        half = self._half(trained)
-        if kept is not None:
-            half.take_up(kept)
-        try:
-            report = half.respond(self._words, None if trained is None else trained.update)
-        except ClientWithheld as error:
-            # What a phase of keys finds wrong lies in the server's message alone.
-            raise error if trained is not None else _Refused(str(error)) from None
+        if training:
+            half, report, metrics = self._train(kept)
+        else:
+            half, metrics = self._half(kept), None
+            try:
+                report = half.respond(self._words, None)
+            except ClientWithheld as error:
+                # What a phase of keys finds wrong lies in the server's message alone.
+                raise _Refused(str(error)) from None
         if state is not None and (to_keep := half.keep()):
             state.put(self._round, {**to_keep, _TERMS: self.offer.job(self._context.run_id)})
         records = to_records(report)
-        if trained is not None:
-            OwnLedger(self._context.state).record(self._spending())
-            if trained.metrics:
-                records[METRICS] = trained.metrics
+        if metrics:
+            records[METRICS] = metrics
         return records
 
-    def _train(self) -> _Trained:
-        """Let the app train, and take its update from the arrays before and after."""
-        received = _only_arrays(self._message.content, "message")
-        before = read(received)
+    def _train(self, kept: Message | None) -> tuple[ClientRound, Message, MetricRecord]:
+        """Charge the report, let the app train, and answer with what came of it."""
+        arrays = self._arrays()
+        names = may_reveal(self.offer, self._pins)
+        self._charge(names)
+        metrics = MetricRecord()
+
+        def train() -> tuple[Update, int]:
+            nonlocal metrics
+            content = _ask_app(self._message, self._context, self._call_next)
+            update = arrays.layout.update(arrays.before, read(_only_arrays(content, "reply")))
+            beside = {k: v for k, v in content.items() if not isinstance(v, ArrayRecord)}
+            metrics = _shown(beside, names)
+            return update, self._examples(content)
+
+        answered = answer_trained(
+            self._protection,
+            lambda examples: self._half(kept, arrays.model, examples),
+            self._words,
+            train,
+        )
+        if answered.unusable is not None:
+            log.warning("fedveil: an update of zero is reported: %s", reason(answered.unusable))
+        return answered.half, answered.message, _all_of(metrics, names)
+
+    def _arrays(self) -> _Arrays:
+        """The arrays to train from; they must be those of the offer."""
+        before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
         layout = ArrayLayout(before, options.kept, perturbed=options.position.perturbs)
         if layout.dimension != self.offer.dimension:
             raise _Refused("the offer is for another number of entries than the arrays have")
+        return _Arrays(layout, before, layout.vector(before))
+
+    def _charge(self, revealed: AbstractSet[str]) -> None:
+        """What is asked for is in this client's account before its data is touched.
+
+        An opening has the epsilon of its round where that may change.
+        """
+        state = {**self._protection.initial_state(), **self._words}
+        folder = StateFolder.for_accounts(self._context.node_config.get(STATE_FOLDER))
+        path = folder.file(_run_of(self._context), self._context.node_id, "account")
         try:
-            OwnLedger(self._context.state).check(self._spending(), limits(self._pins))
+            OwnLedger(path).charge(
+                self._protection.spending(state), limits(self._pins), in_clear(revealed)
+            )
         except MessageInvalid as error:
             raise _Refused(str(error)) from None
-        model = layout.vector(before)
-        content = _ask_app(self._message, self._context, self._call_next)
-        update = layout.update(before, read(_only_arrays(content, "reply")))
-        if not np.isfinite(update).all():
-            raise ClientWithheld("the update is not finite")
-        beside = RecordDict({k: v for k, v in content.items() if not isinstance(v, ArrayRecord)})
-        metrics = _shown(beside, may_reveal(self.offer, self._pins))
-        return _Trained(model, update, self._examples(content), metrics)
 
-    def _half(self, trained: _Trained | None) -> ClientRound:
-        return self._protection.client_round(
+    def _half(
+        self, kept: Message | None, model: Update = _NO_MODEL, examples: int = 1
+    ) -> ClientRound:
+        half = self._protection.client_round(
             ClientContext(
                 client=number_of(self._context.node_id),
                 round=self._round,
-                model=np.empty(0, np.float32) if trained is None else trained.model,
-                examples=1 if trained is None else trained.examples,
+                model=model,
+                examples=examples,
                 entropy=Secure(),
             )
         )
+        if kept is not None:
+            half.take_up(kept)
+        return half
 
     def _kept(self, state: SealedState) -> Message | None:
         """What an earlier phase of the round has left; its terms must be those of now."""
@@ -227,10 +261,6 @@ class _Answer:
                 f"whole number in [1, inf)"
             )
         return int(number)
-
-    def _spending(self) -> Sequence[Spending]:
-        """What the report costs: an opening has the epsilon of its round where that may change."""
-        return self._protection.spending({**self._protection.initial_state(), **self._words})
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
@@ -267,7 +297,7 @@ def _only_arrays(content: RecordDict, where: str) -> ArrayRecord:
     return records[0]
 
 
-def _shown(content: RecordDict, names: AbstractSet[str]) -> MetricRecord:
+def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
     """The revealed metrics; logs once a reply what stays."""
     metrics, held = revealed(content, names)
     if held:
@@ -275,8 +305,26 @@ def _shown(content: RecordDict, names: AbstractSet[str]) -> MetricRecord:
     return metrics
 
 
+def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
+    """A value for each of the names, NaN where there is none: a reply that lacks one would tell."""
+    return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
+
+
+def _evaluated(
+    message: FlowerMessage, context: Context, call_next: ClientAppCallable, names: AbstractSet[str]
+) -> MetricRecord:
+    """The revealed metrics of another message than a training one, whatever came of it."""
+    try:
+        shown = _shown(_ask_app(message, context, call_next), names)
+    except _AppFailed:
+        shown = MetricRecord()
+    return _all_of(shown, names)
+
+
 def _state_of(context: Context) -> SealedState:
-    path = context.node_config.get("state-folder")
-    folder = StateFolder.of_user() if path is None else StateFolder(Path(str(path)))
-    run = hashlib.sha256(b"fedveil flower app run" + encode({"run": context.run_id})).digest()
-    return SealedState(folder, run, context.node_id, context.state)
+    folder = StateFolder.for_keys(context.node_config.get(STATE_FOLDER))
+    return SealedState(folder, _run_of(context), context.node_id, context.state)
+
+
+def _run_of(context: Context) -> bytes:
+    return hashlib.sha256(b"fedveil flower app run" + encode({"run": context.run_id})).digest()

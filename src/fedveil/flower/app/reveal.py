@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
-from flwr.app import MetricRecord, RecordDict
+import numpy as np
+from flwr.app import MetricRecord
 
 Metric = int | float | list[int] | list[float]
 
@@ -13,7 +15,7 @@ Metric = int | float | list[int] | list[float]
 METRICS = "metrics"
 
 
-def revealed(content: RecordDict, names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
+def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
     """The metrics among `names`, and the names of everything else that the app has put there."""
     shown, held = MetricRecord(), []
     for key, record in content.items():
@@ -28,6 +30,16 @@ def revealed(content: RecordDict, names: AbstractSet[str]) -> tuple[MetricRecord
     return shown, held
 
 
+def in_clear(names: AbstractSet[str]) -> list[str]:
+    """What a ledger says of them: no epsilon covers a number that leaves as it is."""
+    return [f"the metric {name} (reveal)" for name in sorted(names)]
+
+
+def usable(metrics: MetricRecord) -> MetricRecord:
+    """Those that are numbers: NaN stands where a client has none."""
+    return MetricRecord({n: v for n, v in metrics.items() if np.isfinite(v).all()})
+
+
 class Means:
     """Running means of revealed metrics, over the clients whose report was folded.
 
@@ -40,7 +52,8 @@ class Means:
         self._sums: dict[str, tuple[int | None, Sequence[float], float]] = {}
 
     def add(self, metrics: MetricRecord) -> None:
-        """Count one client's; a list counts entry by entry."""
+        """Count one client's, but for those without a value; a list counts entry by entry."""
+        metrics = usable(metrics)
         weight = metrics.get(self._weight_key, 1)
         weight = weight if isinstance(weight, int | float) and weight > 0 else 1
         for name, value in metrics.items():

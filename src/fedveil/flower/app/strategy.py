@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -17,12 +18,13 @@ from fedveil.flower.app.arrays import ArrayLayout, read
 from fedveil.flower.app.carrier import AppCarrier
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, joined, parse
-from fedveil.flower.app.reveal import METRICS, Means, revealed
+from fedveil.flower.app.reveal import METRICS, Means, in_clear, revealed, usable
 from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.app.wire import OFFER, node_of, number_of
 from fedveil.flower.records import MESSAGE, common_record
 from fedveil.privacy.ledger import Ledger, project
-from fedveil.protections.base import Cohort, Protection, RoundContext, Spending, State
+from fedveil.protections.base import BY_SIZE, Cohort, Protection, RoundContext, Spending, State
+from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import Outcome, drive
 
 log = logging.getLogger("flwr.fedveil")
@@ -70,6 +72,9 @@ class ProtectedStrategy(Strategy):
         self.stopped: str | None = None
         adaptive = self.options.position.adapts(self.options.parameters)
         self.ledger = Ledger(adaptive=adaptive)
+        self.ledger.note_in_clear(in_clear(self.options.revealed))
+        if self.options.weighs == "by_size":
+            self.ledger.note_in_clear([BY_SIZE])
         self._state: State | None = None
         self._timeout_s = 3600.0
         self._averaged: Averaged | None = None
@@ -152,7 +157,7 @@ class ProtectedStrategy(Strategy):
         for reply in replies:
             if reply.has_error():
                 continue
-            metrics, _ = revealed(reply.content, self.options.revealed)
+            metrics = usable(revealed(reply.content, self.options.revealed)[0])
             if set(metrics) - {self.weight_key}:
                 shown.append((reply, metrics))
         common = set(shown[0][1]).intersection(*(metrics for _, metrics in shown)) if shown else ()
@@ -194,16 +199,25 @@ class ProtectedStrategy(Strategy):
             min(self._timeout_s, protection.deadline_s or self._timeout_s),
         )
         opening = dict.fromkeys(invited, server.opening())
-        outcome = drive(server, carrier, opening, protection.trains)
+        closed = self.ledger
+        self.ledger = closed.copy()  # charged with all that are asked, should this end here
+
+        def charge(ledger: Ledger, clients: Iterable[ClientId]) -> None:
+            nodes = sorted(map(node_of, clients))
+            ledger.record_many(spending, round=context.round, clients=nodes)
+
+        outcome = drive(server, carrier, opening, protection.trains, partial(charge, self.ledger))
         aggregate = outcome.result(server.aggregate)
-        nodes = sorted(map(node_of, outcome.charged))
-        self.ledger.record_many(spending, round=self._number, clients=nodes)
+        charge(closed, outcome.charged)
+        self.ledger = closed
         self._note(record, outcome, carrier)
         if aggregate is not None:
             record.reports = aggregate.reports
             self._state = aggregate.state
             content = self._content(layout.moved(arrays, aggregate.update), record)
             self._averaged = Averaged(Message(content, reply_to=messages[0]), arrays, layout.kept)
+        elif outcome.charged:
+            self._state = protection.cut_off(state, closed.charges(spending))
         self._keep(record)
 
     def _note(self, record: RoundRecord, outcome: Outcome, carrier: AppCarrier) -> None:
@@ -272,6 +286,8 @@ class ProtectedStrategy(Strategy):
         figures = self.ledger.figures(self.options.delta)
         for name in ("per_round", "run_most_drawn"):
             log.info("fedveil: %s: %s", name.replace("_", " "), figures[name])
+        for what in self.ledger.in_clear:
+            log.info("fedveil: no finite epsilon: %s", what)
 
 
 class Averaged(NamedTuple):

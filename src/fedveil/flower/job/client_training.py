@@ -11,12 +11,12 @@ from fedveil.data.datasets import load
 from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_trainer
 from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
 from fedveil.entropy import Seeded
-from fedveil.errors import ClientWithheld, DeploymentError
+from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.message import Message, take, take_array
 from fedveil.protections.base import Update
-from fedveil.rounds.answers import ClientId, Failed, Withheld
+from fedveil.rounds.answers import ClientId, Failed
 
 _log = logging.getLogger("flwr")
 
@@ -35,46 +35,44 @@ def own_data(job: Job, client: ClientId, function: str | None) -> ClientsData:
 
 
 class Training:
-    """A client's training in one round, from what the server has told all clients."""
+    """A client's training in one round, from what the server has told all clients.
 
-    def __init__(self, job: Job, client: ClientId, function: str | None, common: Message) -> None:
-        shape = ModelShape(
+    It is made of the server's words alone, and checks them; `update` is what meets the examples.
+    """
+
+    def __init__(self, job: Job, common: Message) -> None:
+        self._shape = ModelShape(
             example_shape=tuple(map(int, take(common, "example_shape", np.ndarray))),
             classes=take(common, "classes", int),
             fingerprint=take(common, "fingerprint", str),
         )
-        data = own_data(job, client, function)
-        _check_examples(data, shape)
         # A copy, since torch takes no array that cannot be written.
         weights = take_array(common, "weights", "float32", (take(common, "dimension", int),))
         self.model = weights.copy()
-        self.examples = data.examples(client)
-        self._client = client
-        model = make_model(job, shape)
+        self._job = job
+        self._round = take(common, "round", int)
+        model = make_model(job, self._shape)
         if Layout(model).dimension != len(weights):
             raise DeploymentError(
                 f"the server's model has {len(weights)} weights, model = {job.model} has "
                 f"{Layout(model).dimension}"
             )
-        entropy = Seeded(job.seed, "training")
-        self._training = LocalTraining(make_trainer(job, model), data, entropy)
-        self._training.open(take(common, "round", int), self.model)
+        self._trainer = make_trainer(job, model)
 
-    def update(self) -> Update:
-        """The client's update.
-
-        Raises `ClientWithheld` where it is of no use, `DeploymentError` where training fails.
-        """
+    def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
+        """The client's update, and the number of its examples; raises whatever goes wrong."""
+        data = own_data(self._job, client, function)
+        _check_examples(data, self._shape)
+        training = LocalTraining(self._trainer, data, Seeded(self._job.seed, "training"))
+        training.open(self._round, self.model)
         # More threads may add in another order: one gives the simulator's bytes.
         torch.set_num_threads(1)
-        (answer,) = self._training.updates([self._client])
+        (answer,) = training.updates([client])
         for text in answer.effort.warnings:
             _log.warning("%s", text)
         match answer:
             case Trained(update=update):
-                return update
-            case Withheld(reason=reason):
-                raise ClientWithheld(reason)
+                return update, data.examples(client)
             case Failed(reason=reason):
                 raise DeploymentError(f"training failed: {reason}")
         raise AssertionError(answer)

@@ -18,15 +18,17 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection, report_entropy
-from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
+from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.own_account import count_report
 from fedveil.flower.records import encoded_records, from_addressed_records
-from fedveil.flower.sealed_state import SealedState, StateFolder
+from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
+from fedveil.message import Message as Words
 from fedveil.message import Value, encode, only_fields, take
-from fedveil.protections.base import ClientContext, Protection
+from fedveil.protections.answering import Answered, answer_trained, reason
+from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 from fedveil.protections.positions import find
 from fedveil.rounds.answers import ClientId
 
@@ -50,11 +52,14 @@ class Member:
 
     `client`: its number in the job. `data`: a function of its own that gives its examples;
     without one it holds the part of the job's data set that the split deals to that number.
+    `seeded`: whether it sends reports that draw from the job's seed.
     """
 
     client: ClientId
     data: str | None
-    state_folder: StateFolder
+    seeded: bool
+    keys: StateFolder
+    accounts: StateFolder
     identity: Path | None
     roster: Path | None
 
@@ -68,11 +73,18 @@ class Member:
                 f"the node configuration says client = {number!r}, a whole number in "
                 f"[0, {clients}) is needed: flower-supernode --node-config 'client=0'"
             )
-        folder = _text(config, "state-folder")
+        folder = _text(config, STATE_FOLDER)
+        seeded = config.get("seeded", False)
+        if not isinstance(seeded, bool):
+            raise DeploymentError(
+                f"the node configuration says seeded = {seeded!r}, true or false is needed"
+            )
         return cls(
             client=number,
             data=_text(config, "data"),
-            state_folder=StateFolder(Path(folder)) if folder else StateFolder.of_user(),
+            seeded=seeded,
+            keys=StateFolder.for_keys(folder),
+            accounts=StateFolder.for_accounts(folder),
             identity=_path(config, "identity"),
             roster=_path(config, "roster"),
         )
@@ -128,7 +140,7 @@ def _introduce(job: Job, context: Context) -> bytes:
 
 def _forget(job: Job, context: Context) -> bytes:
     member = Member.of(context.node_config, job)
-    SealedState(member.state_folder, job_digest(job), member.client, context.state).erase()
+    SealedState(member.keys, job_digest(job), member.client, context.state).erase()
     return encode({})
 
 
@@ -143,41 +155,76 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
     member = Member.of(context.node_config, job)
     if addressee != member.client:
         raise _Misaddressed
-    state = SealedState(member.state_folder, job_digest(job), member.client, context.state)
+    state = SealedState(member.keys, job_digest(job), member.client, context.state)
     kept = state.take(round)
     deployed = Deployed(
         roster=app_folder.read_roster(member.roster or folder / app_folder.ROSTER),
         identity=None if member.identity is None else read_identity(member.identity),
     )
     protection = make_protection(job, dimension, deployed)
-    training = None
-    if trains:
-        from fedveil.flower.job.client_training import Training
 
-        _charge(job, member, protection)
-        training = Training(job, member.client, member.data, common)
-    half = protection.client_round(
-        ClientContext(
-            client=member.client,
-            round=round,
-            # What needs no update needs neither model nor examples.
-            model=np.broadcast_to(np.float32(0), dimension) if training is None else training.model,
-            examples=0 if training is None else training.examples,
-            entropy=report_entropy(job).stream("report", round, member.client),
+    def half(examples: int, model: Update) -> ClientRound:
+        mine = protection.client_round(
+            ClientContext(
+                client=member.client,
+                round=round,
+                model=model,
+                examples=examples,
+                entropy=report_entropy(job).stream("report", round, member.client),
+            )
         )
-    )
-    if kept is not None and not opening:
-        half.take_up(kept)
-    answer = encode(half.respond(asked, None if training is None else training.update()))
-    left = half.keep()
+        if kept is not None and not opening:
+            mine.take_up(kept)
+        return mine
+
+    if trains:
+        answered = _trained(job, member, protection, asked, common, half)
+    else:  # what needs no update needs neither model nor examples
+        mine = half(0, np.broadcast_to(np.float32(0), dimension))
+        answered = Answered(mine, mine.respond(asked, None))
+    left = answered.half.keep()
     if left:
         state.put(round, left)
-    return answer
+    return encode(answered.message)
+
+
+def _trained(
+    job: Job,
+    member: Member,
+    protection: Protection,
+    asked: Words,
+    common: Words,
+    half: Callable[[int, Update], ClientRound],
+) -> Answered:
+    """The answer in the phase that trains: refused, or charged, before any example is read."""
+    from fedveil.flower.job.client_training import Training
+
+    if job.privacy.randomness == "seeded" and not member.seeded:
+        raise ClientWithheld(
+            "the job's reports draw from its seed, which protects nothing: a client sends them "
+            "only if its own node configuration says seeded=true, which is for tests"
+        )
+    training = Training(job, common)
+    _charge(job, member, protection)
+    answered = answer_trained(
+        protection,
+        lambda examples: half(examples, training.model),
+        asked,
+        lambda: training.update(member.client, member.data),
+    )
+    if answered.unusable is not None:
+        foreign = not isinstance(answered.unusable, FedveilError)
+        _log.warning(
+            "an update of zero is reported: %s",
+            reason(answered.unusable),
+            exc_info=answered.unusable if foreign else None,
+        )
+    return answered
 
 
 def _charge(job: Job, member: Member, protection: Protection) -> None:
-    if job.privacy.randomness == "secure":  # a seeded report is the same bytes every time
-        path = member.state_folder.file(job_digest(job), member.client, "reports")
+    if job.privacy.randomness == "secure":  # what is drawn from the seed is for tests alone
+        path = member.accounts.file(job_digest(job), member.client, "reports")
         spending = protection.spending(protection.initial_state())
         count_report(path, spending, job.rounds + job.deployment.repeats)
 

@@ -1,0 +1,72 @@
+"""What a simulation says that no deployed server ever learns, and what has no finite epsilon."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedveil
+from fedveil.engine.budget import project_job
+from fedveil.errors import RunStopped
+from fedveil.federated.job import Job
+
+
+def job(**blocks: Any) -> Job:
+    base = {
+        "rounds": 3,
+        "clients": {"number": 8, "fraction": 0.5},
+        "data": {"name": "parts:data"},
+        "model": "parts:net",
+        "training": {"epochs": 1, "batch_size": 5, "lr": 0.2},
+        "simulation": {"workers": 0},
+    }
+    return Job(**{**base, **blocks})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_under_a_promise_an_update_that_is_not_finite_becomes_a_report_and_is_counted(
+    tmp_path: Path, workers: int
+) -> None:
+    settings = job(
+        model="parts:diverging",
+        protection="dp_encrypt",
+        clients={"number": 20, "fraction": 1.0},
+        training={"epochs": 1, "batch_size": 1000},
+        simulation={"workers": workers},
+    )
+    run = fedveil.simulate(settings, tmp_path / "run")
+    for record in run.metrics:
+        assert (record["reports"], record["withheld"], record["failed"]) == (20, {}, {})
+        number = record["unusable"]["the update is not finite"]
+        assert 0 < number < 20
+        line = f"round {record['round']}: {number} clients report an update of zero: the update is"
+        assert line in (run.folder / "events.log").read_text()
+
+
+def test_under_a_promise_a_training_that_raises_is_still_seen(tmp_path: Path) -> None:
+    settings = job(
+        model="parts:picky",
+        protection="signds",
+        clients={"number": 20, "fraction": 1.0},
+        training={"epochs": 1, "batch_size": 1000},
+    )
+    run = fedveil.simulate(settings, tmp_path / "run")
+    for record in run.metrics:
+        assert record["reports"] == 20
+        assert 0 < record["unusable"]["RuntimeError: these examples are not to my taste"] < 20
+    with pytest.raises(RunStopped, match="every client of round 1 failed: RuntimeError: these"):
+        fedveil.simulate(job(model="parts:hopeless", protection="signds"), tmp_path / "none")
+
+
+@pytest.mark.parametrize(("weighting", "lines"), [("by_size", 1), ("equal", 0)])
+def test_weights_are_said_to_have_no_finite_epsilon(
+    tmp_path: Path, weighting: str, lines: int
+) -> None:
+    run = fedveil.simulate(job(server={"weighting": weighting}), tmp_path / "run")
+    said = ["how many examples clients have, each or in sum (weighting = by_size)"][:lines]
+    assert [record["in_clear"] for record in run.metrics] == [said] * 3
+    assert list(run.ledger.in_clear) == list(fedveil.resume(run.folder).ledger.in_clear) == said
+    assert [line.what for line in project_job(run.job) if math.isinf(line.epsilon)][4:] == said
