@@ -118,9 +118,12 @@ def test_the_default_folder_is_in_memory_where_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert StateFolder.of_user().path == tmp_path / "fedveil"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    default = StateFolder.of_user()
+    assert default.path == tmp_path / "fedveil"
+    # What must outlive the machine's next start does not lie in memory.
+    assert default.file(b"a job", 3, "answered").parent == tmp_path / "home" / "fedveil"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     assert StateFolder.of_user().path == tmp_path / "home" / "fedveil"
 
 
@@ -208,7 +211,7 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     # A client that was given another roster by its own operator does not believe the app's.
     false = roster.replace(publics[1], publics[2])
     (tmp_path / "false.yaml").write_text(false)
-    grid = LocalGrid(app, tmp_path / "state")
+    grid = LocalGrid(app, tmp_path / "another state")
     for n, key in enumerate(keys):
         grid.contexts[100 + n].node_config["identity"] = str(key)
     grid.contexts[100].node_config["roster"] = str(tmp_path / "false.yaml")

@@ -29,6 +29,7 @@ def _own_place(monkeypatch, tmp_path):
     numbers = itertools.count()
     monkeypatch.setattr("fedveil.flower.app.mod.Secure", lambda: Seeded(12, next(numbers)))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
 
 
 def train(arrays, node):
@@ -221,6 +222,8 @@ def test_nothing_of_a_round_is_left_when_it_is_over(tmp_path):
     grid = federation()
     start(grid, ProtectedStrategy(FedAvg(), **PW))
     assert not list(Path(tmp_path, "fedveil").iterdir())
+    kept = [path.suffix for path in Path(tmp_path, "home", "fedveil").iterdir()]
+    assert kept == [".answered"] * 6
     for node in grid.nodes.values():
         assert set(node.context.state) == {"fedveil.ledger"}
 

@@ -31,44 +31,60 @@ _NONCE = bytes(12)
 
 
 class StateFolder:
-    """The folder of a client's keys; made where it is missing, and refused where others read it."""
+    """The folders of a client's keys, and of what it must know for ever, which are mostly one.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = path.stat()
-        except OSError as error:
-            raise DeploymentError(
-                f"the state folder {path} cannot be made: {error.strerror}; name another in the "
-                f"node configuration, state-folder"
-            ) from None
-        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise DeploymentError(
-                f"the state folder {path} is open to other users: its mode is "
-                f"{stat.S_IMODE(status.st_mode):o}, 700 and this user as its owner are needed"
-            )
+    Each is made where it is missing, and refused where others read it.
+    """
+
+    def __init__(self, path: Path, lasting: Path | None = None) -> None:
+        self.path = _private(path)
+        self._lasting = lasting or path
+
+    def key_file(self, job: bytes, client: int) -> Path:
+        """Where a client's key lies between the messages of a round."""
+        return self.path / f"{_name(job, client)}.key"
 
     def file(self, job: bytes, client: int, kind: str) -> Path:
-        """Where something of that kind lies, for one client in one job."""
-        name = hashlib.sha256(b"fedveil client state" + job).hexdigest()[:16]
-        return self.path / f"{name}-{client}.{kind}"
+        """Where something lies that is kept for ever, for one client in one job."""
+        return _private(self._lasting) / f"{_name(job, client)}.{kind}"
 
     @classmethod
     def of_user(cls) -> StateFolder:
-        """The default: in memory where the system gives a user such a folder, else in the home."""
+        """The default: keys in memory where the system gives a user such a folder; the home."""
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        lasting = Path(home, "fedveil")
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if runtime and Path(runtime).is_dir():
-            return cls(Path(runtime, "fedveil"))
-        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return cls(Path(home, "fedveil"))
+            return cls(Path(runtime, "fedveil"), lasting)
+        return cls(lasting)
+
+
+def _name(job: bytes, client: int) -> str:
+    return f"{hashlib.sha256(b'fedveil client state' + job).hexdigest()[:16]}-{client}"
+
+
+def _private(path: Path) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise DeploymentError(
+            f"the state folder {path} cannot be made: {error.strerror}; name another in the "
+            f"node configuration, state-folder"
+        ) from None
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise DeploymentError(
+            f"the state folder {path} is open to other users: its mode is "
+            f"{stat.S_IMODE(status.st_mode):o}, 700 and this user as its owner are needed"
+        )
+    return path
 
 
 class SealedState:
     """One client's state in one job; `records` are those of its context."""
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
-        self._key_file = folder.file(job, client, "key")
+        self._key_file = folder.key_file(job, client)
         self._bound = job + client.to_bytes(8, "little")
         self._records = records
 

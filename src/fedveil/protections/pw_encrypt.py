@@ -7,6 +7,7 @@ nothing about what the mean itself says.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import warnings
@@ -54,7 +55,9 @@ class PWEncrypt(Protection):
     the weight itself; the ring has the fewest bits in which a whole cohort of the largest weights
     cannot wrap.
 
-    Privacy: that of the sum alone, which is not differential privacy (epsilon is infinite).
+    Privacy: that of the sum alone, which is not differential privacy (epsilon is infinite). Two
+    sums of one round that differ by a client say its update: a client's update leaves it once a
+    round, whoever begins the round again.
     """
 
     name = block = "pw_encrypt"
@@ -83,6 +86,8 @@ class PWEncrypt(Protection):
         largest = self.fixed.largest * self.largest_weight
         self.ring = Ring.for_sum(context.clients_per_round, largest)
         self._identities: dict[ClientId, Identity] = {}
+        #: The last model that was digested, in which round, and its digest.
+        self._digested: tuple[int, Update, bytes] | None = None
 
     @property
     def flow(self) -> tuple[str, ...]:
@@ -163,6 +168,16 @@ class PWEncrypt(Protection):
             roster=self._public_identity,
         )
 
+    def origin(self, context: RoundContext | ClientContext) -> bytes:
+        """The digest of what updates are made from: once a round for all that have one model."""
+        if context.origin:
+            return context.origin
+        kept = self._digested
+        if kept is None or kept[0] != context.round or kept[1] is not context.model:
+            digest = hashlib.sha256(np.ascontiguousarray(context.model).data).digest()
+            self._digested = kept = (context.round, context.model, digest)
+        return kept[2]
+
     def graph_entropy(self, round: int) -> Entropy:
         """What the server draws the sparse graph from."""
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
@@ -199,6 +214,7 @@ class PWEncryptServerRound:
             protection.terms(context.round),
             context.cohort,
             protection.graph_entropy(context.round),
+            origin=protection.origin(context),
             processes=len(os.sched_getaffinity(0)),
         )
         self._void: RoundVoid | None = None
@@ -263,7 +279,15 @@ class PWEncryptClientRound:
         return message.get("phase") == TRAINS
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        return self._client.respond(message, None if update is None else self._vector(update))
+        round, answered = self._context.round, self._context.answered
+        if update is None:
+            if message.get("phase") == PHASES[0]:
+                answered.check(round)
+            return self._client.respond(message)
+        origin = self._protection.origin(self._context)
+        answer = self._client.respond(message, self._vector(update), origin)
+        answered.note(round)
+        return answer
 
     def keep(self) -> State:
         """The keys and shares of the round."""

@@ -17,7 +17,8 @@ from flwr.common.constant import ErrorCode
 
 from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, FedveilError, MessageInvalid, ModelInvalid
-from fedveil.flower.app.arrays import ArrayLayout, read
+from fedveil.flower.answered_file import AnsweredFile
+from fedveil.flower.app.arrays import ArrayLayout, digest, read
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.app.pins import (
@@ -119,6 +120,7 @@ class _Trained(NamedTuple):
     """What the app's training has brought."""
 
     model: Update
+    origin: bytes
     update: Update
     examples: int
     metrics: MetricRecord
@@ -192,7 +194,8 @@ class _Answer:
             raise ClientWithheld("the update is not finite")
         beside = RecordDict({k: v for k, v in content.items() if not isinstance(v, ArrayRecord)})
         metrics = _shown(beside, may_reveal(self.offer, self._pins))
-        return _Trained(model, update, self._examples(content), metrics)
+        origin = digest(before) if len(self._protection.phases) > 1 else b""
+        return _Trained(model, origin, update, self._examples(content), metrics)
 
     def _half(self, trained: _Trained | None) -> ClientRound:
         return self._protection.client_round(
@@ -202,6 +205,8 @@ class _Answer:
                 model=np.empty(0, np.float32) if trained is None else trained.model,
                 examples=1 if trained is None else trained.examples,
                 entropy=Secure(),
+                answered=_answered_of(self._context),
+                origin=b"" if trained is None else trained.origin,
             )
         )
 
@@ -276,7 +281,17 @@ def _shown(content: RecordDict, names: AbstractSet[str]) -> MetricRecord:
 
 
 def _state_of(context: Context) -> SealedState:
+    return SealedState(*_place_of(context), context.node_id, context.state)
+
+
+def _answered_of(context: Context) -> AnsweredFile:
+    folder, run = _place_of(context)
+    return AnsweredFile(folder.file(run, context.node_id, "answered"))
+
+
+def _place_of(context: Context) -> tuple[StateFolder, bytes]:
+    """The folder for what a client keeps, and what names the run there."""
     path = context.node_config.get("state-folder")
     folder = StateFolder.of_user() if path is None else StateFolder(Path(str(path)))
     run = hashlib.sha256(b"fedveil flower app run" + encode({"run": context.run_id})).digest()
-    return SealedState(folder, run, context.node_id, context.state)
+    return folder, run

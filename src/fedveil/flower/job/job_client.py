@@ -18,8 +18,9 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection, report_entropy
-from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
+from fedveil.errors import AnsweredBefore, ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.federated.job import Job
+from fedveil.flower.answered_file import AnsweredFile
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.own_account import count_report
@@ -34,6 +35,8 @@ from fedveil.rounds.answers import ClientId
 INTRODUCE, FORGET = "introduce", "forget"
 #: What an error reply of this app says; any other is of Flower's own.
 WITHHELD, FAILED, STRANGER = "withheld", "failed", "another client"
+#: Its update of that round has left already, which the server has seen or may have.
+ANSWERED = "answered before"
 ERROR_CODE = 200
 
 #: Sent with the messages of a round: whether it is the round's first, its number, and how many
@@ -106,6 +109,9 @@ def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, 
             return Message(encoded_records(answer), reply_to=message)
         except _Misaddressed:
             return Message(Error(ERROR_CODE, STRANGER), reply_to=message)
+        except AnsweredBefore as reason:
+            _log.warning("%s", reason)
+            return Message(Error(ERROR_CODE, ANSWERED), reply_to=message)
         except (ClientWithheld, MessageInvalid) as reason:
             _log.warning("this client withholds its answer: %s", reason)
             return Message(Error(ERROR_CODE, WITHHELD), reply_to=message)
@@ -164,6 +170,9 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
             model=np.broadcast_to(np.float32(0), dimension) if training is None else training.model,
             examples=0 if training is None else training.examples,
             entropy=report_entropy(job).stream("report", round, member.client),
+            answered=AnsweredFile(
+                member.state_folder.file(job_digest(job), member.client, "answered")
+            ),
         )
     )
     if kept is not None and not opening:
