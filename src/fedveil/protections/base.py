@@ -269,10 +269,13 @@ class Protection(ABC):
         return None
 
     @classmethod
-    def weaker(cls, asked: Any, demanded: Any, clients: int) -> str | None:
+    def weaker(
+        cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
+    ) -> str | None:
         """Why `asked` protects less than `demanded`, beyond what the losses of a report say.
 
-        A client compares what a server offers with what it insists on.
+        A client compares what a server offers to so many `clients` with what it insists on, which
+        it may have said for a number that it expected.
         """
         return None
 

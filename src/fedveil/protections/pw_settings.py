@@ -63,6 +63,12 @@ class PWEncryptSettings(Settings):
             return None
         return masking_graph.automatic(clients, self.reconstruct_secrets_threshold)
 
+    def neighbourhood(self, clients: int) -> int:
+        """How many share a client's secrets, itself among them, of so many in a round."""
+        sharing = self.sharing_clients(clients)
+        degree = self.graph_degree(sharing)
+        return sharing if degree is None else min(sharing, degree + 1)
+
 
 def threshold_reachable(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
     """Under pw_encrypt `reconstruct_secrets_threshold` is below the number of clients that share
@@ -103,11 +109,9 @@ def graph_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
 def threshold_safe(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
     if cohort.per_round is None:
         return None
-    threshold, who = settings.reconstruct_secrets_threshold, "clients"
-    n = settings.sharing_clients(cohort.per_round)
-    neighbours = settings.graph_degree(n)
-    if neighbours is not None and neighbours < n - 1:
-        n, who = neighbours + 1, "clients of a neighbourhood"
+    threshold, n = settings.reconstruct_secrets_threshold, settings.neighbourhood(cohort.per_round)
+    sharing = settings.sharing_clients(cohort.per_round)
+    who = "clients" if n == sharing else "clients of a neighbourhood"
     place = f"reconstruct_secrets_threshold = {threshold}"
     if 2 * threshold <= n:
         return (
