@@ -1,8 +1,8 @@
 """pw_encrypt: secure aggregation with pairwise masks that survives dropouts.
 
-The server learns the weighted mean of the survivors' updates, and nothing else about any of them
-(`fedveil.secagg`; what "nothing else" rests on is in docs/secure-aggregation.md). It promises
-nothing about what the mean itself says.
+A server that follows the protocol learns the weighted mean of the survivors' updates, and nothing
+else about any of them (`fedveil.secagg`); with `active_security` so does one that lies, under the
+conditions in docs/secure-aggregation.md. Nothing is promised about what the mean itself says.
 """
 
 from __future__ import annotations

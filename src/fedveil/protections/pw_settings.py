@@ -32,7 +32,8 @@ class PWEncryptSettings(Settings):
         "auto", description="masking graph: complete, k neighbours each, or sparse for many clients"
     )
     active_security: bool = Field(
-        False, description="add the signed consistency round against a lying server"
+        False,
+        description="sign keys and survivors: the promise then holds against a server that lies",
     )
     clip: float = Field(
         8.0, gt=0, description="largest magnitude of an update's entry; larger ones are set to it"
@@ -116,12 +117,12 @@ def threshold_safe(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
     if 2 * threshold <= n:
         return (
             f"{place} is at most half of the {n} {who} that share secrets: a lying server "
-            f"acting alone can unmask a client; above {n // 2} it cannot"
+            f"acting alone can unmask a client; above {n // 2}, with active_security, it cannot"
         )
     if 3 * threshold <= 2 * n:
         return (
             f"{place} is at most two thirds of the {n} {who} that share secrets: a lying server "
-            f"that colludes with clients can unmask others; above {2 * n // 3} it cannot with "
-            f"up to a third of them"
+            f"that colludes with clients can unmask others; above {2 * n // 3}, with "
+            f"active_security, it cannot with up to a third of them"
         )
     return None

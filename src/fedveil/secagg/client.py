@@ -28,6 +28,10 @@ class Client:
     of its neighbourhood one share, of the seed or of the key, never of both. A message that could
     get more out of it, or that is not the next one, raises `ClientWithheld` and ends the round
     for this client: it answers nothing after that.
+
+    Under active security it discloses shares only where `threshold` survivors have signed the
+    same survivors, senders, origin, keys and terms as itself. Its own keys, drawn for this
+    attempt at the round, are among them; its caller sees to it that one vector of a round leaves.
     """
 
     def __init__(
