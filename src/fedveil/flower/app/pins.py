@@ -62,7 +62,7 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
     if offer.options.weighs == "equal":
         return
     named = {pin.options.weight_key for pin in pins} - {None}
-    allowed = named or {WEIGHT_KEY} | revealed_by(pins)
+    allowed = named or {WEIGHT_KEY, *revealed_by(pins)}
     if len(named) > 1 or offer.weight_key not in allowed:
         raise MessageInvalid(
             f"the offer makes weights of the metric {offer.weight_key}, whose sum the server would "
