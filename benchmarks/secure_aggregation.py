@@ -24,6 +24,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from fedveil.secagg.masking import Ring, add_masks
 from fedveil.secagg.phases import SEALED_BYTES, as_ids
 from fedveil.secagg.secret import Secret
 from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
+from fedveil.secagg.view import keys_view, vectors_view
 from figures import Figure, best_s, show
 
 PEER_SCRIPT = Path(__file__).parent / "peers" / "flower_secagg.py"
@@ -92,8 +94,10 @@ class OneClient:
             mask_keys=_rows([mine["mask_key"], *(p.public for p in masks.values())]),
         )
         to_me = public_key(bytes(mine["cipher_key"]))  # type: ignore[arg-type]
+        public = {i: (ciphers[i].public, masks[i].public) for i in ids[1:]}
+        view = keys_view(terms, public | {0: (mine["cipher_key"], mine["mask_key"])})  # type: ignore[dict-item]
         boxes = [
-            keys.seal(pair.agree(to_me), terms.context, i, 0, entropy.token(2 * shamir.SHARE_BYTES))
+            keys.seal(pair.agree(to_me), view, i, 0, entropy.token(2 * shamir.SHARE_BYTES))
             for i, pair in ciphers.items()
         ]
         self._ask("masked", senders=as_ids(ids[1:]), sealed=_rows(boxes))
@@ -150,12 +154,18 @@ class Crowd:
                 seeds = [(self._seeds[i].reveal(), True)]
                 for peer in message["senders"].tolist():  # type: ignore[union-attr]
                     shared = self._mask[i].agree(self._loaded[peer])
-                    seeds.append((pair_seed(shared, self.terms.context, i, peer), i < peer))
+                    seeds.append((pair_seed(shared, self._view, i, peer), i < peer))
                 add_masks(lanes, seeds)
             self._ring.reduce(lanes)
             self._vectors[i if self._true_masks else -1] = pack(lanes, 0, self._ring.bits)
         vector = self._vectors[i if self._true_masks else -1]
         return {"vector": vector, "refused": as_ids([])}
+
+    @cached_property
+    def _view(self) -> bytes:
+        """What all are shown; nobody drops out before boxes are passed on."""
+        public = {i: (self._cipher[i], self._mask[i].public) for i in self.ids}
+        return vectors_view(self.terms, keys_view(self.terms, public), self.ids, b"")
 
     def plain(self, i: int) -> np.ndarray:
         """The vector of a client."""
@@ -354,7 +364,7 @@ def peer_figures(python: str) -> Iterator[Figure]:
 
 def masking_s() -> float:
     """Key agreements and masks with 100 neighbours, and the client's own mask."""
-    entropy, context = Seeded(0), bytes(32)
+    entropy, view = Seeded(0), bytes(32)
     pair = KeyPair.draw(entropy)
     peers = [KeyPair.draw(entropy).public for _ in range(100)]
     lanes = np.zeros(1_000_000, Ring.for_sum(101, LARGEST).lane)
@@ -362,7 +372,7 @@ def masking_s() -> float:
     def work() -> None:
         seeds = [(bytes(32), True)]
         for i, peer in enumerate(peers, 1):
-            seeds.append((pair_seed(pair.agree(public_key(peer)), context, 0, i), i % 2 == 0))
+            seeds.append((pair_seed(pair.agree(public_key(peer)), view, 0, i), i % 2 == 0))
         add_masks(lanes, seeds)
 
     return best_s(work, clock=time.process_time)

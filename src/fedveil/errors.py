@@ -76,6 +76,16 @@ class ClientWithheld(FedveilError):
     """A client's own half refuses to report, for example because its update is not finite."""
 
 
+class AnsweredBefore(ClientWithheld):
+    """A client's update of a round, or of a later one, has left it already."""
+
+    def __init__(self, round: int) -> None:
+        super().__init__(
+            f"this client's update of round {round} has left it, and it answers no round up to "
+            f"that again: a run from the start needs another job, in its name at least"
+        )
+
+
 class RoundVoid(FedveilError):
     """A round ended without an aggregate; the global model stays as it was."""
 

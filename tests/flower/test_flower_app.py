@@ -39,6 +39,7 @@ def _own_place(monkeypatch, tmp_path):
     numbers = itertools.count()
     monkeypatch.setattr("fedveil.flower.app.mod.Secure", lambda: Seeded(11, next(numbers)))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
 
 
 def start_arrays(dtype=np.float32):

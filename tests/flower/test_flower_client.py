@@ -214,7 +214,7 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     # A client that was given another roster by its own operator does not believe the app's.
     false = roster.replace(publics[1], publics[2])
     (tmp_path / "false.yaml").write_text(false)
-    grid = LocalGrid(app, tmp_path / "state")
+    grid = LocalGrid(app, tmp_path / "another state")
     for n, key in enumerate(keys):
         grid.contexts[100 + n].node_config["identity"] = str(key)
     grid.contexts[100].node_config["roster"] = str(tmp_path / "false.yaml")

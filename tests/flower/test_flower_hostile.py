@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ def _own_place(monkeypatch, tmp_path):
     numbers = itertools.count()
     monkeypatch.setattr("fedveil.flower.app.mod.Secure", lambda: Seeded(12, next(numbers)))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
 
 
 def train(arrays, node):
@@ -222,6 +224,9 @@ def test_nothing_of_a_round_is_left_when_it_is_over(tmp_path):
     grid = federation()
     start(grid, ProtectedStrategy(FedAvg(), **PW))
     assert not list(Path(tmp_path, "fedveil").iterdir())
+    kept = Counter(path.suffix for path in Path(tmp_path, "home", "fedveil").iterdir())
+    assert kept.keys() <= {".answered", ".lock", ".account"}
+    assert kept[".answered"] == 6
     for node in grid.nodes.values():
         assert not node.context.state
 
@@ -252,6 +257,45 @@ def test_terms_cannot_change_within_a_round(phase):
     assert start(grid, strategy) is None
     (reason,) = strategy.rounds[0].withheld
     assert reason == "the offer is another than at the round's beginning"
+
+
+def test_weights_are_no_way_to_the_sum_of_a_metric_that_stays():
+    calls = []
+
+    def with_metric(arrays, node):
+        return arrays, {"num-examples": 1, "sick": node}
+
+    app = client_app(with_metric, [ProtectMod()], calls)
+    grid = FakeGrid(Node(1 + i, app) for i in range(6))
+    strategy = ProtectedStrategy(
+        FedAvg(weighted_by_key="sick"), protection="pw_encrypt", reconstruct_secrets_threshold=3
+    )
+    assert start(grid, strategy) is None
+    ((reason, count),) = strategy.rounds[0].withheld.items()
+    assert "makes weights of the metric sick, whose sum the server would learn" in reason
+    assert (count, calls) == (6, [])
+
+
+@pytest.mark.parametrize("name", ["w", "kept"])
+def test_another_model_for_one_client_leaves_noise(name):
+    """Everybody's update but that client's could be made nothing; arrays that stay count too."""
+
+    def tamper(message):
+        if message.metadata.dst_node_id == 1 and phase_of(message) == "masked":
+            arrays = arrays_of(message.content["arrays"])
+            message.content["arrays"] = record_of({**arrays, name: arrays[name] + 1})
+        return message
+
+    app = client_app(lambda a, node: ({**a, "w": a["w"] + 1}, {}), [ProtectMod()])
+    for lies, void in ((False, None), (True, "the weights of 6 clients cannot have the sum")):
+        grid = FakeGrid(Node(1 + i, app) for i in range(6))
+        grid.tamper = tamper if lies else grid.tamper
+        strategy = ProtectedStrategy(FedAvg(), **PW, keep="kept")
+        strategy.rounds += [None] * lies  # a round of its own: clients answer one once
+        initial = record_of({"w": np.zeros(DIMENSION, np.float32), "kept": np.zeros(3)})
+        strategy.start(grid, initial, num_rounds=1, timeout=0.2)
+        record = strategy.rounds[-1]
+        assert (record.void is None) if void is None else (void in record.void)
 
 
 def test_no_phase_is_answered_twice():

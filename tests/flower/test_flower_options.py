@@ -154,17 +154,19 @@ def test_every_source_must_agree():
             [{"eps": 1.6}, {"eps": 1.0, "adaptive": True, "total_eps": 160.0}],
         ),
         (
-            {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 8},
-            [{"reconstruct_secrets_threshold": 9},
-             {"reconstruct_secrets_threshold": 8, "clip": 1.0}],
-            [{"reconstruct_secrets_threshold": 7},
-             {"reconstruct_secrets_threshold": 8, "neighbours": 9}],
+            {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 11},
+            [{"reconstruct_secrets_threshold": 12},
+             {"reconstruct_secrets_threshold": 11, "clip": 1.0}],
+            [{"reconstruct_secrets_threshold": 10},
+             {"reconstruct_secrets_threshold": 11, "neighbours": 12}],
         ),
         (
-            {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 4, "neighbours": 8},
-            [{"reconstruct_secrets_threshold": 4, "neighbours": 8},
-             {"reconstruct_secrets_threshold": 4, "neighbours": "complete"}],
-            [{"reconstruct_secrets_threshold": 4, "neighbours": 6}],
+            {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 5, "neighbours": 8},
+            [{"reconstruct_secrets_threshold": 5, "neighbours": 8},
+             {"reconstruct_secrets_threshold": 11, "neighbours": "complete"}],
+            [{"reconstruct_secrets_threshold": 5, "neighbours": 6},
+             {"reconstruct_secrets_threshold": 5, "neighbours": 9},
+             {"reconstruct_secrets_threshold": 5, "neighbours": "complete"}],
         ),
     ],
 )  # fmt: skip
@@ -174,6 +176,57 @@ def test_what_is_weaker_than_what(demanded, stronger, weaker):
     for keys in weaker:
         with pytest.raises(MessageInvalid, match="weaker than ProtectMod demands"):
             refuse(offer(protection=demanded["protection"], **keys), keywords=demanded)
+
+
+@pytest.mark.parametrize(
+    ("clients", "threshold", "weaker"),
+    [
+        (10, 7, None),
+        (10, 9, None),
+        (12, 8, "8 of 12 clients reconstruct a secret, 7 of 10 are demanded"),
+        (20, 14, None),
+        (2000, 7, "7 of 2000 clients reconstruct a secret, 7 of 10 are demanded"),
+        (8, 6, "6 clients reconstruct a secret, at least 7 are demanded"),
+    ],
+)
+def test_a_pin_of_the_threshold_is_of_so_many_clients(clients, threshold, weaker):
+    pin = {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 7, "clients": 10}
+    asked = offer(
+        clients, protection="pw_encrypt", reconstruct_secrets_threshold=threshold,
+        neighbours="complete",
+    )  # fmt: skip
+    if weaker is None:
+        refuse(asked, keywords=pin)
+        return
+    with pytest.raises(MessageInvalid, match=weaker):
+        refuse(asked, keywords=pin)
+
+
+def test_a_pin_of_the_threshold_alone_is_more_than_half_of_any_number():
+    pin = {"fedveil.protection": "pw_encrypt", "fedveil.reconstruct_secrets_threshold": 7}
+    asked = {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 7}
+    refuse(offer(13, **asked), node_config=pin)
+    with pytest.raises(MessageInvalid, match="7 of 14 clients reconstruct a secret, more than"):
+        refuse(offer(14, **asked), node_config=pin)
+    refuse(offer(14, **asked, share_secrets_ratio=0.9), node_config=pin)
+
+
+def test_weights_are_made_of_a_metric_that_the_client_gives():
+    """Their sum is what a server learns, so that the key would reveal any metric's."""
+    sick = replace(offer(protection="pw_encrypt"), weight_key="sick")
+    for sources in (
+        {},
+        {"keywords": {"weight_key": "num-examples"}, "run_config": {"fedveil.reveal": "sick"}},
+        {"keywords": {"weight_key": "sick"}, "node_config": {"fedveil.weight_key": "healthy"}},
+        {"run_config": {"fedveil.reveal": "sick"}, "node_config": {"fedveil.reveal": ""}},
+    ):
+        with pytest.raises(MessageInvalid, match="makes weights of the metric sick, whose sum"):
+            refuse(sick, **sources)
+    refuse(sick, keywords={"weight_key": "sick"})
+    refuse(sick, node_config={"fedveil.reveal": "sick, loss"})
+    refuse(replace(offer(protection="pw_encrypt", weighting="equal"), weight_key="sick"))
+    refuse(replace(offer(protection="rr"), weight_key="sick"))
+    refuse(offer(protection="pw_encrypt"))
 
 
 def test_metrics_are_revealed_where_the_server_asks_and_every_source_allows():

@@ -97,6 +97,7 @@ def test_a_killed_supernode_is_a_dropout(federation: Loopback, tmp_path: Path):
     assert (first["reports"], first["dropped"], first["void"]) == (3, 0, None)
     assert (second["reports"], second["dropped"], second["void"]) == (2, 1, None)
     for number in (0, 1):
-        assert not list((federation.folder / f"state-{number}").iterdir())
+        kept = (federation.folder / f"state-{number}").iterdir()
+        assert {path.suffix for path in kept} == {".answered"}
     tensors = safetensors.numpy.load((folder / "model.safetensors").read_bytes())
     assert tensors

@@ -118,6 +118,7 @@ def test_in_somebodys_flower_app(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, charges: dict[int, set[int]]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     grid = LateNodes(Node(n, client_app(train, [ProtectMod()])) for n in range(1, 6))
     strategy = ProtectedStrategy(FedAvg(), protection="rr", eps=4.0, max_epsilon=1e6)
     initial = record_of({"w": np.zeros(40, np.float32)})

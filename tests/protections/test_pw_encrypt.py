@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,22 @@ import pytest
 
 import fedveil
 from fedveil.entropy import Seeded
-from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, JobError, RoundVoid
+from fedveil.errors import (
+    ClientWithheld,
+    FedveilWarning,
+    InvalidValue,
+    JobError,
+    RoundVoid,
+    RunFailed,
+)
 from fedveil.federated.job import Job
 from fedveil.message import decode, encode
-from fedveil.protections.base import ClientContext, JobContext, RoundContext
+from fedveil.protections.base import Answered, ClientContext, JobContext, RoundContext
 from fedveil.protections.pw_encrypt import PWEncrypt
 from fedveil.protections.pw_settings import PWEncryptSettings
 from fedveil.secagg import masking_graph
 from fedveil.secagg.fixed_point import FixedPoint
+from folders import records_of
 from secagg_parts import shows
 
 DIMENSION = 5
@@ -202,6 +212,56 @@ def test_outside_simulation_keys_come_from_the_roster_and_not_from_the_seed() ->
     assert protection(active_security=True).terms(1).roster(0) is not None
 
 
+def test_a_model_is_digested_once_a_round_for_all_that_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, sha256, lengths = protection(), hashlib.sha256, []
+
+    def counted(data: Any) -> Any:
+        lengths.append(len(bytes(data)))
+        return sha256(data)
+
+    monkeypatch.setattr("fedveil.protections.pw_encrypt.hashlib.sha256", counted)
+    model = np.arange(DIMENSION, dtype=np.float32)
+    contexts = [ClientContext(c, 2, model, 1, Seeded(0)) for c in range(9)]
+    (first,) = {made.origin(context) for context in contexts}
+    assert made.origin(RoundContext([0, 1], 2, model)) == first
+    assert lengths.count(model.nbytes) == 1
+    model[0] = 7  # the simulator writes a round's weights where the last one's were
+    later = ClientContext(0, 3, model, 1, Seeded(0))
+    assert made.origin(later) != first
+    assert made.origin(replace(later, origin=b"all arrays")) == b"all arrays"
+
+
+def test_another_model_for_one_client_leaves_noise() -> None:
+    """What is hidden is hidden in the mean too; a sum of weights that cannot be ends the round."""
+    made, data = protection(), updates()
+    lone = Round(made, data)
+    context = lone.clients[0]._context
+    lone.clients[0]._context = replace(context, model=np.ones(DIMENSION, np.float32))
+    lone.play()
+    with pytest.raises(RoundVoid, match="the weights of 4 clients cannot have the sum"):
+        lone.server.aggregate()
+
+
+def test_an_update_leaves_once_a_round() -> None:
+    answered = {c: Answered() for c in range(4)}
+    made, data = protection(), updates()
+
+    def attempt() -> Round:
+        lone = Round(made, data)
+        for c, client in lone.clients.items():
+            client._context = replace(client._context, answered=answered[c])
+        return lone
+
+    attempt().play({"masked": {3}})  # client 3's has not left
+    assert {c: a.last for c, a in answered.items()} == {0: 2, 1: 2, 2: 2, 3: -1}
+    with pytest.raises(RoundVoid) as void:
+        attempt().play()
+    assert (void.value.phase, void.value.got) == ("advertise", 1)
+    assert answered[3].last == -1
+
+
 def test_the_deadline_is_the_cipher_time_window() -> None:
     assert protection(cipher_time_window=1500).deadline_s == 1.5
 
@@ -252,9 +312,11 @@ def test_void_rounds_are_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
         ("unmask", "4 clients answered in phase unmask, 5 are needed"),
     ):
         silent = {"workers": 0, "dropouts": {phase: 0.5}}
-        run = fedveil.simulate(job(simulation=silent), tmp_path / phase)
-        assert [r["void"] for r in run.metrics] == [f"the round is void: {text}"] * 3
-        assert len({r["loss"] for r in run.metrics}) == 1
+        with pytest.raises(RunFailed, match=text):
+            fedveil.simulate(job(simulation=silent), tmp_path / phase)
+        records = records_of(tmp_path / phase)
+        assert [r["void"] for r in records] == [f"the round is void: {text}"] * 3
+        assert len({r["loss"] for r in records}) == 1
     plan = {"workers": 0, "dropouts": {"share": 0.125, "masked": 0.125, "unmask": 0.125}}
     run = fedveil.simulate(job(simulation=plan), tmp_path / "all")
     assert [(r["reports"], r["void"]) for r in run.metrics] == [(6, None)] * 3

@@ -211,33 +211,18 @@ def test_a_dealer_whose_boxes_nobody_opens_ends_the_round() -> None:
 
 
 def test_a_dropped_client_that_has_dealt_another_key_ends_the_round() -> None:
-    """Its shares are of the key that the server was not told: its masks cannot be taken off."""
-    other = Played(seed=1).clients[6]._mask
+    """Its shares are of a key that the server was not told: its masks cannot be taken off."""
     played = Played()
 
-    def told(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
-        return (
-            {**message, "mask_key": other.public}
-            if client == 6 and "mask_key" in message
-            else message
-        )
-
-    with pytest.raises(RoundVoid, match="client 6 has dealt shares that are not of its secret"):
-        played.play({"masked": [6]}, up=told, down=back(played, other.public))
-    with pytest.raises(InvalidValue, match="the masks are not off it"):
-        played.server.total()
-
-
-def back(played: Played, false_key: bytes) -> Any:
-    """Show client 6 its own key where the server names the false one."""
-
-    def tamper(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+    def deal_another(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
         if (phase, client) == ("share", 6):
-            own = np.frombuffer(played.clients[6]._mask.public, np.uint8)
-            message["mask_keys"] = edited(message["mask_keys"], 2, own)
+            played.clients[6]._mask.secret = Played(seed=1).clients[6]._mask.secret
         return message
 
-    return tamper
+    with pytest.raises(RoundVoid, match="client 6 has dealt shares that are not of its secret"):
+        played.play({"masked": [6]}, down=deal_another)
+    with pytest.raises(InvalidValue, match="the masks are not off it"):
+        played.server.total()
 
 
 # A server that lies to client 6.
@@ -252,7 +237,6 @@ def back(played: Played, false_key: bytes) -> Any:
         ("masked", {"phase": "share"}, "phase out of order: masked is next"),
         ("unmask", {"phase": "masked"}, "phase out of order: unmask is next"),
         ("masked", {"more": 1}, "fields are missing or unknown"),
-        ("share", {"mask_keys": lambda a: edited(a, 0, 0)}, "a key of low order"),
         ("share", {"cipher_keys": lambda a: edited(a, 0, 0)}, "a key of low order"),
         ("share", {"mask_keys": lambda a: edited(a, 0, a[1])}, "two clients have the same key"),
         ("share", {"mask_keys": lambda a: edited(a, 2, 9)}, "another key than this client's own"),
@@ -292,6 +276,16 @@ def test_the_client_refuses_too_few(phase: str, change: Callable[[Any], Any], re
     played = Played().play(down=lambda p, c, m: change(m) if (p, c) == (phase, 6) else m)
     assert reason in played.withheld[6]
     assert played.exact
+
+
+def test_a_client_that_was_shown_another_key_deals_boxes_that_nobody_opens() -> None:
+    """Boxes are bound to all keys of the neighbourhood."""
+    played = Played()
+    with pytest.raises(RoundVoid, match="0 clients answered in phase masked, 3 are needed"):
+        played.play(down=only("share", 6, mask_keys=lambda a: edited(a, 0, 0)))
+    assert "a key of low order" in played.withheld[6]
+    refused = {c: played.answers["masked", c]["refused"].tolist() for c in (0, 3, 9, 12)}
+    assert all(dealers == [6] for dealers in refused.values())
 
 
 def test_the_client_refuses_more_sharers_than_the_threshold_is_safe_for() -> None:

@@ -7,14 +7,12 @@ nothing back.
 
 from __future__ import annotations
 
-import fcntl
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil._files import write_whole
+from fedveil._files import alone, write_whole
 from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
 from fedveil.message import Message, Value, decode, encode
 from fedveil.privacy.ledger import Ledger
@@ -32,7 +30,7 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
-    with _alone(path):
+    with alone(path):
         given = path.read_text() if path.exists() else "0"
         if not given.isdecimal():
             raise DeploymentError(f"{path} is damaged: it does not hold a number")
@@ -66,7 +64,7 @@ class OwnLedger:
 
         Raises `MessageInvalid`, and charges nothing, where the report would pass a limit.
         """
-        with _alone(self._path):
+        with alone(self._path):
             reports, (alike, any_) = self._read()
             for ledger in (alike, any_):
                 ledger.record_many(spending, round=reports, clients=[_ME])
@@ -100,11 +98,3 @@ def _check(alike: Ledger, any_: Ledger, limits: Sequence[tuple[float, float]]) -
                 f"one more report would bring this client to {figure}, above its "
                 f"max_epsilon = {most:g}"
             )
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """No other process changes the account meanwhile; the system frees a dead one's lock."""
-    with path.with_name(f"{path.name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

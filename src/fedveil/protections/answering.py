@@ -18,7 +18,7 @@ from fedveil.message import Message
 from fedveil.protections.base import ClientRound, Protection, Update
 
 
-class Answered(NamedTuple):
+class Reply(NamedTuple):
     """The half that has answered, its message, and why that is on no update of the client's."""
 
     half: ClientRound
@@ -31,7 +31,7 @@ def answer_trained(
     half: Callable[[int], ClientRound],
     message: Message,
     train: Callable[[], tuple[Update, int]],
-) -> Answered:
+) -> Reply:
     """The answer to the message that asks for the report.
 
     `train` gives the update and the number of its examples. `half` gives the client's half for so
@@ -45,14 +45,14 @@ def answer_trained(
         update, examples = train()
         _check(update, protection.dimension)
         mine = half(examples)
-        return Answered(mine, mine.respond(message, update))
+        return Reply(mine, mine.respond(message, update))
     except Exception as error:
         if not protection.always_reports:
             raise
         unusable = error
     other = half(1)
     zero = np.zeros(protection.dimension, np.float32)
-    return Answered(other, other.respond(message, zero), unusable)
+    return Reply(other, other.respond(message, zero), unusable)
 
 
 def reason(unusable: Exception) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
+from fedveil.errors import AnsweredBefore
 from fedveil.message import Message, take
 from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
@@ -70,25 +71,54 @@ class JobContext:
     identity: Secret | None = None
 
 
+class Answered:
+    """The last round for which a client's update has left it, where two would tell more than one.
+
+    This one is held in memory; where a server could begin a round again it is in a file.
+    """
+
+    def __init__(self) -> None:
+        self.last = -1
+
+    def check(self, round: int) -> None:
+        """Raise `AnsweredBefore` for that round and any before it."""
+        if round <= self.last:
+            raise AnsweredBefore(self.last)
+
+    def note(self, round: int) -> None:
+        """The same; else it is `round` from now on. The update leaves when this has returned."""
+        self.check(round)
+        self.last = round
+
+
 @dataclass(frozen=True)
 class RoundContext:
-    """What the server half knows when a round opens; `model` is the global weights, read-only."""
+    """What the server half knows when a round opens; `model` is the global weights, read-only.
+
+    `origin`: a digest of what clients train from, where that is more than `model`.
+    """
 
     cohort: Sequence[ClientId]
     round: int
     model: Update
     state: State = field(default_factory=dict)
+    origin: bytes = b""
 
 
 @dataclass(frozen=True)
 class ClientContext:
-    """What the client half knows; `model` is the global weights, `examples` the client's own."""
+    """What the client half knows; `model` is the global weights, `examples` the client's own.
+
+    `origin` is as the server half has it, by what this client was given.
+    """
 
     client: ClientId
     round: int
     model: Update
     examples: int
     entropy: Entropy
+    answered: Answered = field(default_factory=Answered)
+    origin: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -258,10 +288,13 @@ class Protection(ABC):
         return None
 
     @classmethod
-    def weaker(cls, asked: Any, demanded: Any, clients: int) -> str | None:
+    def weaker(
+        cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
+    ) -> str | None:
         """Why `asked` protects less than `demanded`, beyond what the losses of a report say.
 
-        A client compares what a server offers with what it insists on.
+        A client compares what a server offers to so many `clients` with what it insists on, which
+        it may have said for a number that it expected.
         """
         return None
 

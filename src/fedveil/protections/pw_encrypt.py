@@ -1,12 +1,13 @@
 """pw_encrypt: secure aggregation with pairwise masks that survives dropouts.
 
-The server learns the weighted mean of the survivors' updates, and nothing else about any of them
-(`fedveil.secagg`; what "nothing else" rests on is in docs/secure-aggregation.md). It promises
-nothing about what the mean itself says.
+A server that follows the protocol learns the weighted mean of the survivors' updates, and nothing
+else about any of them (`fedveil.secagg`); with `active_security` so does one that lies, under the
+conditions in docs/secure-aggregation.md. Nothing is promised about what the mean itself says.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import warnings
@@ -55,7 +56,9 @@ class PWEncrypt(Protection):
     the weight itself; the ring has the fewest bits in which a whole cohort of the largest weights
     cannot wrap.
 
-    Privacy: that of the sum alone, which is not differential privacy (epsilon is infinite).
+    Privacy: that of the sum alone, which is not differential privacy (epsilon is infinite). Two
+    sums of one round that differ by a client say its update: a client's update leaves it once a
+    round, whoever begins the round again.
     """
 
     name = block = "pw_encrypt"
@@ -84,6 +87,8 @@ class PWEncrypt(Protection):
         largest = self.fixed.largest * self.largest_weight
         self.ring = Ring.for_sum(context.clients_per_round, largest)
         self._identities: dict[ClientId, Identity] = {}
+        #: The last model that was digested, in which round, and its digest.
+        self._digested: tuple[int, Update, bytes] | None = None
 
     @property
     def flow(self) -> tuple[str, ...]:
@@ -123,14 +128,31 @@ class PWEncrypt(Protection):
 
     @classmethod
     def weaker(
-        cls, asked: PWEncryptSettings, demanded: PWEncryptSettings, clients: int
+        cls,
+        asked: PWEncryptSettings,
+        demanded: PWEncryptSettings,
+        clients: int,
+        expected: int | None = None,
     ) -> str | None:
-        """At least as many clients reconstruct a secret, among at least as many neighbours."""
-        least = demanded.reconstruct_secrets_threshold
-        if asked.reconstruct_secrets_threshold < least:
+        """At least as many clients reconstruct a secret, of as few, with as many neighbours.
+
+        The share of a neighbourhood that reconstructs is at least the one demanded, and more than
+        half where no number of clients was expected.
+        """
+        threshold, least = (s.reconstruct_secrets_threshold for s in (asked, demanded))
+        if threshold < least:
+            return f"{threshold} clients reconstruct a secret, at least {least} are demanded"
+        there = asked.neighbourhood(clients)
+        if expected is None:
+            if 2 * threshold <= there:
+                return (
+                    f"{threshold} of {there} clients reconstruct a secret, more than half are "
+                    f"demanded where `clients` does not say of how many {least} are"
+                )
+        elif threshold * demanded.neighbourhood(expected) < least * there:
             return (
-                f"{asked.reconstruct_secrets_threshold} clients reconstruct a secret, at least "
-                f"{least} are demanded"
+                f"{threshold} of {there} clients reconstruct a secret, {least} of "
+                f"{demanded.neighbourhood(expected)} are demanded"
             )
         degrees = [s.graph_degree(s.sharing_clients(clients)) for s in (asked, demanded)]
         among, wanted = (clients - 1 if degree is None else degree for degree in degrees)
@@ -163,6 +185,16 @@ class PWEncrypt(Protection):
             active_security=settings.active_security,
             roster=self._public_identity,
         )
+
+    def origin(self, context: RoundContext | ClientContext) -> bytes:
+        """The digest of what updates are made from: once a round for all that have one model."""
+        if context.origin:
+            return context.origin
+        kept = self._digested
+        if kept is None or kept[0] != context.round or kept[1] is not context.model:
+            digest = hashlib.sha256(np.ascontiguousarray(context.model).data).digest()
+            self._digested = kept = (context.round, context.model, digest)
+        return kept[2]
 
     def graph_entropy(self, round: int) -> Entropy:
         """What the server draws the sparse graph from."""
@@ -200,6 +232,7 @@ class PWEncryptServerRound:
             protection.terms(context.round),
             context.cohort,
             protection.graph_entropy(context.round),
+            origin=protection.origin(context),
             processes=len(os.sched_getaffinity(0)),
         )
         self._void: RoundVoid | None = None
@@ -279,7 +312,15 @@ class PWEncryptClientRound:
         return message.get("phase") == TRAINS
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        return self._client.respond(message, None if update is None else self._vector(update))
+        round, answered = self._context.round, self._context.answered
+        if update is None:
+            if message.get("phase") == PHASES[0]:
+                answered.check(round)
+            return self._client.respond(message)
+        origin = self._protection.origin(self._context)
+        answer = self._client.respond(message, self._vector(update), origin)
+        answered.note(round)
+        return answer
 
     def keep(self) -> State:
         """The keys and shares of the round."""

@@ -34,7 +34,8 @@ class PWEncryptSettings(Settings):
         "auto", description="masking graph: complete, k neighbours each, or sparse for many clients"
     )
     active_security: bool = Field(
-        False, description="add the signed consistency round against a lying server"
+        False,
+        description="sign keys and survivors: the promise then holds against a server that lies",
     )
     clip: float = Field(
         8.0, gt=0, description="largest magnitude of an update's entry; larger ones are set to it"
@@ -68,6 +69,12 @@ class PWEncryptSettings(Settings):
         if self.neighbours == "complete" or self.active_security:
             return None
         return masking_graph.automatic(clients, self.reconstruct_secrets_threshold)
+
+    def neighbourhood(self, clients: int) -> int:
+        """How many share a client's secrets, itself among them, of so many in a round."""
+        sharing = self.sharing_clients(clients)
+        degree = self.graph_degree(sharing)
+        return sharing if degree is None else min(sharing, degree + 1)
 
 
 def threshold_reachable(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
@@ -122,21 +129,19 @@ def graph_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
 def threshold_safe(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
     if cohort.per_round is None:
         return None
-    threshold, who = settings.reconstruct_secrets_threshold, "clients"
-    n = settings.sharing_clients(cohort.per_round)
-    neighbours = settings.graph_degree(n)
-    if neighbours is not None and neighbours < n - 1:
-        n, who = neighbours + 1, "clients of a neighbourhood"
+    threshold, n = settings.reconstruct_secrets_threshold, settings.neighbourhood(cohort.per_round)
+    sharing = settings.sharing_clients(cohort.per_round)
+    who = "clients" if n == sharing else "clients of a neighbourhood"
     place = f"reconstruct_secrets_threshold = {threshold}"
     if 2 * threshold <= n:
         return (
             f"{place} is at most half of the {n} {who} that share secrets: a lying server "
-            f"acting alone can unmask a client; above {n // 2} it cannot"
+            f"acting alone can unmask a client; above {n // 2}, with active_security, it cannot"
         )
     if 3 * threshold <= 2 * n:
         return (
             f"{place} is at most two thirds of the {n} {who} that share secrets: a lying server "
-            f"that colludes with clients can unmask others; above {2 * n // 3} it cannot with "
-            f"up to a third of them"
+            f"that colludes with clients can unmask others; above {2 * n // 3}, with "
+            f"active_security, it cannot with up to a third of them"
         )
     return None

@@ -124,7 +124,13 @@ class Unary(Protection):
         return settings.adaptive
 
     @classmethod
-    def weaker(cls, asked: UnarySettings, demanded: UnarySettings, clients: int) -> str | None:
+    def weaker(
+        cls,
+        asked: UnarySettings,
+        demanded: UnarySettings,
+        clients: int,
+        expected: int | None = None,
+    ) -> str | None:
         """A report's bits say more than their sum."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports of bits in place of sums, which say less"

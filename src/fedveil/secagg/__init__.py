@@ -1,5 +1,7 @@
 """Secure aggregation: the server learns the sum of the clients' vectors and nothing else of them.
 
+That is a server that follows the protocol; under active security, one that lies as well.
+
 Double masking with shared secrets (Bonawitz et al., Practical Secure Aggregation for
 Privacy-Preserving Machine Learning, 2017), on the complete graph or a sparse one (Bell et al.,
 Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, 2020). `Client` and `Server` are

@@ -15,6 +15,7 @@ from fedveil.secagg.secret import SECRET_BYTES, Secret
 from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
 from fedveil.secagg.state_table import Event, client_state
 from fedveil.secagg.terms import Terms
+from fedveil.secagg.view import keys_view, vectors_view
 
 _DEALT_BYTES = 2 * shamir.SHARE_BYTES
 
@@ -27,6 +28,10 @@ class Client:
     of its neighbourhood one share, of the seed or of the key, never of both. A message that could
     get more out of it, or that is not the next one, raises `ClientWithheld` and ends the round
     for this client: it answers nothing after that.
+
+    Under active security it discloses shares only where `threshold` survivors have signed the
+    same survivors, senders, origin, keys and terms as itself. Its own keys, drawn for this
+    attempt at the round, are among them; its caller sees to it that one vector of a round leaves.
     """
 
     def __init__(
@@ -40,6 +45,8 @@ class Client:
         self._identity = identity
         self._state = client_state(terms.active_security)
         self._tagger = Tagger(terms.context)
+        #: A digest of what this client was shown: of the keys, then of all that masks are bound to.
+        self._view = b""
         self._cipher = KeyPair.draw(entropy)
         self._mask = KeyPair.draw(entropy)
         self._seed = Secret(entropy.token(SECRET_BYTES))
@@ -50,13 +57,18 @@ class Client:
         self._sharers: list[int] = []
         self._signed: list[int] | None = None
 
-    def respond(self, message: Message, vector: Int64s | None = None) -> Message:
-        """The answer to the server's message; `vector` goes into the masked phase's."""
+    def respond(
+        self, message: Message, vector: Int64s | None = None, origin: bytes = b""
+    ) -> Message:
+        """The answer to the server's message; `vector` goes into the masked phase's.
+
+        `origin`: a digest of what the vector was made from, which must be one for all clients.
+        """
         self._state.after(Event.REFUSAL)  # who has refused cannot refuse again
         event: Phase | Event = Event.REFUSAL
         try:
             phase = self._expected(message)
-            answer = self._answer(phase, message, vector)
+            answer = self._answer(phase, message, vector, origin)
             event = phase
         except (MessageInvalid, InvalidValue) as error:
             raise ClientWithheld(f"the server's message is refused: {error}") from None
@@ -74,6 +86,8 @@ class Client:
             return {}
         kept: dict[str, Value] = {
             "next": self._state.name,
+            "context": self.terms.context,
+            "view": self._view,
             "cipher": self._cipher.secret.reveal(),
             "mask": self._mask.secret.reveal(),
             "seed": self._seed.reveal(),
@@ -87,7 +101,10 @@ class Client:
         return kept
 
     def take_up(self, kept: Message) -> None:
-        """Go on from what `keep` gave for the same client and terms."""
+        """Go on from what `keep` gave for the same client; its terms must be those of now."""
+        if take(kept, "context", bytes) != self.terms.context:
+            raise ClientWithheld("the round's terms are others than at its beginning")
+        self._view = take(kept, "view", bytes)
         self._cipher = KeyPair(Secret(take(kept, "cipher", bytes)))
         self._mask = KeyPair(Secret(take(kept, "mask", bytes)))
         self._seed = Secret(take(kept, "seed", bytes))
@@ -108,14 +125,16 @@ class Client:
         only_fields(message, "phase", "round", *fields[phase][0])
         return phase
 
-    def _answer(self, phase: Phase, message: Message, vector: Array | None) -> dict[str, Value]:
+    def _answer(
+        self, phase: Phase, message: Message, vector: Array | None, origin: bytes
+    ) -> dict[str, Value]:
         match phase:
             case "advertise":
                 return self._advertise()
             case "share":
                 return self._share(message)
             case "masked":
-                return self._masked(message, vector)
+                return self._masked(message, vector, origin)
             case "consistency":
                 return self._consistency(message)
             case "unmask":
@@ -145,11 +164,11 @@ class Client:
                 continue
             channel = self._cipher.agree(public_key(cipher_keys[peer]))
             self._channels[peer] = channel
-            sealed.append(keys.seal(channel, self.terms.context, self.client, peer, dealt))
+            sealed.append(keys.seal(channel, self._view, self.client, peer, dealt))
         return {"sealed": as_rows(sealed, phases.SEALED_BYTES), "tags": as_rows(tags, TAG_BYTES)}
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Keep the mask keys of the neighbourhood and give its cipher keys; check them all."""
+        """Keep the neighbourhood's mask keys and their view; give its cipher keys. Check all."""
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
         mask_keys = take_rows(message, "mask_keys", len(members), keys.KEY_BYTES)
@@ -161,6 +180,7 @@ class Client:
         self._check_size(len(members))
         if self.terms.active_security:
             self._check_signatures(message, by_client)
+        self._view = keys_view(self.terms, by_client)
         self._mask_keys = dict(zip(members, mask_keys, strict=True))
         return dict(zip(members, cipher_keys, strict=True))
 
@@ -186,7 +206,7 @@ class Client:
             if not keys.is_signed(roster(peer), signature, keys.keys_text(context, peer, public)):
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
-    def _masked(self, message: Message, vector: Array | None) -> dict[str, Value]:
+    def _masked(self, message: Message, vector: Array | None, origin: bytes) -> dict[str, Value]:
         """Open what was dealt to this client, and mask the vector."""
         sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
         if not self._channels.keys() >= sealed.keys():
@@ -194,12 +214,12 @@ class Client:
         self._check_enough(len(sealed) + 1)
         refused = [peer for peer, box in sealed.items() if not self._open(peer, box)]
         self._sharers = sorted([*sealed, self.client])
+        self._view = vectors_view(self.terms, self._view, self._sharers, origin)
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, dealer: int, sealed: bytes) -> bool:
         """Keep the shares that a dealer has sealed for this client, if that is what they are."""
-        context = self.terms.context
-        dealt = keys.unseal(self._channels[dealer], context, dealer, self.client, sealed)
+        dealt = keys.unseal(self._channels[dealer], self._view, dealer, self.client, sealed)
         if dealt is None:
             return False
         self._held[dealer] = dealt
@@ -210,22 +230,21 @@ class Client:
             raise InvalidValue(f"the vector does not have {self.terms.length} entries")
         ring = Ring(self.terms.bits)
         lanes = ring.elements(vector)
-        context = self.terms.context
         seeds = [(self._seed.reveal(), True)]
         for peer in senders:
             shared = self._mask.agree(public_key(self._mask_keys[peer]))
-            seeds.append((pair_seed(shared, context, self.client, peer), self.client < peer))
+            seeds.append((pair_seed(shared, self._view, self.client, peer), self.client < peer))
         add_masks(lanes, seeds)
         ring.reduce(lanes)
         return pack(lanes, 0, ring.bits)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
-        """Sign the list of survivors that this client was shown."""
+        """Sign the list of survivors, and all else that this client was shown."""
         survivors = take_ids(message, "survivors")
         self._check_survivors(survivors)
         assert self._identity is not None
         self._signed = survivors
-        text = keys.survivors_text(self.terms.context, survivors)
+        text = keys.survivors_text(self._view, survivors)
         return {"signature": self._identity.sign(text)}
 
     def _check_survivors(self, survivors: list[int]) -> None:
@@ -257,11 +276,15 @@ class Client:
         return {"shares": as_rows(shares, shamir.SHARE_BYTES)}
 
     def _check_consistency(self, message: Message, survivors: list[int]) -> None:
-        """At least `threshold` survivors must have signed the list that this client has signed."""
+        """At least `threshold` survivors must have signed what this client has signed.
+
+        This client's keys of this attempt at the round are in what they sign, so that signatures
+        of another attempt say nothing here.
+        """
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")
         signed = take_table(message, "signers", "signatures", keys.SIGNATURE_BYTES)
-        text = keys.survivors_text(self.terms.context, survivors)
+        text = keys.survivors_text(self._view, survivors)
         roster, needed = self.terms.roster, self.terms.threshold
         if len(signed) < needed or not signed.keys() <= set(survivors):
             raise ClientWithheld(f"{len(signed)} signatures of survivors, {needed} are needed")

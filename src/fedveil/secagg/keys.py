@@ -1,7 +1,8 @@
 """Keys of one client and one round: agreement, derived seeds, sealed shares, signatures.
 
-Everything that is derived is bound to the round's context (job, round and terms) and to the
-identities on both sides, so that nothing of one round or pair means anything in another.
+Everything that is derived is bound to what the clients on both sides were shown (`view`: job,
+round, terms, keys and more) and to their identities, so that nothing of one round, attempt or pair
+means anything in another.
 """
 
 from __future__ import annotations
@@ -68,35 +69,33 @@ def has_low_order(raw: bytes) -> bool:
     return False
 
 
-def pair_seed(shared: bytes, context: bytes, one: int, other: int) -> bytes:
+def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
     """The seed of the mask between two clients, the same on both sides.
 
-    HKDF-SHA256 (RFC 5869): salt the round's context, input the agreed secret of the mask keys,
-    info a label and both identities, the smaller first.
+    HKDF-SHA256 (RFC 5869): salt what the two were shown, input the agreed secret of the mask
+    keys, info a label and both identities, the smaller first.
     """
     low, high = min(one, other), max(one, other)
-    return _derive(shared, context, b"pair mask" + _ids((low, high)))
+    return _derive(shared, view, b"pair mask" + _ids((low, high)))
 
 
-def seal(shared: bytes, context: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
+def seal(shared: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
     """Shares for the eyes of `receiver` alone (AES-256-GCM); 16 bytes longer than they are.
 
-    The key is derived for this sender, receiver and round and seals nothing else; the associated
+    The key is derived for this sender, receiver and view and seals nothing else; the associated
     data names the three again.
     """
     ends = _ids((sender, receiver))
-    key = _derive(shared, context, b"sealed shares" + ends)
-    return AESGCM(key).encrypt(_NONCE, shares, context + ends)
+    key = _derive(shared, view, b"sealed shares" + ends)
+    return AESGCM(key).encrypt(_NONCE, shares, view + ends)
 
 
-def unseal(
-    shared: bytes, context: bytes, sender: int, receiver: int, sealed: bytes
-) -> bytes | None:
+def unseal(shared: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
     """What `seal` sealed; None where it is anything else."""
     ends = _ids((sender, receiver))
-    key = _derive(shared, context, b"sealed shares" + ends)
+    key = _derive(shared, view, b"sealed shares" + ends)
     try:
-        return AESGCM(key).decrypt(_NONCE, sealed, context + ends)
+        return AESGCM(key).decrypt(_NONCE, sealed, view + ends)
     except InvalidTag:
         return None
 
@@ -128,9 +127,9 @@ def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
     return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
 
 
-def survivors_text(context: bytes, survivors: Iterable[int]) -> bytes:
-    """What a client signs of the list of survivors that the server has named."""
-    return b"fedveil survivors" + context + _ids(survivors)
+def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
+    """What a client signs of the survivors that the server has named, and of all before that."""
+    return b"fedveil survivors" + view + _ids(survivors)
 
 
 def is_signed(public: bytes | None, signature: bytes, text: bytes) -> bool:

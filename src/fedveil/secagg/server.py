@@ -23,6 +23,7 @@ from fedveil.secagg.share_tags import TAG_BYTES, Tagger
 from fedveil.secagg.state_table import Event, State, server_state
 from fedveil.secagg.terms import Terms
 from fedveil.secagg.unmasking import Masks
+from fedveil.secagg.view import keys_view, vectors_view
 
 
 class Server:
@@ -31,7 +32,7 @@ class Server:
     `receive` refuses a message with `ReportRejected` and is then as it was before; whoever has
     not answered when `advance` closes a phase has dropped out. `advance` raises `RoundVoid`
     where too few are left, and the sum is never unmasked. `entropy` draws the sparse graph, and
-    who goes on where more clients are there than may share secrets.
+    who goes on where more clients are there than may share secrets. `origin`: as a client's.
     `processes`: how many the unmasking may use.
 
     Memory: the sum, and for each client and neighbour a sealed pair of shares until they are
@@ -42,11 +43,18 @@ class Server:
     mergeable = False
 
     def __init__(
-        self, terms: Terms, cohort: Sequence[int], entropy: Entropy, *, processes: int = 1
+        self,
+        terms: Terms,
+        cohort: Sequence[int],
+        entropy: Entropy,
+        *,
+        origin: bytes = b"",
+        processes: int = 1,
     ) -> None:
         self.terms = terms
         self.ring = Ring(terms.bits)
         self._entropy = entropy
+        self._origin = origin
         self._processes = integer("processes", processes, 1)
         self._cohort = frozenset(cohort)
         self._state = server_state(terms.active_security)
@@ -58,6 +66,8 @@ class Server:
         self._signatures: dict[int, bytes] = {}
         self._neighbourhoods: dict[int, list[int]] = {}
         self._sealed: dict[int, bytes] = {}
+        #: What all clients are shown, as each of them digests it.
+        self._view = b""
         self._total = np.zeros(terms.length, self.ring.lane)
         self._disclosure = Disclosure(Tagger(terms.context), terms.threshold)
         self._helpers: list[Helper] = []
@@ -174,7 +184,7 @@ class Server:
 
     def _take_signature(self, client: int, message: Message) -> None:
         signature = take_bytes(message, "signature", keys.SIGNATURE_BYTES)
-        text = keys.survivors_text(self.terms.context, sorted(self.survivors))
+        text = keys.survivors_text(self._view, sorted(self.survivors))
         if not keys.is_signed(self.terms.roster(client), signature, text):
             raise MessageInvalid("the list of survivors is not signed by this client")
         self._signatures[client] = signature
@@ -195,6 +205,7 @@ class Server:
         """To each client the keys of its neighbourhood; in the complete graph one message."""
         neighbours = self.terms.neighbours or len(answered) - 1
         self._neighbourhoods = masking_graph.sparse(answered, neighbours, self._entropy)
+        self._view = keys_view(self.terms, {client: self._public[client] for client in answered})
         return self._to_each(self._neighbourhoods, self._keys_of)
 
     def _to_each(
@@ -221,6 +232,7 @@ class Server:
 
     def _shares(self, answered: list[int]) -> dict[int, Message]:
         """To each client what the others have sealed for it."""
+        self._view = vectors_view(self.terms, self._view, answered, self._origin)
         messages: dict[int, Message] = {}
         for client in answered:
             places = self._disclosure.places_of(client)
@@ -283,7 +295,7 @@ class Server:
             peers = [p for p in self._disclosure.dealers_to(client) if p in self.survivors]
             pairs[client] = (secret, peers)
         return Masks(
-            self.terms.context,
+            self._view,
             [secrets[client] for client in sorted(self.survivors)],
             pairs,
             {client: self._public[client][1] for client in sorted(self.survivors)},

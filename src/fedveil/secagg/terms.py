@@ -22,7 +22,11 @@ def _nobody(client: int) -> None:
 
 @dataclass(frozen=True)
 class Terms:
-    """The public parameters of a round. None of them is taken from a server's message.
+    """The public parameters of a round, from a client's own job and not from a server's message.
+
+    What a server has to say, a client checks against what it knows: the round is none that it has
+    answered (`Answered`), the length is that of the model that it trains, and all of them stay as
+    they were at the round's beginning. In a Flower app they are an offer's, held against pins.
 
     `length`: entries of a vector. `bits`: the ring is the integers modulo 2^bits. `sharing`: how
     many clients share secrets at most. `threshold`: how many of a neighbourhood reconstruct a
@@ -65,4 +69,4 @@ class Terms:
         """A digest of all of it but the roster: every key, share and signature is bound to it."""
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
-        return hashlib.sha256(b"fedveil secure aggregation 1" + encode(terms)).digest()
+        return hashlib.sha256(b"fedveil secure aggregation 2" + encode(terms)).digest()

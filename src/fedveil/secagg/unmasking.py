@@ -25,11 +25,12 @@ _SEEDS_AT_ONCE = 4096
 class Masks:
     """Masks that are in a sum and must come off it.
 
-    `seeds`: the seeds of the survivors' own masks. `pairs`: for each client that dropped out, its
-    mask key and the survivors that masked with it. `public`: the survivors' public mask keys.
+    `view`: the digest of what clients were shown. `seeds`: the seeds of the survivors' own masks.
+    `pairs`: for each client that dropped out, its mask key and the survivors that masked with it.
+    `public`: the survivors' public mask keys.
     """
 
-    context: bytes
+    view: bytes
     seeds: Sequence[Secret]
     pairs: Mapping[int, tuple[Secret, Sequence[int]]]
     public: Mapping[int, bytes]
@@ -48,7 +49,7 @@ class Masks:
         parts = []
         for i in range(count):
             pairs = {client: (key, peers[i::count]) for client, (key, peers) in self.pairs.items()}
-            parts.append(Masks(self.context, self.seeds[i::count], pairs, self.public))
+            parts.append(Masks(self.view, self.seeds[i::count], pairs, self.public))
         return parts
 
     def _remove(self, total: Lanes) -> None:
@@ -57,7 +58,7 @@ class Masks:
         for client, (secret, peers) in self.pairs.items():
             pair = KeyPair(secret)
             for peer in peers:
-                seed = pair_seed(pair.agree(loaded[peer]), self.context, client, peer)
+                seed = pair_seed(pair.agree(loaded[peer]), self.view, client, peer)
                 # The survivor has added the mask where its number is the smaller one.
                 signed.append((seed, client < peer))
             if len(signed) > _SEEDS_AT_ONCE:
@@ -69,7 +70,7 @@ class Masks:
         """This work, on a vector of that length, for a helper process."""
         secrets = {client: secret.reveal() for client, (secret, _) in self.pairs.items()}
         return {
-            "context": self.context,
+            "view": self.view,
             "bits": ring.bits,
             "length": length,
             "seeds": as_rows([seed.reveal() for seed in self.seeds], SECRET_BYTES),
@@ -83,7 +84,7 @@ class Masks:
         """The inverse of `to_message`."""
         secrets = take_table(fields, "dropped", "secrets", SECRET_BYTES)
         masks = cls(
-            take(fields, "context", bytes),
+            take(fields, "view", bytes),
             [Secret(row.tobytes()) for row in take(fields, "seeds", np.ndarray)],
             {c: (Secret(raw), take_ids(fields, f"peers {c}")) for c, raw in secrets.items()},
             take_table(fields, "survivors", "public", KEY_BYTES),

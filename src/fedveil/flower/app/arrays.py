@@ -10,6 +10,7 @@ Every array is in the vector, kept or refused, by name; none is passed on as it 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -140,6 +141,15 @@ def read(record: ArrayRecord) -> Arrays:
                 f"not know; {', '.join(AVERAGED)} are averaged"
             )
     return arrays
+
+
+def digest(arrays: Arrays) -> bytes:
+    """A digest of all that clients start from, kept arrays too."""
+    whole = hashlib.sha256()
+    for name, array in arrays.items():
+        whole.update(repr((name, str(array.dtype), array.shape)).encode())
+        whole.update(np.ascontiguousarray(array).reshape(-1).data)
+    return whole.digest()
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from flwr.common.constant import ErrorCode
 
 from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, FedveilError, MessageInvalid, ModelInvalid
-from fedveil.flower.app.arrays import ArrayLayout, Arrays, read
+from fedveil.flower.answered_file import AnsweredFile
+from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, read
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.app.pins import (
@@ -125,6 +127,8 @@ class _Arrays(NamedTuple):
     layout: ArrayLayout
     before: Arrays
     model: Update
+    #: What the half of a protection in phases takes for the arrays' name.
+    origin: bytes
 
 
 class _Answer:
@@ -191,7 +195,7 @@ class _Answer:
 
         answered = answer_trained(
             self._protection,
-            lambda examples: self._half(kept, arrays.model, examples),
+            lambda examples: self._half(kept, arrays.model, examples, arrays.origin),
             self._words,
             train,
         )
@@ -206,7 +210,8 @@ class _Answer:
         layout = ArrayLayout(before, options.kept, perturbed=options.position.perturbs)
         if layout.dimension != self.offer.dimension:
             raise _Refused("the offer is for another number of entries than the arrays have")
-        return _Arrays(layout, before, layout.vector(before))
+        origin = digest(before) if len(self._protection.phases) > 1 else b""
+        return _Arrays(layout, before, layout.vector(before), origin)
 
     def _charge(self, revealed: AbstractSet[str]) -> None:
         """What is asked for is in this client's account before its data is touched.
@@ -214,17 +219,19 @@ class _Answer:
         An opening has the epsilon of its round where that may change.
         """
         state = {**self._protection.initial_state(), **self._words}
-        folder = StateFolder.for_accounts(self._context.node_config.get(STATE_FOLDER))
-        path = folder.file(_run_of(self._context), self._context.node_id, "account")
         try:
-            OwnLedger(path).charge(
+            OwnLedger(_lasting(self._context, "account")).charge(
                 self._protection.spending(state), limits(self._pins), in_clear(revealed)
             )
         except MessageInvalid as error:
             raise _Refused(str(error)) from None
 
     def _half(
-        self, kept: Message | None, model: Update = _NO_MODEL, examples: int = 1
+        self,
+        kept: Message | None,
+        model: Update = _NO_MODEL,
+        examples: int = 1,
+        origin: bytes = b"",
     ) -> ClientRound:
         half = self._protection.client_round(
             ClientContext(
@@ -233,6 +240,8 @@ class _Answer:
                 model=model,
                 examples=examples,
                 entropy=Secure(),
+                answered=AnsweredFile(_lasting(self._context, "answered")),
+                origin=origin,
             )
         )
         if kept is not None:
@@ -324,6 +333,12 @@ def _evaluated(
 def _state_of(context: Context) -> SealedState:
     folder = StateFolder.for_keys(context.node_config.get(STATE_FOLDER))
     return SealedState(folder, _run_of(context), context.node_id, context.state)
+
+
+def _lasting(context: Context, kind: str) -> Path:
+    """Where something lies that this client keeps for ever in the run."""
+    folder = StateFolder.for_accounts(context.node_config.get(STATE_FOLDER))
+    return folder.file(_run_of(context), context.node_id, kind)
 
 
 def _run_of(context: Context) -> bytes:

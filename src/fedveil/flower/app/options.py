@@ -44,6 +44,17 @@ class Options(Settings):
         "", description="names of arrays, with * for any text, that stay at the server's value"
     )
     reveal: str = Field("", description="names of metrics that leave a client in clear")
+    weight_key: str | None = Field(
+        None,
+        description="on a client: the metric whose sum the server may learn as that of weights; "
+        "left out: num-examples, or one that it reveals",
+    )
+    clients: int | None = Field(
+        None,
+        ge=1,
+        description="on a client: of how many clients a round reconstruct_secrets_threshold is "
+        "demanded; left out: of any number that it is more than half of",
+    )
     max_epsilon: float | None = Field(
         None,
         gt=0,

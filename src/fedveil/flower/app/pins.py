@@ -7,7 +7,7 @@ which alone is out of reach of whoever starts the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,9 @@ from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import PREFIX, Options, of_config, parse
 from fedveil.privacy.promise import Figure
+
+#: What Flower's strategies weigh their clients by, unless they are told otherwise.
+WEIGHT_KEY = "num-examples"
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,12 @@ def pins_of(
     return [Pin(source, parse(keys, prefix)) for source, keys, prefix in sources if keys]
 
 
-def refuse_weaker(offer: Offer, pins: Iterable[Pin], run: int) -> None:
+def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
     """Raise `MessageInvalid` where the offer protects less than a pin demands, or nothing at all.
 
     The same protection as the pin's is needed, with at most its loss a report: epsilon and delta
-    of the whole update, each; and whatever else it says is weaker.
+    of the whole update, each; and whatever else it says is weaker. The server learns the sum of
+    the clients' weights: they are made of a metric that this client gives, and of no other.
     """
     try:
         check(offer.options)
@@ -52,6 +56,20 @@ def refuse_weaker(offer: Offer, pins: Iterable[Pin], run: int) -> None:
             reason = _weaker(offer, pin.options, run)
             if reason:
                 raise MessageInvalid(f"the offer is weaker than {pin.source} demands: {reason}")
+    _refuse_weights(offer, pins)
+
+
+def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
+    if offer.options.weighs == "equal":
+        return
+    named = {pin.options.weight_key for pin in pins} - {None}
+    allowed = named or {WEIGHT_KEY, *revealed_by(pins)}
+    if len(named) > 1 or offer.weight_key not in allowed:
+        raise MessageInvalid(
+            f"the offer makes weights of the metric {offer.weight_key}, whose sum the server would "
+            f"learn: weight_key on the client names the one that it may be made of, "
+            f"{WEIGHT_KEY} without it"
+        )
 
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
@@ -80,7 +98,8 @@ def _weaker(offer: Offer, demanded: Options, run: int) -> str | None:
     asked = offer.options
     if asked.protection != demanded.protection:
         return f"{asked.protection} in place of {demanded.protection}"
-    reason = asked.position.weaker(asked.parameters, demanded.parameters, offer.clients)
+    parameters = asked.parameters, demanded.parameters
+    reason = asked.position.weaker(*parameters, offer.clients, demanded.clients)
     if reason is not None:
         return reason
     (epsilon, delta), (most, most_delta) = (

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedveil._validate import positive
 from fedveil.errors import InvalidValue, LimitReached
-from fedveil.flower.app.arrays import ArrayLayout, read
+from fedveil.flower.app.arrays import ArrayLayout, digest, read
 from fedveil.flower.app.carrier import AppCarrier
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, joined, parse
@@ -179,7 +179,8 @@ class ProtectedStrategy(Strategy):
         protection = offer.protection(grid.run.run_id)
         state = protection.initial_state() if self._state is None else self._state
         invited = {number_of(m.metadata.dst_node_id): m for m in messages}
-        context = RoundContext(sorted(invited), self._number, layout.vector(values), state)
+        origin = digest(values) if len(protection.phases) > 1 else b""
+        context = RoundContext(sorted(invited), self._number, layout.vector(values), state, origin)
         spending = protection.spending(state)
         if self._number == 1 and protection.perturbs:
             self._warn_of_thin(spending, protection)

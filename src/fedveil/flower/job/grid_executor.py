@@ -147,6 +147,8 @@ class GridExecutor(Executor):
             word = reply.error.reason if reply.error.code == job_client.ERROR_CODE else None
             if word == job_client.STRANGER:
                 self._members.doubt(client)
+            if word == job_client.ANSWERED:
+                return answers.Withheld(client, "its update of this round has left it before")
             if word == job_client.WITHHELD:
                 return answers.Withheld(client, "the client's own log says why")
             if word == job_client.FAILED:

@@ -18,8 +18,15 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection, report_entropy
-from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
+from fedveil.errors import (
+    AnsweredBefore,
+    ClientWithheld,
+    DeploymentError,
+    FedveilError,
+    MessageInvalid,
+)
 from fedveil.federated.job import Job
+from fedveil.flower.answered_file import AnsweredFile
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.own_account import count_report
@@ -27,7 +34,7 @@ from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.message import Message as Words
 from fedveil.message import Value, encode, only_fields, take
-from fedveil.protections.answering import Answered, answer_trained, reason
+from fedveil.protections.answering import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 from fedveil.protections.positions import find
 from fedveil.rounds.answers import ClientId
@@ -36,6 +43,8 @@ from fedveil.rounds.answers import ClientId
 INTRODUCE, FORGET = "introduce", "forget"
 #: What an error reply of this app says; any other is of Flower's own.
 WITHHELD, FAILED, STRANGER = "withheld", "failed", "another client"
+#: Its update of that round has left already, which the server has seen or may have.
+ANSWERED = "answered before"
 ERROR_CODE = 200
 
 #: Sent with the messages of a round: whether it is the round's first, its number, and how many
@@ -118,6 +127,9 @@ def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, 
             return Message(encoded_records(answer), reply_to=message)
         except _Misaddressed:
             return Message(Error(ERROR_CODE, STRANGER), reply_to=message)
+        except AnsweredBefore as reason:
+            _log.warning("%s", reason)
+            return Message(Error(ERROR_CODE, ANSWERED), reply_to=message)
         except (ClientWithheld, MessageInvalid) as reason:
             _log.warning("this client withholds its answer: %s", reason)
             return Message(Error(ERROR_CODE, WITHHELD), reply_to=message)
@@ -163,6 +175,8 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
     )
     protection = make_protection(job, dimension, deployed)
 
+    answered_file = member.accounts.file(job_digest(job), member.client, "answered")
+
     def half(examples: int, model: Update) -> ClientRound:
         mine = protection.client_round(
             ClientContext(
@@ -171,6 +185,7 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
                 model=model,
                 examples=examples,
                 entropy=report_entropy(job).stream("report", round, member.client),
+                answered=AnsweredFile(answered_file),
             )
         )
         if kept is not None and not opening:
@@ -181,7 +196,7 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
         answered = _trained(job, member, protection, asked, common, half)
     else:  # what needs no update needs neither model nor examples
         mine = half(0, np.broadcast_to(np.float32(0), dimension))
-        answered = Answered(mine, mine.respond(asked, None))
+        answered = Reply(mine, mine.respond(asked, None))
     left = answered.half.keep()
     if left:
         state.put(round, left)
@@ -195,7 +210,7 @@ def _trained(
     asked: Words,
     common: Words,
     half: Callable[[int, Update], ClientRound],
-) -> Answered:
+) -> Reply:
     """The answer in the phase that trains: refused, or charged, before any example is read."""
     from fedveil.flower.job.client_training import Training
 

@@ -1,0 +1,48 @@
+"""What a client has been shown of a round, as one digest.
+
+Whatever a server could tell one client in another way than the others goes into the digest, and
+what must be common to two clients is derived from it: boxes of shares from what was shown before
+them, masks from all that was shown before them. So two clients that were shown different things
+cannot open each other's boxes, or have masks that do not cancel, and their sum stays noise. It
+costs a hash of the neighbourhood's keys, and no phase.
+
+By itself that does not hold a lying server off: it knows every view, so that the keys of enough
+clients still take masks off, and it may have put its own keys in the place of theirs. Active
+security rests on the digest all the same: the signatures are of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from fedveil.message import Value, encode
+from fedveil.secagg.phases import as_ids, as_rows
+from fedveil.secagg.terms import Terms
+
+
+def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
+    """Before shares are dealt: the terms, and in the complete graph everybody's two keys.
+
+    In a sparse graph neighbours have neighbourhoods of their own, so that the terms are all that
+    they have in common.
+    """
+    fields: dict[str, Value] = {"context": terms.context}
+    if terms.neighbours is None:
+        clients = sorted(public)
+        fields["clients"] = as_ids(clients)
+        for i, name in enumerate(("cipher_keys", "mask_keys")):
+            fields[name] = as_rows([public[c][i] for c in clients], len(public[clients[0]][i]))
+    return _digest(fields)
+
+
+def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
+    """Before vectors are masked: besides, who has dealt shares, and what vectors are made from."""
+    fields: dict[str, Value] = {"keys": keys, "origin": origin}
+    if terms.neighbours is None:
+        fields["sharers"] = as_ids(sharers)
+    return _digest(fields)
+
+
+def _digest(fields: Mapping[str, Value]) -> bytes:
+    return hashlib.sha256(b"fedveil secure aggregation view" + encode(fields)).digest()
