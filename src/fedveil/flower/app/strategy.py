@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedveil._validate import positive
 from fedveil.errors import InvalidValue, LimitReached
 from fedveil.flower.app.arrays import ArrayLayout, read
 from fedveil.flower.app.carrier import AppCarrier
+from fedveil.flower.app.inner_strategy import check_inner
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, joined, parse
 from fedveil.flower.app.reveal import METRICS, Means, revealed
@@ -28,19 +28,10 @@ from fedveil.rounds.loop import Outcome, drive
 
 log = logging.getLogger("flwr.fedveil")
 
-#: These look at every client's own arrays or losses, which nobody sees under a protection.
-NEEDS_EVERY_UPDATE = (
-    flower.FedMedian,
-    flower.FedTrimmedAvg,
-    flower.MultiKrum,
-    flower.Bulyan,
-    flower.QFedAvg,
-    flower.FedXgbBagging,
-    flower.FedXgbCyclic,
-    flower.DifferentialPrivacyServerSideFixedClipping,
-    flower.DifferentialPrivacyServerSideAdaptiveClipping,
-    flower.DifferentialPrivacyClientSideFixedClipping,
-    flower.DifferentialPrivacyClientSideAdaptiveClipping,
+_WRAPPED = (
+    "a strategy stands around ProtectedStrategy and begins its rounds: it is given no client's "
+    "reply, so that Flower's differential privacy would clip nothing there; start the "
+    "ProtectedStrategy itself, or give it wrapped=True where what is around it needs no replies"
 )
 
 
@@ -53,6 +44,10 @@ class ProtectedStrategy(Strategy):
     the clients' arrays and goes on from there (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam,
     FedYogi). What is not such a report is refused and counted, and never averaged.
 
+    `takes_averages`: whether a strategy that aggregates in a way of its own can take that one
+    reply. `wrapped`: whether a strategy that stands around this one, and begins its rounds, can do
+    without any reply; neither is assumed.
+
     `run_config`: the server app's `context.run_config`, whose keys that begin with "fedveil." are
     settings; the others are keywords (`Options`, and the protection's own parameters).
 
@@ -61,10 +56,18 @@ class ProtectedStrategy(Strategy):
     """
 
     def __init__(
-        self, strategy: Strategy, *, run_config: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        strategy: Strategy,
+        *,
+        run_config: Mapping[str, Any] | None = None,
+        takes_averages: bool = False,
+        wrapped: bool = False,
+        **settings: Any,
     ) -> None:
-        _check_inner(strategy)
+        check_inner(strategy, takes_averages=takes_averages)
         self.strategy = strategy
+        #: Whether rounds may be begun: in `start`, which a strategy around this one never calls.
+        self._begun = wrapped or type(self).start is not ProtectedStrategy.start
         self.options: Options = parse(joined(run_config or {}, settings))
         check(self.options)
         self.rounds: list[RoundRecord] = []
@@ -95,7 +98,11 @@ class ProtectedStrategy(Strategy):
     ) -> Result:  # fmt: skip
         """Run the rounds as any strategy does; `timeout` is in seconds and for each exchange."""
         self._timeout_s = positive("timeout", timeout)
-        result = super().start(grid, initial_arrays, num_rounds, timeout, *args, **kwargs)
+        begun, self._begun = self._begun, True
+        try:
+            result = super().start(grid, initial_arrays, num_rounds, timeout, *args, **kwargs)
+        finally:
+            self._begun = begun
         self._log_ledger()
         return result
 
@@ -104,9 +111,11 @@ class ProtectedStrategy(Strategy):
     ) -> Iterable[Message]:
         """Play the whole training exchange here; nothing is left for the caller to send.
 
-        It is the one place that every caller passes with the grid in hand; a strategy's own
-        loop, or one that wraps this strategy, needs no change.
+        It is the one place that every caller passes with the grid in hand. A strategy around
+        this one passes it too, and is given no client's reply: it is refused unless `wrapped`.
         """
+        if not self._begun:
+            raise InvalidValue(_WRAPPED)
         self._averaged = None
         if self.stopped is not None:
             return []
@@ -274,23 +283,6 @@ class Averaged(NamedTuple):
     reply: Message
     before: ArrayRecord
     kept: list[str]
-
-
-def _check_inner(strategy: Strategy) -> None:
-    kind = type(strategy).__name__
-    if not isinstance(strategy, Strategy):
-        raise InvalidValue(f"strategy is a {kind}, not one of flwr.serverapp.strategy")
-    if isinstance(strategy, (*NEEDS_EVERY_UPDATE, ProtectedStrategy)):
-        raise InvalidValue(
-            f"strategy = {kind}(...) looks at every client's own reply, which nobody sees under a "
-            f"protection: one that averages them is needed (FedAvg, FedAvgM, FedProx, FedAdagrad, "
-            f"FedAdam, FedYogi)"
-        )
-    if type(strategy).start is not Strategy.start:
-        raise InvalidValue(
-            f"strategy = {kind}(...) has a start() of its own, which would not be called: derive "
-            f"that class from ProtectedStrategy, or put it around one"
-        )
 
 
 def _check_messages(messages: Sequence[Message], arrays: ArrayRecord) -> None:
