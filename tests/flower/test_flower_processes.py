@@ -61,22 +61,28 @@ def rounds_in(folder: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def test_a_killed_superlink_costs_the_round_in_hand(federation: Loopback, tmp_path: Path):
-    """Started again, the run goes on from the last complete round, to the simulator's bytes."""
-    settings = job(name="killed-link", rounds=3)
+def test_a_superlink_killed_three_times_costs_the_round_in_hand_each_time(
+    federation: Loopback, tmp_path: Path
+):
+    """Started again on its database it meets every node, and ends with the simulator's bytes."""
+    settings = job(name="killed-link", rounds=5)
     write_app(tmp_path / "app", deployable(settings))
     folder = tmp_path / "run"
-    federation.run(tmp_path / "app", folder)
-    until(lambda: rounds_in(folder) >= 1, "the first round")
-    federation.kill("superlink")
-    federation.kill("run")
-    assert 1 <= rounds_in(folder) < 3
-    assert not (folder / "model.safetensors").exists()
-
-    federation.start_superlink()
+    for killed in (1, 2, 3):
+        federation.run(tmp_path / "app", folder)
+        until(lambda rounds=killed: rounds_in(folder) >= rounds, f"round {killed}")
+        federation.kill("superlink")
+        federation.kill("run")
+        assert killed <= rounds_in(folder) < 5
+        assert not (folder / "model.safetensors").exists()
+        federation.start_superlink()
     assert federation.run(tmp_path / "app", folder).wait(LIMIT_S) == 0
-    assert "went on after round" in (folder / "events.log").read_text()
-    assert [record["round"] for record in read_metrics(folder)] == [1, 2, 3]
+    events = (folder / "events.log").read_text()
+    assert events.count("went on after round") == 3
+    assert [events.count(f"client {number} is here") for number in range(3)] == [4, 4, 4]
+    records = read_metrics(folder)
+    assert [record["round"] for record in records] == [1, 2, 3, 4, 5]
+    assert [(record["reports"], record["dropped"]) for record in records] == [(3, 0)] * 5
     simulated = fedveil.simulate(settings, tmp_path / "simulated")
     theirs = (simulated.folder / "model.safetensors").read_bytes()
     assert (folder / "model.safetensors").read_bytes() == theirs
