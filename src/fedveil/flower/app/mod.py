@@ -18,6 +18,7 @@ from flwr.common.constant import ErrorCode
 from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, FedveilError, MessageInvalid, ModelInvalid
 from fedveil.flower.app.arrays import ArrayLayout, read
+from fedveil.flower.app.mod_order import mod_outside
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.app.pins import (
@@ -58,6 +59,8 @@ class ProtectMod:
     client's run above `max_epsilon`, is refused, and the server is told why. A client without any
     pin takes every protection that a `ProtectedStrategy` can have, and logs that it does.
 
+    It comes first among the app's mods: another before it would be given reports, and is refused.
+
     Several messages may make a round: what must be kept between them lies in the node's context,
     sealed, and is erased at the round's end.
     """
@@ -72,6 +75,8 @@ class ProtectMod:
     ) -> FlowerMessage:
         """Answer one message."""
         try:
+            if (wrong_order := mod_outside()) is not None:
+                raise _Refused(wrong_order)
             pins = pins_of(self._keywords, context.run_config, context.node_config)
             if message.metadata.message_type.split(".")[0] != "train":
                 shown = _shown(_ask_app(message, context, call_next), revealed_by(pins))
