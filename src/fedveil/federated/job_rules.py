@@ -49,16 +49,15 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
 
 @RULES.rule("protection.name", "server.weighting")
 def _weighs_equally(job: JobFields) -> str | None:
-    """`server.weighting: by_size` is refused under a protection that perturbs reports: it tells the
-    server how much data each client has and breaks the sensitivity of local privacy."""
+    """`server.weighting: by_size` is refused where there is noise: a client's weight tells how much
+    data it has, and breaks the sensitivity that the noise is made for."""
     explicit = "weighting" in job.server.model_fields_set
-    perturbs = job.protection.position.perturbs
-    if not (explicit and job.server.weighting == "by_size" and perturbs):
+    if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
         return None
     return (
-        f"server.weighting = by_size tells the server how much data each client has and breaks "
-        f"the sensitivity of local privacy; under protection.name = {job.protection.name} only "
-        f"equal is allowed"
+        f"server.weighting = by_size tells how much data a client has and breaks the sensitivity "
+        f"that the noise is made for; under protection.name = {job.protection.name} with these "
+        f"parameters only equal is allowed"
     )
 
 

@@ -2,7 +2,8 @@
 
 The server learns the weighted mean of the survivors' updates, and nothing else about any of them
 (`fedveil.secagg`; what "nothing else" rests on is in docs/secure-aggregation.md). It promises
-nothing about what the mean itself says.
+nothing about what the mean itself says, unless the server adds noise to it: then everybody else
+is promised what `CentralNoise` states.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ import numpy.typing as npt
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, RoundVoid
+from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.message import Message
+from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
@@ -33,6 +36,8 @@ from fedveil.protections.base import (
 )
 from fedveil.protections.pw_settings import (
     PWEncryptSettings,
+    central_fits,
+    central_trusts,
     graph_fits,
     threshold_reachable,
     threshold_safe,
@@ -54,7 +59,11 @@ class PWEncrypt(Protection):
     the weight itself; the ring has the fewest bits in which a whole cohort of the largest weights
     cannot wrap.
 
-    Privacy: that of the sum alone, which is not differential privacy (epsilon is infinite).
+    Privacy: that of the sum alone, which is not differential privacy (epsilon is infinite). With
+    `central_eps` clients clip their updates to a norm and count equally, and the server adds noise
+    to the sum before anybody reads it: (central_eps, central_delta) for a client's whole update in
+    one round, replace-one, against whoever sees what comes of the mean. It holds while the server
+    does what it says and every client clips; no sampling of clients is counted in its favour.
     """
 
     name = block = "pw_encrypt"
@@ -63,8 +72,8 @@ class PWEncrypt(Protection):
     perturbs = False
     phases = PHASES
     trains = TRAINS
-    rules = (threshold_reachable, graph_fits)
-    advice = (threshold_safe,)
+    rules = (threshold_reachable, graph_fits, central_fits)
+    advice = (threshold_safe, central_trusts)
     dialect = Dialect(
         aliases={"share_client_ratio": "share_secrets_ratio"},
         one_server="one server holds the sum of masks",
@@ -82,6 +91,19 @@ class PWEncrypt(Protection):
         self.largest_weight = settings.max_examples if context.weighting == "by_size" else 1
         largest = self.fixed.largest * self.largest_weight
         self.ring = Ring.for_sum(context.clients_per_round, largest)
+        self.central: CentralNoise | None = None
+        if settings.central_eps is not None:
+            if context.weighting != "equal":
+                raise InvalidValue(
+                    "central_eps needs clients that count equally: weighting = equal"
+                )
+            self.central = CentralNoise(
+                settings.central_eps,
+                settings.central_delta,
+                settings.central_norm_clip,
+                self.fixed.step,
+                context.dimension,
+            )
         self._identities: dict[ClientId, Identity] = {}
 
     @property
@@ -99,6 +121,11 @@ class PWEncrypt(Protection):
     def least_clients(self) -> int:
         """With fewer no secret is reconstructed."""
         return self.settings.reconstruct_secrets_threshold
+
+    @classmethod
+    def rests_on_server(cls, settings: PWEncryptSettings) -> bool:
+        """Central noise is the server's."""
+        return settings.central_eps is not None
 
     @classmethod
     def needs_roster(cls, settings: PWEncryptSettings) -> bool:
@@ -138,8 +165,16 @@ class PWEncrypt(Protection):
         return None
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """The server sees the sum as it is; nobody is promised anything about the sum."""
-        return [Spending(PrivacyLoss(math.inf, per="update"))]
+        """Nobody is promised anything about the sum as it is; about one with noise, all others."""
+        bare = PrivacyLoss(math.inf, per="update")
+        return [Spending(bare if self.central is None else self.central.loss)]
+
+    @staticmethod
+    def audit_cases(eps: float) -> Iterator[Case]:
+        """Central noise on a sum in which one update of the clipping norm is tried."""
+        central = CentralNoise(eps, 1e-3, clip=1.0, step=2.0**-16, dimension=2)
+        update = np.array([1.0, 0.0])
+        yield Case("central noise, an update", central.noised, update, -update, central.loss)
 
     def server_round(self, context: RoundContext) -> PWEncryptServerRound:
         return PWEncryptServerRound(self, context)
@@ -166,6 +201,11 @@ class PWEncrypt(Protection):
     def graph_entropy(self, round: int) -> Entropy:
         """What the server draws the sparse graph from."""
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
+
+    def noise_entropy(self, round: int) -> Entropy:
+        """What the server draws central noise from."""
+        context = self.context
+        return Seeded(context.seed, "central noise", round) if context.seeded else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
         """A client's signing key: made from the job's seed in simulation, its own elsewhere."""
@@ -201,6 +241,7 @@ class PWEncryptServerRound:
             protection.graph_entropy(context.round),
             processes=len(os.sched_getaffinity(0)),
         )
+        self._round = context.round
         self._void: RoundVoid | None = None
 
     @property
@@ -229,7 +270,7 @@ class PWEncryptServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """The weighted mean of the survivors' quantised updates."""
+        """The weighted mean of the survivors' quantised updates, noised where that is asked."""
         if self._void is not None:
             raise self._void
         total, survivors = self._server.total(), len(self._server.survivors)
@@ -241,7 +282,10 @@ class PWEncryptServerRound:
                 protection.settings.reconstruct_secrets_threshold,
                 f"the weights of {survivors} clients cannot have the sum {weight}",
             )
-        return Aggregate(protection.fixed.restore(total[:-1]) / weight, survivors)
+        numbers = total[:-1].copy()
+        if protection.central is not None:
+            protection.central.add_to(numbers, protection.noise_entropy(self._round))
+        return Aggregate(protection.fixed.restore(numbers) / weight, survivors)
 
 
 class PWEncryptClientRound:
@@ -275,6 +319,8 @@ class PWEncryptClientRound:
     def _vector(self, update: Update) -> npt.NDArray[np.int64]:
         """The client's weight times its quantised update, and the weight."""
         protection, weight = self._protection, 1
+        if protection.central is not None:
+            return np.append(protection.central.clipped(update), weight)
         if protection.context.weighting == "by_size":
             weight = self._context.examples
         if weight > protection.largest_weight:

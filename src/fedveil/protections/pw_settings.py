@@ -12,6 +12,8 @@ from fedveil.protections.base import Cohort
 from fedveil.secagg import masking_graph
 from fedveil.settings.settings import Settings
 
+_DELTA, _NORM_CLIP = 1e-5, 1.0
+
 
 class PWEncryptSettings(Settings):
     """Parameters of `pw_encrypt`."""
@@ -46,6 +48,16 @@ class PWEncryptSettings(Settings):
         le=1 << 20,
         description="largest weight of a client under `server.weighting: by_size`; "
         "a client with more examples reports nothing",
+    )
+    central_eps: float | None = Field(
+        None,
+        gt=0,
+        description="epsilon of a round's mean, by noise that the server adds to the sum, against "
+        "everybody but the server; null: no noise",
+    )
+    central_delta: float = Field(_DELTA, gt=0, lt=1, description="delta beside central_eps")
+    central_norm_clip: float = Field(
+        _NORM_CLIP, gt=0, description="L2 norm that each client clips its update to for central_eps"
     )
 
     def sharing_clients(self, clients: int) -> int:
@@ -98,6 +110,30 @@ def graph_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
             f"a client's neighbours"
         )
     return None
+
+
+def central_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    """Under pw_encrypt `central_delta` and `central_norm_clip` need `central_eps`, and the norm is
+    at most `clip`, which holds every entry."""
+    clip = settings.central_norm_clip
+    if settings.central_eps is None:
+        for name, default in (("central_delta", _DELTA), ("central_norm_clip", _NORM_CLIP)):
+            if getattr(settings, name) != default:
+                return f"{name} = {getattr(settings, name)!r} needs central_eps beside it"
+    elif clip > settings.clip:
+        return (
+            f"central_norm_clip = {clip!r} is above clip = {settings.clip!r}, which holds entries"
+        )
+    return None
+
+
+def central_trusts(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    if settings.central_eps is None:
+        return None
+    return (
+        f"central_eps = {settings.central_eps!r}: the server sees the sum and adds the noise "
+        f"itself, so that epsilon holds against everybody else, and not against the server"
+    )
 
 
 def threshold_safe(settings: PWEncryptSettings, cohort: Cohort) -> str | None:

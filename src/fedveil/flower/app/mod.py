@@ -183,7 +183,7 @@ class _Answer:
         received = _only_arrays(self._message.content, "message")
         before = read(received)
         options = self.offer.options
-        layout = ArrayLayout(before, options.kept, perturbed=options.position.perturbs)
+        layout = ArrayLayout(before, options.kept, perturbed=options.noised)
         if layout.dimension != self.offer.dimension:
             raise _Refused("the offer is for another number of entries than the arrays have")
         try:

@@ -88,6 +88,9 @@ class ProtectedStrategy(Strategy):
         parameters = self.options.parameters.model_dump(exclude_none=True)
         shown = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         log.info("\t├──> Protection: %s (%s)", self.options.protection, shown)
+        for advise in self.options.position.advice:
+            if (sentence := advise(self.options.parameters, Cohort(None, None))) is not None:
+                log.warning("fedveil: %s", sentence)
         log.info("\t│\t├── Clients count: %s", self.options.weighs)
         log.info("\t│\t└── In clear: %s", self.options.reveal or "nothing")
         self.strategy.summary()
@@ -176,7 +179,7 @@ class ProtectedStrategy(Strategy):
     ) -> None:
         values = read(arrays)
         _check_messages(messages, arrays)
-        layout = ArrayLayout(values, self.options.kept, perturbed=self.options.position.perturbs)
+        layout = ArrayLayout(values, self.options.kept, perturbed=self.options.noised)
         offer = Offer(self.options, self.weight_key, layout.dimension, len(messages))
         record = RoundRecord(server_round, len(messages))
         if not self._reachable(offer, record):
