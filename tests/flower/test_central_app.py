@@ -1,4 +1,4 @@
-"""Central noise under secure aggregation in somebody's Flower app, and a client that trusts nobody."""
+"""Central noise in somebody's Flower app, and a client that does not take its epsilon on trust."""
 
 from __future__ import annotations
 

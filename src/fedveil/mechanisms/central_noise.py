@@ -48,8 +48,8 @@ class CentralNoise:
         if self.sigma > _MOST_STEPS * step:
             raise InvalidValue(
                 f"eps = {eps:g} needs noise of {self.sigma / step:.3g} steps of the fixed-point "
-                f"numbers: at most {_MOST_STEPS:.3g} are drawn (fewer entry_bits, or a larger clip of "
-                f"entries)"
+                f"numbers: at most {_MOST_STEPS:.3g} are drawn (fewer entry_bits, or a larger clip "
+                f"of entries)"
             )
         self._noise = noise_in_steps(self.sigma, step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from flwr.client.mod.utils import make_ffn
@@ -31,7 +32,7 @@ def mod_outside() -> str | None:
 
 def _mods() -> Iterator[Any]:
     """The mods that are being called for this message, the innermost first."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not ClientApp.__call__.__code__:
         if frame.f_code is _LINK:
             yield frame.f_locals[_MOD]

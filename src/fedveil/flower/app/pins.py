@@ -47,11 +47,8 @@ def refuse_weaker(offer: Offer, pins: Iterable[Pin], run: int) -> None:
     except InvalidValue as error:
         raise MessageInvalid(f"the offer is refused: {error}") from None
     pins = list(pins)
-    if (
-        limits(pins)
-        and _on_its_word(offer.options)
-        and not any(_on_its_word(p.options) for p in pins)
-    ):
+    trusted = any(_on_its_word(pin.options) for pin in pins)
+    if limits(pins) and _on_its_word(offer.options) and not trusted:
         raise MessageInvalid(
             "max_epsilon of this client's own is held against the server, and the offer's epsilon "
             "rests on noise that the server adds: a client that trusts it names the same "
