@@ -34,11 +34,15 @@ def protection(**options: Any) -> PWEncrypt:
     return PWEncrypt(PWEncryptSettings(**settings), JobContext(**{**context, **known}))
 
 
-def play(made: PWEncrypt, updates: dict[int, np.ndarray], gone: int | None = None) -> Any:
+def play(
+    made: PWEncrypt, updates: dict[int, np.ndarray], gone: int | None = None, liar: Any = None
+) -> Any:
     """One round over the wire; the client `gone` answers nothing from the masked phase on."""
     model = np.zeros(DIMENSION)
     server = server_half(made, sorted(updates), model)
     halves = {c: client_half(made, c, model, examples=c + 1) for c in updates}
+    if liar is not None:
+        halves[4] = liar
     messages: Any = dict.fromkeys(halves, server.opening())
     while messages is not None:
         for client, message in messages.items():
@@ -78,6 +82,21 @@ def test_one_client_moves_the_sum_by_at_most_twice_the_norm() -> None:
     moved = float(np.linalg.norm(after - before))
     assert moved <= 2 * 0.5 * (1 + 1e-12)
     assert moved == pytest.approx(2 * 0.5, rel=1e-2)
+
+
+def test_a_lying_client_cannot_put_the_ring_s_edge_where_it_tells_of_another() -> None:
+    """The sum is known up to whole turns of the ring, and a step across its edge turns it over."""
+    made = protection(seeded=True, seed=1)
+    edge = np.full(DIMENSION + 1, (1 << made.ring.bits - 1) - 1, np.int64)
+    edge[-1] = 1
+    shares = []
+    for sign in (-1, 1):
+        quiet = {c: np.zeros(DIMENSION, np.float32) for c in range(5)}
+        quiet[0][:] = sign * 1e-3
+        liar = client_half(made, 4, np.zeros(DIMENSION))
+        liar._vector = lambda update: edge
+        shares.append(np.mean(play(made, quiet, liar=liar).update > 0))
+    assert shares == pytest.approx([0.5, 0.5], abs=0.05)
 
 
 def test_the_noise_is_the_systems_unless_the_jobs_randomness_is_seeded() -> None:

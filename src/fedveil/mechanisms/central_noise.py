@@ -17,6 +17,8 @@ from fedveil.mechanisms.gaussian import (
     noise_in_steps,
 )
 
+#: Noise beyond so many sigma has a probability below 2^-280.
+_REACH_SIGMAS = 20
 #: Noise of more steps than that is beyond the tables of the discrete Gaussian.
 _MOST_STEPS = 2.0**27
 
@@ -52,6 +54,8 @@ class CentralNoise:
                 f"of entries)"
             )
         self._noise = noise_in_steps(self.sigma, step)
+        #: How far the noise of an entry reaches, in steps.
+        self.reach = math.ceil(_REACH_SIGMAS * math.sqrt(self._noise.variance))
 
     def clipped(self, vector: Array) -> Int64s:
         """The vector in steps, shrunk to the norm `clip` where it is longer; towards zero."""

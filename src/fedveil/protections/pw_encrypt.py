@@ -90,7 +90,6 @@ class PWEncrypt(Protection):
         self.fixed = FixedPoint(settings.clip, settings.entry_bits)
         self.largest_weight = settings.max_examples if context.weighting == "by_size" else 1
         largest = self.fixed.largest * self.largest_weight
-        self.ring = Ring.for_sum(context.clients_per_round, largest)
         self.central: CentralNoise | None = None
         if settings.central_eps is not None:
             if context.weighting != "equal":
@@ -104,6 +103,8 @@ class PWEncrypt(Protection):
                 self.fixed.step,
                 context.dimension,
             )
+        beyond = 0 if self.central is None else self.central.reach
+        self.ring = Ring.for_sum(context.clients_per_round, largest, beyond)
         self._identities: dict[ClientId, Identity] = {}
 
     @property
@@ -283,8 +284,10 @@ class PWEncryptServerRound:
                 f"the weights of {survivors} clients cannot have the sum {weight}",
             )
         numbers = total[:-1].copy()
-        if protection.central is not None:
-            protection.central.add_to(numbers, protection.noise_entropy(self._round))
+        if (central := protection.central) is not None:
+            central.add_to(numbers, protection.noise_entropy(self._round))
+            # The ring's edge, where a lying client may have put the sum, is as noisy as all else.
+            numbers = protection.ring.signed(protection.ring.elements(numbers))
         return Aggregate(protection.fixed.restore(numbers) / weight, survivors)
 
 
