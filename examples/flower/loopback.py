@@ -116,10 +116,13 @@ class Loopback:
 
     def kill(self, name: str) -> None:
         """End a process and all that it has started, as a power cut does."""
-        process = self._processes.pop(name)
+        self.signal(name, signal.SIGKILL)
+        self._processes.pop(name).wait(_STOP_S)
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a process and all that it has started: SIGSTOP makes a machine slow."""
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(_STOP_S)
+            os.killpg(self._processes[name].pid, number)
 
     def run(self, app: Path, run: Path) -> subprocess.Popen[bytes]:
         """`flwr run` with its log on this terminal; ends when the run has ended."""

@@ -35,7 +35,8 @@ LIES = {
     "ledger/release.1.masses.gone", "ledger/open.clients.huge", "ledger/tally.clients.huge",
     "ledger/tally.sums.huge",
     "ledger/in_clear.empty", "ledger/in_clear.shorter", "ledger/in_clear.longer",
-    "protection/spent.shorter", "protection/spent.longer", "protection/zeros.huge", "protection/estimate.huge",
+    "protection/spent.shorter", "protection/spent.longer", "protection/zeros.huge",
+    "protection/estimate.huge",
     "protection/more.added", "protection/rounds.negative", "protection/rounds.huge",
 }  # fmt: skip
 #: Where the ledgers of a kind are, and a server optimiser's moments.

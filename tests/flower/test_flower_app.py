@@ -186,7 +186,6 @@ def test_strategies_that_average_go_on_as_they_do_without_protection(make):
         flower.Bulyan,
         lambda: flower.QFedAvg(client_learning_rate=0.1),
         lambda: flower.DifferentialPrivacyClientSideFixedClipping(flower.FedAvg(), 1.0, 1.0, 2),
-        lambda: ProtectedStrategy(flower.FedAvg(), protection="rr"),
     ],
 )
 def test_strategies_that_look_at_single_updates_are_refused(make):

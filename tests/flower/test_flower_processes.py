@@ -1,11 +1,12 @@
 """A deployed job on real Flower processes, which are killed as machines are.
 
-One federation serves both tests: an exchange with three SuperNodes takes seconds, whatever is in
+One federation serves all tests: an exchange with three SuperNodes takes seconds, whatever is in
 it. `.ci/run` plays examples/flower/loopback.py besides.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +20,13 @@ from folders import EXAMPLES
 pytest.importorskip("flwr")
 
 import fedveil
+from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.federated.job import Job
 from fedveil.flower.job.deploy import deployable, write_app
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.recorder import read_metrics
+from fedveil.record.run_folder import RunFolder
 
 sys.path.append(str(EXAMPLES / "flower"))
 from loopback import Loopback
@@ -61,25 +66,65 @@ def rounds_in(folder: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def test_a_killed_superlink_costs_the_round_in_hand(federation: Loopback, tmp_path: Path):
-    """Started again, the run goes on from the last complete round, to the simulator's bytes."""
-    settings = job(name="killed-link", rounds=3)
+def test_a_superlink_killed_three_times_costs_the_round_in_hand_each_time(
+    federation: Loopback, tmp_path: Path
+):
+    """Started again on its database it meets every node, and ends with the simulator's bytes."""
+    settings = job(name="killed-link", rounds=5)
     write_app(tmp_path / "app", deployable(settings))
     folder = tmp_path / "run"
-    federation.run(tmp_path / "app", folder)
-    until(lambda: rounds_in(folder) >= 1, "the first round")
-    federation.kill("superlink")
-    federation.kill("run")
-    assert 1 <= rounds_in(folder) < 3
-    assert not (folder / "model.safetensors").exists()
-
-    federation.start_superlink()
+    for killed in (1, 2, 3):
+        federation.run(tmp_path / "app", folder)
+        until(lambda rounds=killed: rounds_in(folder) >= rounds, f"round {killed}")
+        federation.kill("superlink")
+        federation.kill("run")
+        assert killed <= rounds_in(folder) < 5
+        assert not (folder / "model.safetensors").exists()
+        federation.start_superlink()
     assert federation.run(tmp_path / "app", folder).wait(LIMIT_S) == 0
-    assert "went on after round" in (folder / "events.log").read_text()
-    assert [record["round"] for record in read_metrics(folder)] == [1, 2, 3]
+    events = (folder / "events.log").read_text()
+    assert events.count("went on after round") == 3
+    assert [events.count(f"client {number} is here") for number in range(3)] == [4, 4, 4]
+    records = read_metrics(folder)
+    assert [record["round"] for record in records] == [1, 2, 3, 4, 5]
+    assert [(record["reports"], record["dropped"]) for record in records] == [(3, 0)] * 5
     simulated = fedveil.simulate(settings, tmp_path / "simulated")
     theirs = (simulated.folder / "model.safetensors").read_bytes()
     assert (folder / "model.safetensors").read_bytes() == theirs
+
+
+def test_a_report_that_comes_after_the_deadline_is_charged_and_not_used(
+    federation: Loopback, tmp_path: Path
+):
+    settings = job(name="late", rounds=3, protection="signds", deployment={"answer_s": 25.0})
+    write_app(tmp_path / "app", deployable(settings))
+    folder = tmp_path / "run"
+    run = federation.run(tmp_path / "app", folder)
+    until(lambda: rounds_in(folder) >= 1, "the first round")
+    federation.signal("node-2", signal.SIGSTOP)
+    until(lambda: rounds_in(folder) >= 2, "the second round")
+    federation.signal("node-2", signal.SIGCONT)
+    assert run.wait(LIMIT_S) == 0
+    first, second, third = read_metrics(folder)
+    assert [(r["reports"], r["dropped"]) for r in (first, second)] == [(3, 0), (2, 1)]
+    assert third["reports"] + third["dropped"] == 3  # it may be late again, behind its late report
+    (given,) = (federation.folder / "state-2").glob("*-2.reports")
+    assert int(given.read_text()) >= 2  # by its own count the late one has left
+    ledger = ledger_of(folder)
+    spent = ledger.epsilon("run")
+    assert spent == pytest.approx(3 * ledger.epsilon("round"))
+    ledger.record(PrivacyLoss(1.0), round=4, client=2)
+    assert ledger.epsilon("run") == pytest.approx(spent + 1)
+
+
+def ledger_of(folder: Path) -> Ledger:
+    run_folder = RunFolder.reopen(folder)
+    try:
+        saved = Checkpoint.read(run_folder)
+    finally:
+        run_folder.close()
+    assert saved is not None
+    return Ledger.from_state(saved.ledger)
 
 
 def test_a_killed_supernode_is_a_dropout(federation: Loopback, tmp_path: Path):
@@ -97,7 +142,6 @@ def test_a_killed_supernode_is_a_dropout(federation: Loopback, tmp_path: Path):
     assert (first["reports"], first["dropped"], first["void"]) == (3, 0, None)
     assert (second["reports"], second["dropped"], second["void"]) == (2, 1, None)
     for number in (0, 1):
-        kept = (federation.folder / f"state-{number}").iterdir()
-        assert {path.suffix for path in kept} == {".answered"}
+        assert not list((federation.folder / f"state-{number}").glob("*.key*"))
     tensors = safetensors.numpy.load((folder / "model.safetensors").read_bytes())
     assert tensors

@@ -41,6 +41,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         simulated=deployed is None,
         job=job_digest(job),
         seed=job.seed,
+        seeded=job.privacy.randomness == "seeded",
         roster=outside.roster,
         identity=outside.identity,
     )

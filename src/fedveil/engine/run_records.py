@@ -55,7 +55,8 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
         return f"the run ended before its first round: {stopped}"
     reasons = _reasons(records)
     advice = "; a lower training.lr may help" if _NOT_FINITE in reasons else ""
-    return f"no report was usable in any of {len(records)} rounds: {reasons}{advice}"
+    ended = "" if stopped is None else f"; {stopped}"
+    return f"no report was usable in any of {len(records)} rounds: {reasons}{advice}{ended}"
 
 
 def check(records: Sequence[Record], rounds: int) -> None:

@@ -99,7 +99,7 @@ class ServerSettings(Block):
     weighting: Weighting = Field(
         "by_size",
         description="how clients count in the aggregate; left out: by_size, or equal under "
-        f"{', '.join(_PERTURBING[:-1])} and {_PERTURBING[-1]}, where by_size is an error",
+        f"{', '.join(_PERTURBING)} and with pw_encrypt's central_eps, where by_size is an error",
     )
     optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
         "none", description="the server's optimiser; none is federated averaging"
@@ -231,7 +231,7 @@ class JobFields(CheckedJob):
             _ = self.protection.settings
         except InvalidValue as error:
             raise JobError([str(error)]) from None
-        if "weighting" not in self.server.model_fields_set and self.protection.position.perturbs:
+        if "weighting" not in self.server.model_fields_set and self.protection.noised:
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
         if "number" not in self.clients.model_fields_set and self.data.split == "by_client":
             self.__dict__["clients"] = self.clients.model_copy(update={"number": None})

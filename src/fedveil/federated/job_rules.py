@@ -50,16 +50,18 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
 @RULES.rule("protection.name", "server.weighting")
 def _weighs_equally(job: JobFields) -> str | None:
     """`server.weighting: by_size` is refused under a protection that perturbs reports: it tells the
-    server how much data each client has and breaks the sensitivity of local privacy."""
+    server how much data each client has and breaks the sensitivity of local privacy. It breaks that
+    of pw_encrypt's `central_eps` too."""
     explicit = "weighting" in job.server.model_fields_set
-    perturbs = job.protection.position.perturbs
-    if not (explicit and job.server.weighting == "by_size" and perturbs):
+    if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
         return None
-    return (
-        f"server.weighting = by_size tells the server how much data each client has and breaks "
-        f"the sensitivity of local privacy; under protection.name = {job.protection.name} only "
-        f"equal is allowed"
+    what = job.protection.name
+    why = (
+        "tells the server how much data each client has and breaks the sensitivity of local privacy"
     )
+    if not job.protection.position.perturbs:
+        what, why = f"{what} with central_eps", "breaks the sensitivity of central noise"
+    return f"server.weighting = by_size {why}; under protection.name = {what} only equal is allowed"
 
 
 @RULES.rule("protection", "simulation.dropouts")

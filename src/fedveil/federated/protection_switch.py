@@ -51,6 +51,11 @@ class Switch(Choice):
             found = sentences(error, kind).values()
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
+    @property
+    def noised(self) -> bool:
+        """Whether there is noise in the aggregate."""
+        return self.position.noised(self.settings)
+
 
 def _blocks() -> dict[str, Any]:
     """A field for each block that positions name, and one for the parameters of others."""

@@ -26,7 +26,7 @@ Vector = npt.NDArray[np.floating[Any]]
 _LEAST_STEPS_PER_SIGMA = 1 << 10
 _MOST_STEPS_PER_SIGMA = 1 << 18
 #: The root mean square coordinate of a vector of full norm is at least so many steps long.
-_STEPS_PER_COORDINATE = 16
+STEPS_PER_COORDINATE = 16
 _MAX_CLIP_PER_SIGMA = 2.0**18
 #: What eps, clip and sigma may be: far from the ends of what floats can hold.
 _LEAST, _MOST = 2.0**-100, 2.0**100
@@ -142,10 +142,15 @@ class Grid:
 @functools.lru_cache(maxsize=64)
 def _grid(sigma: float, clip: float, dimension: int) -> Grid:
     coordinate = clip / math.sqrt(max(dimension, 1))
-    wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / _STEPS_PER_COORDINATE)
+    wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
     step = _power_of_two(max(wanted, sigma / _MOST_STEPS_PER_SIGMA))
+    return Grid(step, noise_in_steps(sigma, step))
+
+
+def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
+    """The noise on whole multiples of `step`, in steps, that stands for one of `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
-    return Grid(step, DiscreteGaussian.at_least(steps**2 * (1 + _SLACK) + _SMOOTHING))
+    return DiscreteGaussian.at_least(steps**2 * (1 + _SLACK) + _SMOOTHING)
 
 
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
@@ -155,12 +160,12 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
     returned only when the whole number Σ m² is at most ⌊(clip / step)²⌋, both without rounding.
     Floating-point arithmetic only proposes a factor; where its rounding has made that too
     large by a hair, the factor shrinks by 2^-30 and all entries are rounded again.
-    A vector that is not longer than `clip`, by that test, loses less than one step an entry.
-    `step` is a power of two and `clip` at most 2^30 steps.
+    A vector that is not longer than `clip`, by that test, loses less than one step an entry
+    where `step` is a power of two, and by a rounding more elsewhere. `clip` is at most 2^30 steps.
     """
     multiples = np.empty(len(vector), np.int64)
     radius = clip / step
-    limit = math.floor(Fraction(radius) ** 2)
+    limit = math.floor((Fraction(clip) / Fraction(step)) ** 2)
     factor = min(1 / step, _stretch(vector, radius))
     while _round_to_grid(vector, factor, multiples) > limit:
         factor *= 1 - 2.0**-30

@@ -57,7 +57,8 @@ class JobContext:
 
     `job`: a digest of the whole job, the same for all that take part. In simulation (`simulated`)
     keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
-    and `identity` is this client's own private one.
+    and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
+    from `seed` too, as the job's reports then do.
     """
 
     weighting: Weighting
@@ -67,6 +68,7 @@ class JobContext:
     simulated: bool = True
     job: bytes = b""
     seed: int = 0
+    seeded: bool = False
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
     identity: Secret | None = None
 
@@ -276,6 +278,16 @@ class Protection(ABC):
     def adapts(cls, settings: Any) -> bool:
         """Whether a protection with these parameters is adaptive."""
         return False
+
+    @classmethod
+    def rests_on_server(cls, settings: Any) -> bool:
+        """Whether its loss rests on noise that the server adds, and so on the server's word."""
+        return False
+
+    @classmethod
+    def noised(cls, settings: Any) -> bool:
+        """Whether there is noise in its aggregate, whoever adds it: clients then count equally."""
+        return cls.perturbs or cls.rests_on_server(settings)
 
     @classmethod
     def needs_roster(cls, settings: Any) -> bool:

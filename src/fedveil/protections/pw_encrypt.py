@@ -2,7 +2,8 @@
 
 A server that follows the protocol learns the weighted mean of the survivors' updates, and nothing
 else about any of them (`fedveil.secagg`); with `active_security` so does one that lies, under the
-conditions in docs/secure-aggregation.md. Nothing is promised about what the mean itself says.
+conditions in docs/secure-aggregation.md. Nothing is promised about what the mean itself says,
+unless the server adds noise to it: then everybody else is promised what `CentralNoise` states.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ import numpy.typing as npt
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, RoundVoid
+from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.message import Message
+from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
@@ -34,6 +37,8 @@ from fedveil.protections.base import (
 )
 from fedveil.protections.pw_settings import (
     PWEncryptSettings,
+    central_fits,
+    central_trusts,
     graph_fits,
     shareable,
     threshold_reachable,
@@ -58,7 +63,11 @@ class PWEncrypt(Protection):
 
     Privacy: that of the sum alone, which is not differential privacy (epsilon is infinite). Two
     sums of one round that differ by a client say its update: a client's update leaves it once a
-    round, whoever begins the round again.
+    round, whoever begins the round again. With `central_eps` clients clip their updates to a norm
+    and count equally, and the server adds noise to the sum before anybody reads it:
+    (central_eps, central_delta) for a client's whole update in one round, replace-one, against
+    whoever sees what comes of the mean. It holds while the server does what it says and every
+    client clips; no sampling of clients is counted in its favour.
     """
 
     name = block = "pw_encrypt"
@@ -67,8 +76,8 @@ class PWEncrypt(Protection):
     perturbs = False
     phases = PHASES
     trains = TRAINS
-    rules = (shareable, threshold_reachable, graph_fits)
-    advice = (threshold_safe,)
+    rules = (shareable, threshold_reachable, graph_fits, central_fits)
+    advice = (threshold_safe, central_trusts)
     dialect = Dialect(
         aliases={"share_client_ratio": "share_secrets_ratio"},
         one_server="one server holds the sum of masks",
@@ -85,7 +94,11 @@ class PWEncrypt(Protection):
         self.fixed = FixedPoint(settings.clip, settings.entry_bits)
         self.largest_weight = settings.max_examples if context.weighting == "by_size" else 1
         largest = self.fixed.largest * self.largest_weight
-        self.ring = Ring.for_sum(context.clients_per_round, largest)
+        self.central = settings.central_noise(self.fixed.step, context.dimension)
+        if self.central is not None and context.weighting != "equal":
+            raise InvalidValue("central_eps needs clients that count equally: weighting = equal")
+        beyond = 0 if self.central is None else self.central.reach
+        self.ring = Ring.for_sum(context.clients_per_round, largest, beyond)
         self._identities: dict[ClientId, Identity] = {}
         #: The last model that was digested, in which round, and its digest.
         self._digested: tuple[int, Update, bytes] | None = None
@@ -105,6 +118,11 @@ class PWEncrypt(Protection):
     def least_clients(self) -> int:
         """With fewer no secret is reconstructed."""
         return self.settings.reconstruct_secrets_threshold
+
+    @classmethod
+    def rests_on_server(cls, settings: PWEncryptSettings) -> bool:
+        """Central noise is the server's."""
+        return settings.central_eps is not None
 
     @classmethod
     def needs_roster(cls, settings: PWEncryptSettings) -> bool:
@@ -161,8 +179,16 @@ class PWEncrypt(Protection):
         return None
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """The server sees the sum as it is; nobody is promised anything about the sum."""
-        return [Spending(PrivacyLoss(math.inf, per="update"))]
+        """Nobody is promised anything about the sum as it is; about one with noise, all others."""
+        bare = PrivacyLoss(math.inf, per="update")
+        return [Spending(bare if self.central is None else self.central.loss)]
+
+    @staticmethod
+    def audit_cases(eps: float) -> Iterator[Case]:
+        """Central noise on a sum in which one update of the clipping norm is tried."""
+        central = CentralNoise(eps, 1e-3, clip=1.0, step=2.0**-16, dimension=2)
+        update = np.array([1.0, 0.0])
+        yield Case("central noise, an update", central.noised, update, -update, central.loss)
 
     def server_round(self, context: RoundContext) -> PWEncryptServerRound:
         return PWEncryptServerRound(self, context)
@@ -200,6 +226,11 @@ class PWEncrypt(Protection):
         """What the server draws the sparse graph from."""
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
 
+    def noise_entropy(self, round: int) -> Entropy:
+        """What the server draws central noise from."""
+        context = self.context
+        return Seeded(context.seed, "central noise", round) if context.seeded else Secure()
+
     def identity(self, client: ClientId) -> Identity | None:
         """A client's signing key: made from the job's seed in simulation, its own elsewhere."""
         if not self.settings.active_security:
@@ -235,6 +266,7 @@ class PWEncryptServerRound:
             origin=protection.origin(context),
             processes=len(os.sched_getaffinity(0)),
         )
+        self._round = context.round
         self._void: RoundVoid | None = None
 
     @property
@@ -267,7 +299,7 @@ class PWEncryptServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """The weighted mean of the survivors' quantised updates.
+        """The weighted mean of the survivors' quantised updates, noised where that is asked.
 
         Raises `RoundVoid` where no honest clients can have the sum: nobody sees whose part is
         wrong, but what becomes of it stays within the clip.
@@ -280,12 +312,23 @@ class PWEncryptServerRound:
             raise self._impossible(
                 f"the weights of {survivors} clients cannot have the sum {weight}"
             )
-        most = protection.fixed.largest * weight
-        if max(int(total[:-1].max()), -int(total[:-1].min())) > most:
+        numbers, most = total[:-1], protection.fixed.largest * weight
+        if protection.central is not None:
+            numbers = np.clip(self._noised(numbers, protection.central), -most, most)
+        elif max(int(numbers.max()), -int(numbers.min())) > most:
             raise self._impossible(
                 f"an entry of the sum of {survivors} clients is beyond their clip"
             )
-        return Aggregate(protection.fixed.restore(total[:-1]) / weight, survivors)
+        return Aggregate(protection.fixed.restore(numbers) / weight, survivors)
+
+    def _noised(self, total: npt.NDArray[np.int64], central: CentralNoise) -> npt.NDArray[np.int64]:
+        """The sum as others may see it: nothing is said of it, a refusal included, before.
+
+        The ring's edge, where a lying client may have put the sum, is as noisy as all else.
+        """
+        numbers, ring = total.copy(), self._protection.ring
+        central.add_to(numbers, self._protection.noise_entropy(self._round))
+        return ring.signed(ring.elements(numbers))
 
     def _impossible(self, reason: str) -> RoundVoid:
         """What ends a round whose sum no honest clients can have."""
@@ -332,6 +375,8 @@ class PWEncryptClientRound:
     def _vector(self, update: Update) -> npt.NDArray[np.int64]:
         """The client's weight times its quantised update, and the weight."""
         protection, weight = self._protection, 1
+        if protection.central is not None:
+            return np.append(protection.central.clipped(update), weight)
         if protection.context.weighting == "by_size":
             weight = self._context.examples
         if weight > protection.largest_weight:

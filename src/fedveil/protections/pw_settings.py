@@ -9,10 +9,13 @@ from typing import Literal
 from pydantic import Field
 
 from fedveil._validate import integer
+from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.protections.base import Cohort
 from fedveil.secagg import masking_graph
 from fedveil.secagg.terms import MAX_CLIENTS
 from fedveil.settings.settings import Settings
+
+_DELTA, _NORM_CLIP = 1e-5, 1.0
 
 
 class PWEncryptSettings(Settings):
@@ -50,6 +53,16 @@ class PWEncryptSettings(Settings):
         description="largest weight of a client under `server.weighting: by_size`; "
         "a client with more examples reports nothing",
     )
+    central_eps: float | None = Field(
+        None,
+        gt=0,
+        description="epsilon of a round's mean, by noise that the server adds to the sum, against "
+        "everybody but the server; null: no noise",
+    )
+    central_delta: float = Field(_DELTA, gt=0, lt=1, description="delta beside central_eps")
+    central_norm_clip: float = Field(
+        _NORM_CLIP, gt=0, description="L2 norm that each client clips its update to for central_eps"
+    )
 
     def sharing_clients(self, clients: int) -> int:
         """How many of so many clients share secrets at most: ceil(ratio * clients).
@@ -75,6 +88,13 @@ class PWEncryptSettings(Settings):
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
+
+    def central_noise(self, step: float, dimension: int) -> CentralNoise | None:
+        """What the server adds to a sum of vectors in such steps; None where it adds nothing."""
+        if self.central_eps is None:
+            return None
+        delta, clip = self.central_delta, self.central_norm_clip
+        return CentralNoise(self.central_eps, delta, clip, step, dimension)
 
 
 def threshold_reachable(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
@@ -124,6 +144,30 @@ def graph_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
             f"a client's neighbours"
         )
     return None
+
+
+def central_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    """Under pw_encrypt `central_delta` and `central_norm_clip` need `central_eps`, and the norm is
+    at most `clip`, which holds every entry."""
+    clip = settings.central_norm_clip
+    if settings.central_eps is None:
+        for name, default in (("central_delta", _DELTA), ("central_norm_clip", _NORM_CLIP)):
+            if getattr(settings, name) != default:
+                return f"{name} = {getattr(settings, name)!r} needs central_eps beside it"
+    elif clip > settings.clip:
+        return (
+            f"central_norm_clip = {clip!r} is above clip = {settings.clip!r}, which holds entries"
+        )
+    return None
+
+
+def central_trusts(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
+    if settings.central_eps is None:
+        return None
+    return (
+        f"central_eps = {settings.central_eps!r}: the server sees the sum and adds the noise "
+        f"itself, so that epsilon holds against everybody else, and not against the server"
+    )
 
 
 def threshold_safe(settings: PWEncryptSettings, cohort: Cohort) -> str | None:

@@ -24,6 +24,7 @@ class FixedPoint:
         self.clip = positive("clip", clip)
         self.bits = integer("bits", bits, 2, MAX_ENTRY_BITS)
         self.largest = (1 << (self.bits - 1)) - 1
+        self.step = self.clip / self.largest
 
     def clips(self, vector: Array) -> bool:
         """Whether the vector has entries beyond clip."""
@@ -45,4 +46,4 @@ class FixedPoint:
 
     def restore(self, total: Int64s) -> Float64s:
         """The real vector that a sum of whole numbers stands for."""
-        return total.astype(np.float64) * (self.clip / self.largest)
+        return total.astype(np.float64) * self.step

@@ -36,13 +36,13 @@ class Ring:
         self.lane: np.dtype[Any] = np.dtype("<u4" if bits <= 32 else "<u8")
 
     @classmethod
-    def for_sum(cls, terms: int, largest: int) -> Ring:
+    def for_sum(cls, terms: int, largest: int, beyond: int = 0) -> Ring:
         """The smallest ring in which so many terms of at most that magnitude cannot wrap.
 
-        Sums lie in -terms * largest .. terms * largest: 2 * terms * largest + 1 values, which 64
-        bits must hold.
+        Sums lie in -reach .. reach, reach = terms * largest, and by up to `beyond` outside of that
+        where something is added to them: 2 * (reach + beyond) + 1 values, which 64 bits must hold.
         """
-        return cls((2 * terms * largest).bit_length() or 1)
+        return cls((2 * (terms * largest + beyond)).bit_length() or 1)
 
     def elements(self, values: npt.NDArray[np.integer[Any]]) -> Lanes:
         """Whole numbers as elements in lanes, in memory of their own."""

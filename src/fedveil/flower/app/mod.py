@@ -20,6 +20,7 @@ from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, FedveilError, MessageInvalid, ModelInvalid
 from fedveil.flower.answered_file import AnsweredFile
 from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, read
+from fedveil.flower.app.mod_order import mod_outside
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.app.pins import (
@@ -64,6 +65,8 @@ class ProtectMod:
     client's run above `max_epsilon`, is refused, and the server is told why. A client without any
     pin takes every protection that a `ProtectedStrategy` can have, and logs that it does.
 
+    It comes first among the app's mods: another before it would be given reports, and is refused.
+
     Several messages may make a round: what must be kept between them lies in the node's context,
     sealed, and is erased at the round's end.
     """
@@ -78,6 +81,8 @@ class ProtectMod:
     ) -> FlowerMessage:
         """Answer one message."""
         try:
+            if (wrong_order := mod_outside()) is not None:
+                raise _Refused(wrong_order)
             pins = pins_of(self._keywords, context.run_config, context.node_config)
             if message.metadata.message_type.split(".")[0] != "train":
                 shown = _evaluated(message, context, call_next, revealed_by(pins))
@@ -207,7 +212,7 @@ class _Answer:
         """The arrays to train from; they must be those of the offer."""
         before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
-        layout = ArrayLayout(before, options.kept, perturbed=options.position.perturbs)
+        layout = ArrayLayout(before, options.kept, perturbed=options.noised)
         if layout.dimension != self.offer.dimension:
             raise _Refused("the offer is for another number of entries than the arrays have")
         origin = digest(before) if len(self._protection.phases) > 1 else b""

@@ -88,10 +88,10 @@ def check(options: Options) -> None:
     """What must hold between the settings; raises `InvalidValue`."""
     if options.protection is None:
         raise InvalidValue(f"protection is not given: one of {', '.join(OFFERED)} is needed")
-    if options.weighting == "by_size" and options.position.perturbs:
+    if options.weighting == "by_size" and options.noised:
         raise InvalidValue(
-            f"weighting = 'by_size' breaks the sensitivity of local privacy; under protection = "
-            f"{options.protection!r} only 'equal' is allowed"
+            f"weighting = 'by_size' breaks the sensitivity that the noise is made for; under "
+            f"protection = {options.protection!r} with these parameters only 'equal' is allowed"
         )
     unfit = options.position.unfit_for_apps(options.parameters)
     if unfit is not None:

@@ -37,8 +37,8 @@ class Options(Settings):
     protection: PositionName | None = Field(None, description="the switch's position")
     weighting: Weighting | None = Field(
         None,
-        description="how clients count; left out: by_size under pw_encrypt, which hides the sizes, "
-        "and equal under the others, which allow nothing else",
+        description="how clients count; left out: by_size under pw_encrypt without central_eps, "
+        "which hides the sizes, and equal elsewhere, where nothing else is allowed",
     )
     keep: str = Field(
         "", description="names of arrays, with * for any text, that stay at the server's value"
@@ -77,8 +77,13 @@ class Options(Settings):
         return find(self.protection)
 
     @property
+    def noised(self) -> bool:
+        """Whether there is noise in the aggregate."""
+        return self.position.noised(self.parameters)
+
+    @property
     def weighs(self) -> Weighting:
-        return self.weighting or ("equal" if self.position.perturbs else "by_size")
+        return self.weighting or ("equal" if self.noised else "by_size")
 
     @property
     def kept(self) -> tuple[str, ...]:

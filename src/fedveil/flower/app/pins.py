@@ -51,6 +51,14 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
         check(offer.options)
     except InvalidValue as error:
         raise MessageInvalid(f"the offer is refused: {error}") from None
+    pins = list(pins)
+    trusted = any(_on_its_word(pin.options) for pin in pins)
+    if limits(pins) and _on_its_word(offer.options) and not trusted:
+        raise MessageInvalid(
+            "max_epsilon of this client's own is held against the server, and the offer's epsilon "
+            "rests on noise that the server adds: a client that trusts it names the same "
+            "protection and its epsilon among its own demands"
+        )
     for pin in pins:
         if pin.options.protection is not None:
             reason = _weaker(offer, pin.options, run)
@@ -92,6 +100,11 @@ def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:
     """Every (epsilon, delta) that the run as a whole may not pass for this client."""
     stated = [(pin.options.max_epsilon, pin.options.delta) for pin in pins]
     return [(epsilon, delta) for epsilon, delta in stated if epsilon is not None]
+
+
+def _on_its_word(options: Options) -> bool:
+    """Whether the loss of these options rests on the server's word."""
+    return options.protection is not None and options.position.rests_on_server(options.parameters)
 
 
 def _weaker(offer: Offer, demanded: Options, run: int) -> str | None:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedveil._validate import positive
 from fedveil.errors import InvalidValue, LimitReached
 from fedveil.flower.app.arrays import ArrayLayout, digest, read
 from fedveil.flower.app.carrier import AppCarrier
+from fedveil.flower.app.inner_strategy import check_inner
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, joined, parse
 from fedveil.flower.app.reveal import METRICS, Means, in_clear, revealed, usable
@@ -29,19 +29,10 @@ from fedveil.rounds.loop import Outcome, drive
 
 log = logging.getLogger("flwr.fedveil")
 
-#: These look at every client's own arrays or losses, which nobody sees under a protection.
-NEEDS_EVERY_UPDATE = (
-    flower.FedMedian,
-    flower.FedTrimmedAvg,
-    flower.MultiKrum,
-    flower.Bulyan,
-    flower.QFedAvg,
-    flower.FedXgbBagging,
-    flower.FedXgbCyclic,
-    flower.DifferentialPrivacyServerSideFixedClipping,
-    flower.DifferentialPrivacyServerSideAdaptiveClipping,
-    flower.DifferentialPrivacyClientSideFixedClipping,
-    flower.DifferentialPrivacyClientSideAdaptiveClipping,
+_WRAPPED = (
+    "a strategy stands around ProtectedStrategy and begins its rounds: it is given no client's "
+    "reply, so that Flower's differential privacy would clip nothing there; start the "
+    "ProtectedStrategy itself, or give it wrapped=True where what is around it needs no replies"
 )
 
 
@@ -54,6 +45,10 @@ class ProtectedStrategy(Strategy):
     the clients' arrays and goes on from there (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam,
     FedYogi). What is not such a report is refused and counted, and never averaged.
 
+    `takes_averages`: whether a strategy that aggregates in a way of its own can take that one
+    reply. `wrapped`: whether a strategy that stands around this one, and begins its rounds, can do
+    without any reply; neither is assumed.
+
     `run_config`: the server app's `context.run_config`, whose keys that begin with "fedveil." are
     settings; the others are keywords (`Options`, and the protection's own parameters).
 
@@ -62,10 +57,18 @@ class ProtectedStrategy(Strategy):
     """
 
     def __init__(
-        self, strategy: Strategy, *, run_config: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        strategy: Strategy,
+        *,
+        run_config: Mapping[str, Any] | None = None,
+        takes_averages: bool = False,
+        wrapped: bool = False,
+        **settings: Any,
     ) -> None:
-        _check_inner(strategy)
+        check_inner(strategy, takes_averages=takes_averages)
         self.strategy = strategy
+        #: Whether rounds may be begun: in `start`, which a strategy around this one never calls.
+        self._begun = wrapped or type(self).start is not ProtectedStrategy.start
         self.options: Options = parse(joined(run_config or {}, settings))
         check(self.options)
         self.rounds: list[RoundRecord] = []
@@ -89,6 +92,9 @@ class ProtectedStrategy(Strategy):
         parameters = self.options.parameters.model_dump(exclude_none=True)
         shown = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         log.info("\t├──> Protection: %s (%s)", self.options.protection, shown)
+        for advise in self.options.position.advice:
+            if (sentence := advise(self.options.parameters, Cohort(None, None))) is not None:
+                log.warning("fedveil: %s", sentence)
         log.info("\t│\t├── Clients count: %s", self.options.weighs)
         log.info("\t│\t└── In clear: %s", self.options.reveal or "nothing")
         self.strategy.summary()
@@ -99,7 +105,11 @@ class ProtectedStrategy(Strategy):
     ) -> Result:  # fmt: skip
         """Run the rounds as any strategy does; `timeout` is in seconds and for each exchange."""
         self._timeout_s = positive("timeout", timeout)
-        result = super().start(grid, initial_arrays, num_rounds, timeout, *args, **kwargs)
+        begun, self._begun = self._begun, True
+        try:
+            result = super().start(grid, initial_arrays, num_rounds, timeout, *args, **kwargs)
+        finally:
+            self._begun = begun
         self._log_ledger()
         return result
 
@@ -108,9 +118,11 @@ class ProtectedStrategy(Strategy):
     ) -> Iterable[Message]:
         """Play the whole training exchange here; nothing is left for the caller to send.
 
-        It is the one place that every caller passes with the grid in hand; a strategy's own
-        loop, or one that wraps this strategy, needs no change.
+        It is the one place that every caller passes with the grid in hand. A strategy around
+        this one passes it too, and is given no client's reply: it is refused unless `wrapped`.
         """
+        if not self._begun:
+            raise InvalidValue(_WRAPPED)
         self._averaged = None
         if self.stopped is not None:
             return []
@@ -171,7 +183,7 @@ class ProtectedStrategy(Strategy):
     ) -> None:
         values = read(arrays)
         _check_messages(messages, arrays)
-        layout = ArrayLayout(values, self.options.kept, perturbed=self.options.position.perturbs)
+        layout = ArrayLayout(values, self.options.kept, perturbed=self.options.noised)
         offer = Offer(self.options, self.weight_key, layout.dimension, len(messages))
         record = RoundRecord(server_round, len(messages))
         if not self._reachable(offer, record):
@@ -297,23 +309,6 @@ class Averaged(NamedTuple):
     reply: Message
     before: ArrayRecord
     kept: list[str]
-
-
-def _check_inner(strategy: Strategy) -> None:
-    kind = type(strategy).__name__
-    if not isinstance(strategy, Strategy):
-        raise InvalidValue(f"strategy is a {kind}, not one of flwr.serverapp.strategy")
-    if isinstance(strategy, (*NEEDS_EVERY_UPDATE, ProtectedStrategy)):
-        raise InvalidValue(
-            f"strategy = {kind}(...) looks at every client's own reply, which nobody sees under a "
-            f"protection: one that averages them is needed (FedAvg, FedAvgM, FedProx, FedAdagrad, "
-            f"FedAdam, FedYogi)"
-        )
-    if type(strategy).start is not Strategy.start:
-        raise InvalidValue(
-            f"strategy = {kind}(...) has a start() of its own, which would not be called: derive "
-            f"that class from ProtectedStrategy, or put it around one"
-        )
 
 
 def _check_messages(messages: Sequence[Message], arrays: ArrayRecord) -> None:

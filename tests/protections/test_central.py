@@ -1,0 +1,184 @@
+"""pw_encrypt with central noise: what comes of a round, what it costs, and what it asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedveil
+from fedveil.entropy import Secure, Seeded
+from fedveil.errors import InvalidValue, JobError, ModelInvalid
+from fedveil.federated.job import Job
+from fedveil.mechanisms.gaussian import analytic_sigma
+from fedveil.message import decode, encode
+from fedveil.privacy.ledger import Ledger
+from fedveil.protections.base import JobContext
+from fedveil.protections.pw_encrypt import PWEncrypt
+from fedveil.protections.pw_settings import PWEncryptSettings
+from round_parts import client_half, server_half
+
+CENTRAL = {"central_eps": 2.0, "central_delta": 1e-6, "central_norm_clip": 0.5}
+DIMENSION = 4000
+
+
+def protection(**options: Any) -> PWEncrypt:
+    known = {
+        name: options.pop(name) for name in list(options) if name in JobContext.__annotations__
+    }
+    context = {"weighting": "equal", "dimension": DIMENSION, "clients_per_round": 5, "rounds": 1}
+    settings = {"reconstruct_secrets_threshold": 3, **CENTRAL, **options}
+    return PWEncrypt(PWEncryptSettings(**settings), JobContext(**{**context, **known}))
+
+
+def play(
+    made: PWEncrypt, updates: dict[int, np.ndarray], gone: int | None = None, liar: Any = None
+) -> Any:
+    """One round over the wire; the client `gone` answers nothing from the masked phase on."""
+    model = np.zeros(DIMENSION)
+    server = server_half(made, sorted(updates), model)
+    halves = {c: client_half(made, c, model, examples=c + 1) for c in updates}
+    if liar is not None:
+        halves[4] = liar
+    messages: Any = dict.fromkeys(halves, server.opening())
+    while messages is not None:
+        for client, message in messages.items():
+            asked = decode(encode(message))
+            update = updates[client] if halves[client].wants_update(asked) else None
+            if client != gone or asked["phase"] in ("advertise", "share"):
+                server.receive(client, decode(encode(halves[client].respond(asked, update))))
+        messages = server.advance()
+    return server.aggregate()
+
+
+def updates() -> dict[int, np.ndarray]:
+    """Two that are within the norm, and three that are far beyond it."""
+    draw = Seeded(3, "updates").generator()
+    scales = dict(enumerate((0.1, 0.4, 3.0, 50.0, 1e6)))
+    rows = {c: draw.normal(size=DIMENSION) for c in scales}
+    return {c: (scales[c] * r / np.linalg.norm(r)).astype(np.float32) for c, r in rows.items()}
+
+
+@pytest.mark.parametrize("gone", [None, 4])
+def test_the_mean_is_that_of_clipped_updates_plus_the_stated_noise(gone: int | None) -> None:
+    data = updates()
+    result = play(protection(), data, gone)
+    there = [data[c].astype(float) for c in data if c != gone]
+    assert result.reports == len(there)
+    clipped = [u * min(1.0, 0.5 / np.linalg.norm(u)) for u in there]
+    noise = result.update - np.mean(clipped, axis=0)
+    sigma = analytic_sigma(2.0, 1e-6, 2 * 0.5) / len(there)
+    assert 1e-9 < stats.chi2.cdf(float(np.sum((noise / sigma) ** 2)), DIMENSION) < 1 - 1e-9
+
+
+def test_one_client_moves_the_sum_by_at_most_twice_the_norm() -> None:
+    """With the noise of one seed in both, what is left is the difference of the sums."""
+    made, data = protection(seeded=True, seed=1), updates()
+    before = play(made, data).update * 5
+    after = play(made, {**data, 4: -data[4]}).update * 5
+    moved = float(np.linalg.norm(after - before))
+    assert moved <= 2 * 0.5 * (1 + 1e-12)
+    assert moved == pytest.approx(2 * 0.5, rel=1e-2)
+
+
+def test_a_lying_client_cannot_put_the_ring_s_edge_where_it_tells_of_another() -> None:
+    """The sum is known up to whole turns of the ring, and a step across its edge turns it over."""
+    made = protection(seeded=True, seed=1)
+    edge = np.full(DIMENSION + 1, (1 << made.ring.bits - 1) - 1, np.int64)
+    edge[-1] = 1
+    shares = []
+    for sign in (-1, 1):
+        quiet = {c: np.zeros(DIMENSION, np.float32) for c in range(5)}
+        quiet[0][:] = sign * 1e-3
+        liar = client_half(made, 4, np.zeros(DIMENSION))
+        liar._vector = lambda update: edge
+        shares.append(np.mean(play(made, quiet, liar=liar).update > 0))
+    assert shares == pytest.approx([0.5, 0.5], abs=0.05)
+
+
+def test_the_noise_is_the_systems_unless_the_jobs_randomness_is_seeded() -> None:
+    assert isinstance(protection().noise_entropy(1), Secure)
+    assert isinstance(protection(simulated=False).noise_entropy(1), Secure)
+    made = protection(seeded=True, seed=4)
+    words = [made.noise_entropy(number).words(4).tolist() for number in (1, 1, 2)]
+    assert words[0] == words[1] != words[2]
+
+
+def test_what_it_costs_is_one_gaussian_release_a_round() -> None:
+    made = protection()
+    [spent] = made.spending({})
+    assert (spent.loss.epsilon, spent.loss.delta, spent.loss.per) == (2.0, 1e-6, "update")
+    ledger = Ledger()
+    for number in range(10):
+        ledger.record_many(made.spending({}), round=number, clients=[0, 1])
+    assert 2.0 < ledger.epsilon("run", 1e-6) < 20.0
+
+
+def test_clients_must_count_equally() -> None:
+    with pytest.raises(InvalidValue, match="central_eps needs clients that count equally"):
+        protection(weighting="by_size")
+
+
+def job(central: dict[str, Any] | None = None, **blocks: Any) -> Job:
+    settings = {"reconstruct_secrets_threshold": 5, **(CENTRAL if central is None else central)}
+    base: dict[str, Any] = {
+        "name": "small",
+        "rounds": 3,
+        "clients": {"number": 8, "fraction": 1.0},
+        "data": {"name": "parts:data"},
+        "model": "parts:plain",
+        "training": {"epochs": 1, "batch_size": 5, "lr": 0.2},
+        "protection": {"name": "pw_encrypt", "pw_encrypt": settings},
+        "simulation": {"workers": 0},
+    }
+    return Job(**{**base, **blocks})
+
+
+def test_a_run_says_what_it_cost_and_whom_it_trusts(tmp_path: Path) -> None:
+    run = fedveil.simulate(job(), tmp_path / "run")
+    assert [r["reports"] for r in run.metrics] == [8, 8, 8]
+    costs = [r["epsilon_run_most_drawn"] for r in run.metrics]
+    assert 0 < costs[0] < costs[1] < costs[2] < 6.0
+    said = "central_eps = 2.0: the server sees the sum and adds the noise itself, so that epsilon"
+    assert said in (run.folder / "events.log").read_text()
+    again = fedveil.simulate(job(), tmp_path / "again")
+    first, second = ((r.folder / "model.safetensors").read_bytes() for r in (run, again))
+    assert first == second
+
+
+def test_a_limit_ends_it(tmp_path: Path) -> None:
+    run = fedveil.simulate(job(privacy={"max_epsilon": 2.5}), tmp_path / "run")
+    assert len(run.metrics) == 1
+    assert "round 2" in (run.stopped or "")
+
+
+def test_a_job_counts_equally_by_itself_and_refuses_otherwise() -> None:
+    assert job().server.weighting == "equal"
+    assert job({}).server.weighting == "by_size"
+    with pytest.raises(JobError, match="by_size breaks the sensitivity of central noise"):
+        job(server={"weighting": "by_size"})
+
+
+def test_statistics_of_batchnorm_do_not_survive_it(tmp_path: Path) -> None:
+    with pytest.raises(ModelInvalid, match=r"pw_encrypt perturbs .* 1\.running_mean"):
+        fedveil.simulate(job(model="parts:net"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("central", "sentence"),
+    [
+        ({"central_delta": 1e-6}, "central_delta = 1e-06 needs central_eps beside it"),
+        ({"central_norm_clip": 2.0}, "central_norm_clip = 2.0 needs central_eps beside it"),
+        (
+            {**CENTRAL, "central_norm_clip": 9.0},
+            r"central_norm_clip = 9.0 is above clip = 8.0, which holds entries",
+        ),
+        ({"central_eps": 0.0}, r"central_eps = 0.0 is outside \(0, inf\)"),
+    ],
+)
+def test_what_does_not_fit_gets_one_sentence(central: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(JobError, match=sentence):
+        job(central)
