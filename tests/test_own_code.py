@@ -36,6 +36,11 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             "own_works.b:f",
             "key: there is no module own_works.b, neither in the current folder nor installed",
         ),
+        (
+            "own_works.py:f",
+            "key: there is no module own_works.py, neither in the current folder nor installed: a "
+            "file is named without .py, own_works:f",
+        ),
         ("own_raises:f", "key: importing own_raises raised KeyError: 'no\\n key'"),
         (
             "own_lacks:f",

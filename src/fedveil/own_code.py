@@ -43,9 +43,14 @@ def load(
         except ModuleNotFoundError as missing:
             if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
                 raise
+            hint = ""
+            if module_name.endswith(".py"):
+                hint = (
+                    f": a file is named without .py, {module_name.removesuffix('.py')}:{attribute}"
+                )
             raise error(
                 f"{key}: there is no module {missing.name}, neither in the current folder nor "
-                f"installed"
+                f"installed{hint}"
             ) from None
     found: object = getattr(module, attribute, None)
     if found is None:
