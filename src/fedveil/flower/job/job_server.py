@@ -55,7 +55,7 @@ def serve(folder: Path, grid: Grid, context: Context) -> Run:
             run = Federation(job, engine, partial(_open, path, job), stack).run(display.show)
     except FedveilError as error:
         sentence = f"error: {with_notes(str(error), error)}"
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        display_on.print(sentence, markup=False, highlight=False, soft_wrap=True)
         raise
     display.summary(run)
     return run
