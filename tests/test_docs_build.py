@@ -33,7 +33,14 @@ def test_the_pages_build(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    ["[x](nowhere.md)", "[x](runs.md#nowhere)", "[x](#nowhere)", "[x](/abs.md)", "![x](no.svg)", ""],
+    [
+        "[x](nowhere.md)",
+        "[x](runs.md#nowhere)",
+        "[x](#nowhere)",
+        "[x](/abs.md)",
+        "![x](no.svg)",
+        "",
+    ],
 )
 def test_what_mkdocs_warns_of_fails_the_build(tmp_path: Path, fault: str) -> None:
     """A link, an anchor or a picture that leads nowhere, and a page that is not in the list."""
