@@ -28,7 +28,7 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 docs: $(VENV)/installed
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict  # with --quiet it would count no warning
 
 wheel: $(VENV)/installed
 	rm -rf dist

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,8 +30,6 @@ def command(
 
         monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
         monkeypatch.setattr(sys, "path", list(sys.path))
-        # The consoles were made when the module was imported, with the streams of that moment.
-        importlib.reload(cli)
         try:
             cli.main()
             code = 0

@@ -16,11 +16,13 @@ from fedveil.errors import DataUnavailable, InvalidValue
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "own_works.py").write_text("three = 3\ndef f(seed, size=1): return seed, size\n")
     (tmp_path / "own_raises.py").write_text("raise KeyError('no\\n key')\n")
+    (tmp_path / "own_wrong.py").write_text("x = 1\ndef f(:\n")
     (tmp_path / "own_lacks.py").write_text("import no_such_dependency\n")
     (tmp_path / "own_tells.py").write_text(
         "from fedveil.errors import DataUnavailable\nraise DataUnavailable('fetch it first')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     yield
     for name in ("own_works", "own_raises", "own_lacks", "own_tells"):
         sys.modules.pop(name, None)
@@ -36,11 +38,23 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             "own_works.b:f",
             "key: there is no module own_works.b, neither in the current folder nor installed",
         ),
-        ("own_raises:f", "key: importing own_raises raised KeyError: 'no\\n key'"),
+        (
+            "own_works.py:f",
+            "key: there is no module own_works.py, neither in the current folder nor installed: a "
+            "file is named without .py, own_works:f",
+        ),
+        (
+            "own_raises:f",
+            "key: importing own_raises raised KeyError: 'no\\n key' (own_raises.py, line 1)",
+        ),
         (
             "own_lacks:f",
             "key: importing own_lacks raised ModuleNotFoundError: No module named "
-            "'no_such_dependency'",
+            "'no_such_dependency' (own_lacks.py, line 1)",
+        ),
+        (
+            "own_wrong:f",
+            "key: importing own_wrong raised SyntaxError: invalid syntax (own_wrong.py, line 2)",
         ),
         ("own_works:g", "key: the module own_works has no g"),
         ("own_works:three", "key: three is not a function"),
@@ -62,7 +76,9 @@ def test_built_in_names_are_told() -> None:
 def test_what_a_function_raises_is_one_sentence() -> None:
     with pytest.raises(InvalidValue) as caught, own_code.told("key", InvalidValue):
         raise ValueError("two\nlines")
-    assert str(caught.value) == "key: the function raised ValueError: two lines"
+    sentence, _, line = str(caught.value).rpartition(", line ")
+    assert sentence == f"key: the function raised ValueError: two lines ({__file__}"
+    assert line == f"{sys._getframe().f_code.co_firstlineno + 2})"
     assert isinstance(caught.value.__cause__, ValueError)
 
 

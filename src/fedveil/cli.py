@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -10,16 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+import fedveil
 from fedveil import vertical_cli
 from fedveil._version import __version__
-from fedveil.errors import FedveilError, JobError, MissingExtra, with_notes
+from fedveil.errors import JobError, MissingExtra
+from fedveil.exits import Commands, Exit, ended
+from fedveil.plain_text import console, remark, say
+from fedveil.settings.yaml_file import refuse_other_kind
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
 
 app = typer.Typer(
+    cls=Commands,
     help="Federated learning in which the protection of what leaves a client is one switch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -30,10 +35,6 @@ job_app = typer.Typer(help="Job files: check and convert them.", no_args_is_help
 app.add_typer(data_app, name="data")
 app.add_typer(job_app, name="job")
 app.add_typer(vertical_cli.app, name="vertical")
-
-_TORCH_EXTRA = ("torch", "safetensors", "sklearn")
-_out = Console()
-_err = Console(stderr=True, soft_wrap=True)
 
 JobPath = Annotated[
     Path | None,
@@ -49,30 +50,12 @@ def main() -> None:
     """Run a command; an error a user can meet is its sentence on stderr."""
     # The command's own folder is where a user's `package.module:function` is looked for.
     sys.path.append(os.getcwd())  # noqa: PTH109
-    try:
-        app()
-    except JobError as error:
-        for problem in error.problems:
-            _complain(problem)
-        raise SystemExit(2) from None
-    except FedveilError as error:
-        _complain(with_notes(str(error), error))
-        raise SystemExit(1) from None
-    except ImportError as error:
-        if error.name not in _TORCH_EXTRA:
-            raise
-        _complain(str(MissingExtra(str(error.name), "torch", "this command")))
-        raise SystemExit(1) from None
-
-
-def _complain(text: str) -> None:
-    _err.print("[bold red]error:[/]", end=" ")
-    _err.print(text, markup=False, highlight=False)
+    raise SystemExit(ended(app))
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        _out.print(f"fedveil {__version__}", highlight=False)
+        say(f"fedveil {__version__}")
         raise typer.Exit
 
 
@@ -99,11 +82,10 @@ def run(
     ] = None,
 ) -> None:
     """Train: every round's figures as they come, and everything in the run's folder."""
-    from fedveil.engine import simulation
     from fedveil.federated.job import Job
     from fedveil.record.run_folder import JOB
-    from fedveil.run_display import RunDisplay
 
+    # What needs torch is imported after what may be wrong with the job.
     if resume is not None:
         others = [key for key in overrides or [] if key.partition("=")[0].strip() != "rounds"]
         if job is not None or others or out is not None:
@@ -113,17 +95,15 @@ def run(
             )  # fmt: skip
         file = resume / JOB
         rounds = Job.load(file, overrides or []).rounds if file.is_file() else 0
-        train = partial(simulation.resume, resume, rounds=rounds if overrides else None)
+        train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
     else:
         settings = _load(job, overrides)
         rounds = settings.rounds
-        train = partial(simulation.simulate, settings, out)
-    try:
-        with RunDisplay(_out, rounds) as display:
-            result = train(progress=display.show, warn=display.warn)
-    except KeyboardInterrupt as end:
-        _err.print(with_notes("interrupted", end), markup=False, highlight=False)
-        raise SystemExit(130) from None
+        train = partial(fedveil.simulate, settings, out)
+    from fedveil.run_display import RunDisplay
+
+    with RunDisplay(console(), rounds) as display:
+        result = train(progress=display.show, warn=display.warn)
     display.summary(result)
 
 
@@ -133,7 +113,13 @@ def _load(path: Path | None, overrides: list[str] | None) -> Job:
 
     if path is not None:
         sys.path.append(str(path.parent.resolve()))
-    job, notes = Job.load_with_notes(path, overrides or [])
+    try:
+        job, notes = Job.load_with_notes(path, overrides or [])
+    except JobError:
+        from fedveil.vertical.vertical_job import VerticalJob
+
+        refuse_other_kind(path, Job, VerticalJob, "`fedveil vertical run` trains it")
+        raise
     _remark("note", notes)
     _remark("warning", job.warnings)
     return job
@@ -148,8 +134,7 @@ def _need_flower(purpose: str) -> None:
 
 def _remark(kind: str, texts: Iterable[str]) -> None:
     for text in texts:
-        _err.print(f"[yellow]{kind}:[/]", end=" ")
-        _err.print(text, markup=False, highlight=False)
+        remark(text, kind)
 
 
 @app.command()
@@ -164,22 +149,22 @@ def budget(
     """What a run will have cost a client's privacy, before it starts."""
     from rich.table import Table
 
+    settings = _load(job, overrides)
     from fedveil.engine.budget import project_job, solve_job
     from fedveil.privacy.loss import format_delta, format_epsilon
 
-    settings = _load(job, overrides)
     if target_epsilon is None:
         lines = project_job(settings)
     else:
         solved, lines = solve_job(settings, target_epsilon)
-        _out.print(f"--set {solved.key}={solved.value!r}", markup=False, highlight=False)
+        say(f"--set {solved.key}={solved.value!r}")
     table = Table(box=None, pad_edge=False)
     for column in ("epsilon", "delta", "promise", "for"):
         table.add_column(column)
     for line in lines:
         epsilon, delta = format_epsilon(line.epsilon), format_delta(line.delta)
         table.add_row(epsilon, delta, line.figure.promise, line.what)
-    _out.print(table)
+    console().print(table)
 
 
 @app.command()
@@ -195,9 +180,9 @@ def audit(
     for case in cases():
         result = case.audit(trials)
         refuted |= result.refuted
-        _out.print(f"{case.name}: {result}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{case.name}: {result}")
     if refuted:
-        raise SystemExit(1)
+        raise typer.Exit(Exit.FAILED)
 
 
 @app.command()
@@ -210,8 +195,8 @@ def init(
     from fedveil.starter import write_starter
 
     for path in write_starter(directory):
-        _out.print(f"wrote {path}", markup=False, highlight=False)
-    _out.print(f"next: cd {directory} && fedveil run job.yaml", markup=False, highlight=False)
+        say(f"wrote {path}")
+    say(f"next: cd {shlex.quote(str(directory))} && fedveil run job.yaml")
 
 
 @app.command()
@@ -228,11 +213,12 @@ def deploy(
 ) -> None:
     """Write a job as a Flower app, for clients on other machines."""
     _need_flower("fedveil deploy")
+    loaded = _load(job, overrides)
     from fedveil.flower.job.deploy import deployable, write_app
 
-    settings = deployable(_load(job, overrides), seeded=seeded)
+    settings = deployable(loaded, seeded=seeded)
     for path in write_app(directory, settings):
-        _out.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+        say(f"wrote {path}")
     if seeded:
         seen = "reports draw from the job's seed: whoever reads the job can take the protection off"
         allowed = "a client sends them only if its own node configuration says seeded=true"
@@ -243,7 +229,7 @@ def deploy(
             ["under not_encrypt and server.weighting = by_size a report says how many examples "
              "its client has"],
         )  # fmt: skip
-    _out.print(f"next: flwr run {directory}; docs/deployment.md", markup=False, highlight=False)
+    say(f"next: flwr run {shlex.quote(str(directory))}; docs/deployment.md")
 
 
 @app.command()
@@ -279,17 +265,18 @@ def convert(
 def list_data() -> None:
     """What data sets there are, and which are on this machine."""
     from rich.table import Table
+    from rich.text import Text
 
     from fedveil.data.datasets import available
 
     table = Table(box=None, pad_edge=False)
     for column in ("name", "what", "example", "classes", "here", "how to get it"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for entry in available():
         shape = "x".join(map(str, entry.shape))
-        here = "[green]yes[/]" if entry.here() else "no"
+        here = Text("yes", "green") if entry.here() else Text("no")
         table.add_row(entry.name, entry.origin, shape, str(entry.classes), here, entry.how)
-    _out.print(table)
+    console().print(table)
 
 
 @data_app.command()
@@ -299,13 +286,13 @@ def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) 
 
     from fedveil.data.datasets import fetch as download
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=_out) as bars:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console()) as bars:
         task = bars.add_task(name, total=None)
         folder = download(
             name, progress=lambda done, total: bars.update(task, completed=done, total=total)
         )
-    _out.print(f"{name} is in {folder}", markup=False, highlight=False)
+    say(f"{name} is in {folder}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fedveil.errors import FedveilError
@@ -14,6 +17,8 @@ from fedveil.errors import FedveilError
 T = TypeVar("T")
 #: The form package.module:function.
 FUNCTION = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
+
+_INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")]
 
 
 def is_function(name: str) -> bool:
@@ -43,9 +48,14 @@ def load(
         except ModuleNotFoundError as missing:
             if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
                 raise
+            hint = ""
+            if module_name.endswith(".py"):
+                hint = (
+                    f": a file is named without .py, {module_name.removesuffix('.py')}:{attribute}"
+                )
             raise error(
                 f"{key}: there is no module {missing.name}, neither in the current folder nor "
-                f"installed"
+                f"installed{hint}"
             ) from None
     found: object = getattr(module, attribute, None)
     if found is None:
@@ -69,10 +79,43 @@ def told(key: str, error: type[FedveilError], what: str = "the function") -> Ite
     except FedveilError:
         raise
     except Exception as raised:
-        raise error(f"{key}: {what} raised {described(raised)}") from raised
+        place = place_of(raised)
+        where = "" if place is None else f" ({place})"
+        raise error(f"{key}: {what} raised {described(raised)}{where}") from raised
 
 
 def described(error: Exception) -> str:
     """An error of a user's code on one line."""
-    text = " ".join(str(error).split())
+    # The text of a syntax error has its place in it already.
+    text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def place_of(error: BaseException) -> str | None:
+    """The file and the line of the user's own code in which an error came up, if it was in any."""
+    if isinstance(error, SyntaxError) and error.filename is not None and _is_own(error.filename):
+        return _place(error.filename, error.lineno or 1)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    return _place(own[-1].filename, own[-1].lineno or 1) if own else None
+
+
+def defined_at(function: Callable[..., Any]) -> str:
+    """The file and the line at which a function or a class begins."""
+    try:
+        return _place(inspect.getsourcefile(function) or "", inspect.getsourcelines(function)[1])
+    except (OSError, TypeError):  # typed in, or not written in Python
+        return f"{function.__module__}:{function.__qualname__}"
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file is neither fedveil's nor of anything that is installed."""
+    path = Path(file)
+    installed = (*map(Path, _INSTALLED), Path(__file__).parent)
+    outside = not any(path.is_relative_to(folder) for folder in installed)
+    return outside and "site-packages" not in path.parts and path.is_file()
+
+
+def _place(file: str, line: int) -> str:
+    path, here = Path(file), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}, line {line}"

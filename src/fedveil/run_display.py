@@ -6,7 +6,14 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedveil.engine.federation import Run
@@ -16,6 +23,12 @@ from fedveil.privacy.promise import Figure, told
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.recorder import Record
 
+#: There is room for a bar beside the figures from this width on.
+_WIDE, _BAR = 110, 24
+_BETWEEN = " · "
+#: What a narrow terminal does without, in this order.
+_SPARED = ("up ", "loss ", "epsilon ")
+
 
 class RunDisplay:
     """A bar of rounds with a live line of figures; a line a round where there is no terminal."""
@@ -23,14 +36,13 @@ class RunDisplay:
     def __init__(self, console: Console, rounds: int) -> None:
         self._console = console
         self._rounds = rounds
-        self._bar = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-        )
+        columns: list[ProgressColumn] = [TextColumn("round"), MofNCompleteColumn()]
+        if console.width >= _WIDE:
+            columns.append(BarColumn(bar_width=_BAR))
+        columns += [TimeRemainingColumn(), TextColumn("{task.description}", markup=False)]
+        self._bar = Progress(*columns, console=console)
+        #: What the columns before the figures take: `round `, `n/n `, a bar, `h:mm:ss `.
+        self._before = 6 + 2 * len(str(rounds)) + 2 + (_BAR + 1) * (len(columns) - 4) + 8
         self._task = self._bar.add_task("starting", total=rounds)
 
     def __enter__(self) -> RunDisplay:
@@ -54,7 +66,8 @@ class RunDisplay:
     def show(self, record: Record) -> None:
         """A round has ended."""
         line = describe(record)
-        self._bar.update(self._task, completed=record["round"], description=line)
+        room = self._console.width - self._before
+        self._bar.update(self._task, completed=record["round"], description=fitted(line, room))
         reason = without_report(record)
         if not self._console.is_terminal:
             self._say(f"round {record['round']}/{self._rounds} {line}")
@@ -89,6 +102,15 @@ class RunDisplay:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def fitted(line: str, room: int) -> str:
+    """A round's figures in so many characters: those that can be read up later go first."""
+    parts = line.split(_BETWEEN)
+    for kind in _SPARED:
+        if len(_BETWEEN.join(parts)) > room:
+            parts = [part for part in parts if not part.startswith(kind)]
+    return _BETWEEN.join(parts)[: max(room, 0)]
+
+
 def describe(record: Record) -> str:
     """A round's figures in one line."""
     parts = []
@@ -101,7 +123,7 @@ def describe(record: Record) -> str:
         parts.append(f"{lost} clients left out")
     if record["void"]:
         parts.append("void")
-    return " · ".join(parts)
+    return _BETWEEN.join(parts)
 
 
 #: The ledger's figures, and what each is for.

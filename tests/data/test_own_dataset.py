@@ -110,8 +110,11 @@ def test_the_current_folder_comes_first(tmp_path, monkeypatch):
             "return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, clients=y)",
             "holds clients, the keys are",
         ),
-        ("raise RuntimeError('no\\n disk')", "the function raised RuntimeError: no disk$"),
-        ("raise ValueError", "the function raised ValueError$"),
+        (
+            "raise RuntimeError('no\\n disk')",
+            "the function raised RuntimeError: no disk \\(own_data_",
+        ),
+        ("raise ValueError", "the function raised ValueError \\(own_data_"),
         ("return x * float('nan'), y, x2, y2", "x_train holds NaN or infinity .* at example 0"),
         ("x2[1, 1] = 1e39; return x, y, x2, y2", "x_test holds NaN or infinity .* at example 1"),
         ("return x[:3], y, x2, y2", "x_train has 3 examples and y_train has 4 labels"),

@@ -18,6 +18,7 @@ import parts
 from fedveil.engine import assembly, federation
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.executors.in_process import InProcess
+from fedveil.engine.simulation import Simulator
 from fedveil.entropy import Seeded
 from fedveil.errors import FedveilError, JobError, ModelInvalid, RunFolderError, RunStopped
 from fedveil.federated.job import Job
@@ -224,7 +225,11 @@ def test_clients_that_fail_are_recorded_skipped_and_counted(tmp_path: Path) -> N
         assert record["reports"] == 20 - failures[1]
 
 
-def test_a_round_in_which_everybody_fails_ends_the_run(tmp_path: Path) -> None:
+def test_a_round_in_which_everybody_fails_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a model that a trial of one batch did not find out."""
+    monkeypatch.setattr(Simulator, "try_out", lambda *arguments: None)
     with pytest.raises(RunStopped, match="every client of round 1 failed: RuntimeError: these"):
         fedveil.simulate(job(model="parts:hopeless"), tmp_path / "run")
     assert "ended after round 0" in (tmp_path / "run" / "events.log").read_text()

@@ -86,6 +86,25 @@ def test_numbers_with_an_exponent(text: str):
         ("3: 4", ", line 1: the key 3 is not text"),
         ("- 1", " holds [1], not keys with values"),
         ("word", " holds 'word', not keys with values"),
+        (
+            "rounds = 3",
+            " holds 'rounds = 3', not keys with values; a key and its value stand so: `rounds: 20`",
+        ),
+        (
+            "rounds:3",
+            " holds 'rounds:3', not keys with values; a space is missing after the colon in line "
+            "1: 'rounds:3'",
+        ),
+        (
+            "seed: 1\nrounds:3\nmodel: mlp",
+            ", line 3, column 1: could not find expected ':'; a space is missing after the colon "
+            "in line 2: 'rounds:3'",
+        ),
+        (
+            "seed: 1\n\tmodel: mlp",
+            ", line 2, column 1: found character '\\t' that cannot start any token; line 2 is "
+            "indented by a tab, which takes spaces",
+        ),
         ("seed: 1\n---\nseed: 2", ", line 2, column 1: but found another document"),
         (
             "seed: !!python/object/apply:os.getcwd []",

@@ -75,7 +75,7 @@ def test_show_prints_every_key(vertical: Command, tmp_path: Path) -> None:
         (("run", "--set", "epochs=0"), 2, "epochs = 0 is outside [1, inf)"),
         (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: it has no job.yaml"),
         (("run", "--resume", "x", "--set", "epochs=1"), 2, "--resume takes the run's own job"),
-        (("run", "--set", "task=nowhere:f"), 1, "task.name = 'nowhere:f': there is no module"),
+        (("run", "--set", "task=nowhere:f"), 2, "task.name = 'nowhere:f': there is no module"),
         (("evaluate", "nowhere"), 1, "nowhere is not a run's folder"),
     ],
 )

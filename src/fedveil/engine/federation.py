@@ -84,6 +84,11 @@ class Engine(ABC):
     def check(self, job: Job, shape: ModelShape) -> None:  # noqa: B027 - it may train elsewhere
         """Look at what the model is; what cannot train says so here."""
 
+    def try_out(  # noqa: B027 - as above
+        self, job: Job, shape: ModelShape, folder: RunFolder
+    ) -> None:
+        """Put one batch through the model; a traceback goes into the folder."""
+
     @abstractmethod
     def protection(self, job: Job, dimension: int) -> Protection:
         """The protection, with the keys that this engine has for it."""
@@ -138,6 +143,7 @@ class Federation:
         self._fingerprint = _fingerprint(job, self._dataset, engine.identify(), shape.fingerprint)
         self._folder = open_folder()
         stack.callback(self._folder.close)
+        engine.try_out(job, shape, self._folder)
         how = engine.how_to_resume.format(folder=self._folder.path)
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done = 0

@@ -29,6 +29,7 @@ from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.federation import Run as Run
+from fedveil.engine.trial import try_out
 from fedveil.federated.job import Job
 from fedveil.protections.base import Protection
 from fedveil.record.kept_job import reopen
@@ -94,6 +95,10 @@ class Simulator(Engine):
     def check(self, job: Job, shape: ModelShape) -> None:
         """Make a trainer once."""
         make_trainer(job, make_model(job, shape))
+
+    def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
+        """With some client's examples."""
+        try_out(job, shape, self._dataset, self._partition, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
         """The keys come from the job's seed."""

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedveil.plain_text import say
 from fedveil.vertical.commands import arguments
-from fedveil.vertical.commands.command_line import say
 from fedveil.vertical.commands.machines import look
 
 

@@ -21,6 +21,8 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.log"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
+#: What a model raised before the first round; such a folder holds no run.
+TRACEBACK = "traceback.txt"
 _LOCK = ".lock"
 
 
@@ -47,7 +49,8 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             lock = _take_lock(path)
             # A run that was killed in its first instant leaves a lock and a part of a file.
-            if any(e.name != _LOCK and e.suffix != PARTIAL for e in path.iterdir()):
+            none = (_LOCK, TRACEBACK)
+            if any(e.name not in none and e.suffix != PARTIAL for e in path.iterdir()):
                 lock.close()
                 raise RunFolderError(
                     f"{path} is not empty: name another folder, or go on with that run by "
@@ -80,6 +83,11 @@ class RunFolder:
         with explained(self.path):
             target.parent.mkdir(exist_ok=True)
             write_whole(target, data)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, where there is one."""
+        with explained(self.path):
+            (self.path / name).unlink(missing_ok=True)
 
 
 def _new_path(name: str) -> Path:

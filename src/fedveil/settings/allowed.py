@@ -19,6 +19,10 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 _LONGEST_SHOWN = 60
+#: How alike a word must be to be suggested.
+_NEAR = 0.65
+#: A key whose value follows the colon at once, which YAML takes for one text.
+_UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
 #: The two ways of writing that a value is of one type or of another.
 _EITHER = (Union, types.UnionType)
 
@@ -83,10 +87,20 @@ class Allowed:
             return f"is outside {self.interval}{besides}"
         complaint = f"is not {self}"
         if isinstance(value, str):
-            return complaint + did_you_mean(difflib.get_close_matches(value, self.words, 1))
+            near = difflib.get_close_matches(value.lower(), self.words, 1, _NEAR)
+            return complaint + (did_you_mean(near) or self._own(value))
         if self.text and value is not None and not isinstance(value, list | Mapping):
             return f"{complaint}; text that looks like something else is written in quotes"
         return complaint
+
+    def _own(self, value: str) -> str:
+        """How what a plain name or a file may have stood for is written."""
+        if not self.text.startswith("package.module:"):
+            return ""
+        if value.endswith(".py"):
+            return f"; what NAME is in {value} is written {value.removesuffix('.py')}:NAME"
+        own = f"; one of yours that is {value} in own.py is written own:{value}"
+        return own if value.isidentifier() else ""
 
 
 def allowed(field: FieldInfo) -> Allowed:
@@ -139,6 +153,8 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]
 def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[BaseModel]) -> str:
     """The sentence about a key that `block`, a part of `root`, does not have."""
     place, name = path[:-1], path[-1]
+    if value is None and (hint := unspaced(name)):
+        return f"{dotted(path)} is not a key with a value{hint}"
     near: Iterable[str] = difflib.get_close_matches(name, block.model_fields, 1)
     close = [".".join((*place, match)) for match in near]
     close = close or [".".join(key) for key in keys(root) if key[-1] == name]
@@ -157,6 +173,11 @@ def dotted(path: Path) -> str:
 def plain(text: str) -> str:
     """Text from a user's file as it is, or escaped where it would break a line."""
     return text if text.isprintable() else repr(text)
+
+
+def unspaced(text: str) -> str:
+    """What to append where `text` is a key and its value that no space parts."""
+    return "; a space is missing after the colon" if _UNSPACED.match(text) else ""
 
 
 def did_you_mean(candidates: Sequence[str]) -> str:
@@ -199,7 +220,8 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
     if end == len(path):
         named = followed(root, (*path, NAME))[0] > end  # a name of the user's was to follow
         what = "a mapping of names to blocks of keys" if named else "a block of keys"
-        return path, f"{dotted(path)} = {shown(value)} is not {what}"
+        hint = unspaced(value) if isinstance(value, str) else ""
+        return path, f"{dotted(path)} = {shown(value)} is not {what}{hint}"
     if path[end] == "[key]":
         return path[:end], f"{dotted(path[:end])} is a name that is not text"
     return here, unknown_key(here, value, block, root)

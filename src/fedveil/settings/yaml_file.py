@@ -103,8 +103,22 @@ def read(path: str | FilePath) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise JobError([f"{path} holds {allowed.shown(data)}, not keys with values"])
+        hint = _line_hint(text) or (
+            "; a key and its value stand so: `rounds: 20`" if "=" in text else ""
+        )
+        raise JobError([f"{path} holds {allowed.shown(data)}, not keys with values{hint}"])
     return data
+
+
+def refuse_other_kind(
+    path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], command: str
+) -> None:
+    """Raise JobError where a file's keys that `mine` does not have are all keys of `other`."""
+    held = {} if path is None else read(path)
+    strange = [str(key) for key in held if key not in mine.model_fields]
+    if strange and all(key in other.model_fields for key in strange):
+        keys = ", ".join(strange)
+        raise JobError([f"{path} is a job of another kind, which has the keys {keys}: {command}"])
 
 
 def write(data: Mapping[str, Any]) -> str:
@@ -164,13 +178,23 @@ def _parse(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise JobError([f"{source}{place}: {problem}"]) from None
+        raise JobError([f"{source}{place}: {problem}{_line_hint(text)}"]) from None
     except (yaml.YAMLError, RecursionError, *_WRONG_TAG) as error:
         reason = str(error).partition("\n")[0]
         raise JobError([f"{source} is not YAML that can be read: {reason}"]) from None
     if loader.problems:
         raise JobError([f"{source}, {problem}" for problem in loader.problems])
     return data
+
+
+def _line_hint(text: str) -> str:
+    """What is the matter with the first line that no mapping of keys can have."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if hint := allowed.unspaced(line.strip()):
+            return f"{hint} in line {number}: {allowed.shown(line.strip())}"
+        if line.startswith("\t"):
+            return f"; line {number} is indented by a tab, which takes spaces"
+    return ""
 
 
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:

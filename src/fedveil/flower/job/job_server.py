@@ -11,7 +11,6 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
 
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.executor import Executor
@@ -21,6 +20,7 @@ from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_note
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
+from fedveil.plain_text import console
 from fedveil.protections.base import Protection
 from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import JOB, RunFolder
@@ -47,8 +47,8 @@ def make_app(folder: Path) -> ServerApp:
 def serve(folder: Path, grid: Grid, context: Context) -> Run:
     """Run the app's job, or go on with it from its last complete round."""
     job = read_job(folder)
-    console = Console(file=sys.stdout, force_terminal=False, width=_LINE_WIDTH)
-    display = RunDisplay(console, job.rounds)
+    display_on = console(file=sys.stdout, force_terminal=False, width=_LINE_WIDTH)
+    display = RunDisplay(display_on, job.rounds)
     path = run_path(job, context.run_config.get(FOLDER))
     try:
         with ExitStack() as stack:
@@ -57,7 +57,7 @@ def serve(folder: Path, grid: Grid, context: Context) -> Run:
             run = Federation(job, engine, opened, stack, display.warn).run(display.show)
     except FedveilError as error:
         sentence = f"error: {with_notes(str(error), error)}"
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        display_on.print(sentence, markup=False, highlight=False, soft_wrap=True)
         raise
     display.summary(run)
     return run

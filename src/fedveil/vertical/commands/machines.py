@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fedveil.errors import InvalidValue, JobError, RunFolderError
+from fedveil.plain_text import remark, say
 from fedveil.vertical.commands import arguments
-from fedveil.vertical.commands.command_line import interruptible, load, remark, say, say_accounts
+from fedveil.vertical.commands.command_line import load, say_accounts
 from fedveil.vertical.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fedveil.vertical.apart.sessions import Meeting
     from fedveil.vertical.party_run import PartyRun
     from fedveil.vertical.task import Task
+    from fedveil.vertical.vertical_job import VerticalJob
 
 _leader_of = attrgetter("leader")
 MustListen: TypeAlias = Annotated[
@@ -46,17 +48,14 @@ def leader(
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> None:
     """Train as the leader: waits for the followers, then shows the figures as they come."""
+    settings = _own_job(job, overrides, out, resume)
     from fedveil.vertical.apart import sessions
 
     keep_freed_memory()
-
-    def work() -> Session:
-        with ExitStack() as stack:
-            machine = _machine(_leader_of, job, overrides, out, resume, sessions.LEADER, stack)
-            meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
-            return sessions.lead(machine, meeting)
-
-    _show(interruptible(work))
+    with ExitStack() as stack:
+        machine = _machine(_leader_of, settings, out, resume, sessions.LEADER, stack)
+        meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
+        _show(sessions.lead(machine, meeting))
 
 
 def follower(
@@ -78,30 +77,28 @@ def follower(
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> None:
     """Train as a follower, or serve: connects to the leader, and goes on when the link breaks."""
-    from fedveil.vertical.apart import sessions
-    from fedveil.vertical.apart.machine import follower_of
-
     if serve is not None and resume is not None:
         raise JobError(["--serve and --resume do not go together: one looks, the other trains"])
+    settings = _own_job(job, overrides, out, resume or serve)
+    from fedveil.vertical.apart import sessions
+    from fedveil.vertical.apart.machine import follower_of
 
     def here(task: Task) -> str:
         return follower_of(task, party, tls)
 
     keep_freed_memory()
-
-    def work() -> Session:
-        with ExitStack() as stack:
-            machine = _machine(
-                here, job, overrides, out, resume or serve, sessions.FOLLOWER, stack,
-                finished=serve is not None,
-            )  # fmt: skip
-            meeting = _meeting("--connect", connect, machine, tls, insecure, patience)
-            if serve is None:
-                return sessions.follow(machine, meeting)
+    with ExitStack() as stack:
+        machine = _machine(
+            here, settings, out, resume or serve, sessions.FOLLOWER, stack,
+            finished=serve is not None,
+        )  # fmt: skip
+        meeting = _meeting("--connect", connect, machine, tls, insecure, patience)
+        if serve is not None:
             say(f"{machine.party} serves {serve}; Ctrl-C ends it")
-            return sessions.serve(machine, meeting)
-
-    _show(interruptible(work))
+        say(f"{machine.party} waits for {machine.split.leader}, the leader, at {meeting.address}")
+        if serve is not None:
+            sessions.serve(machine, meeting)
+        _show(sessions.follow(machine, meeting))
 
 
 def certificates(
@@ -139,10 +136,22 @@ def look(
         return sessions.lead(machine, meeting, purpose, own)
 
 
+def _own_job(
+    job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
+) -> VerticalJob | None:
+    """The job; None where a run's folder holds it. What is wrong is said before torch is here."""
+    if old is None:
+        return load(job, overrides)
+    if job is not None or overrides or out is not None:
+        raise JobError(
+            ["--resume and --serve take the run's own job: no JOB, --set or --out beside them"]
+        )
+    return None
+
+
 def _machine(
     here: Callable[[Task], str],
-    job: Path | None,
-    overrides: Sequence[str] | None,
+    job: VerticalJob | None,
     out: Path | None,
     old: Path | None,
     command: str,
@@ -152,12 +161,9 @@ def _machine(
 ) -> Machine:
     from fedveil.vertical.apart.machine import Machine
 
-    if old is None:
-        return Machine.new(load(job, overrides), here, out, command, stack)
-    if job is not None or overrides or out is not None:
-        raise JobError(
-            ["--resume and --serve take the run's own job: no JOB, --set or --out beside them"]
-        )
+    if job is not None:
+        return Machine.new(job, here, out, command, stack)
+    assert old is not None, "a job or a folder that holds one"
     machine = Machine.reopened(old, here, stack)
     if machine.has_finished and not finished:
         raise RunFolderError(

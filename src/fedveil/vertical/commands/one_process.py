@@ -11,9 +11,11 @@ from typing import Annotated
 
 import typer
 
+from fedveil import vertical
 from fedveil.errors import JobError
+from fedveil.plain_text import say
 from fedveil.vertical.commands import arguments
-from fedveil.vertical.commands.command_line import interruptible, load, say, say_accounts
+from fedveil.vertical.commands.command_line import load, say_accounts
 from fedveil.vertical.commands.machines import look
 from fedveil.vertical.freed_memory import keep_freed_memory
 
@@ -27,18 +29,18 @@ def run(
     ] = None,
 ) -> None:
     """Train with every party in this process: the leader's figures as they come."""
-    from fedveil.vertical import together
-    from fedveil.vertical.step_lines import line
-
     keep_freed_memory()
+    # What needs torch is imported after what may be wrong with the job.
     if resume is None:
         settings = load(job, overrides)
-        work = partial(together.train, settings, out)
+        work = partial(vertical.train, settings, out)
     elif job is None and not overrides and out is None:
-        work = partial(together.resume, resume)
+        work = partial(vertical.resume, resume)
     else:
         raise JobError(["--resume takes the run's own job: no JOB, --set or --out beside it"])
-    result = interruptible(partial(work, progress=lambda record: say(line(record))))
+    from fedveil.vertical.step_lines import line
+
+    result = work(progress=lambda record: say(line(record)))
     say_accounts(result.figures)
     say(f"run folder: {result.folder}")
 

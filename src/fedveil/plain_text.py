@@ -1,0 +1,28 @@
+"""Consoles that print text as it is: what a user has named is neither markup nor an emoji."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+
+def console(**settings: Any) -> Console:
+    """A console on which `[red]` and `:train:` stand for themselves."""
+    return Console(markup=False, emoji=False, highlight=False, **settings)
+
+
+def say(text: str) -> None:
+    """A line on standard output, unbroken."""
+    console(soft_wrap=True).print(text)
+
+
+def remark(text: str, kind: str = "") -> None:
+    """A line on standard error; its kind, such as `warning`, in colour before it."""
+    shown = console(stderr=True, soft_wrap=True)
+    if kind:
+        shown.print(f"{kind}:", style=_COLOURS[kind], end=" ")
+    shown.print(text)
+
+
+_COLOURS = {"error": "bold red", "warning": "yellow", "note": "yellow"}

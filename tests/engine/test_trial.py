@@ -1,0 +1,183 @@
+"""The batch that is tried before the first round: what it finds, and that it changes nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedveil
+from fedveil.engine.simulation import Simulator
+from fedveil.errors import ModelInvalid, with_notes
+from fedveil.record.run_folder import TRACEBACK
+
+OWN = """\
+import numpy as np
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+        self.linear = nn.Linear(6, 2 if fault == "classes" else 3)
+
+    def forward(self, x):
+        if self.fault == "raises":
+            return self.linear(x).reshape(-1, 99)
+        if self.fault == "tested" and not self.training:
+            raise KeyError("unseen")
+        if self.fault == "pair":
+            return self.linear(x), x
+        if self.fault == "flat":
+            return self.linear(x)[:, 0]
+        if self.fault == "vectorised" and float(x.sum()) > 1e9:
+            return x
+        return self.linear(x)
+
+
+def raises(): return Net("raises")
+def tested(): return Net("tested")
+def pair(): return Net("pair")
+def flat(): return Net("flat")
+def classes(): return Net("classes")
+def vectorised(): return Net("vectorised")
+
+
+FAULT = ""
+def fine(): return Net(FAULT)
+
+
+def chain():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(7, 3))
+"""
+
+
+def job(model: str, **change: Any) -> fedveil.Job:
+    settings = {
+        "rounds": 2, "clients": {"number": 8, "fraction": 0.5}, "data": {"name": "parts:data"},
+        "training": {"epochs": 1, "batch_size": 10}, "simulation": {"workers": 0},
+    }  # fmt: skip
+    return fedveil.Job(model=model, **{**settings, **change})
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the user's in the current folder."""
+    import sys
+
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return file
+
+
+def line_of(text: str) -> int:
+    return 1 + OWN[: OWN.index(text)].count("\n")
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence", "place"),
+    [
+        ("raises", r"cannot train: RuntimeError: shape '\[-1, 99\]' is invalid", "return self.lin"),
+        ("tested", "cannot be tested: KeyError: 'unseen'", "raise KeyError"),
+        ("pair", "cannot train: TypeError: it gives a tuple, one tensor of sc", "def pair"),
+        ("flat", r"it gives a tensor of shape \(10,\) for 10 examples of 3 classes: a", "def flat"),
+        ("classes", r"shape \(10, 2\) for 10 examples of 3 classes: a row of 3", "def classes"),
+        ("chain", "cannot train: RuntimeError: mat1 and mat2 shapes cannot be", "def chain"),
+    ],
+)
+def test_a_model_that_must_fail_fails_before_the_first_round(
+    own: Path, model: str, sentence: str, place: str
+) -> None:
+    with pytest.raises(ModelInvalid, match=sentence) as caught:
+        fedveil.simulate(job(f"mine:{model}"), "run")
+    told = with_notes(str(caught.value), caught.value)
+    assert told.startswith(f"model = 'mine:{model}' cannot ")
+    assert told.endswith(f" (mine.py, line {line_of(place)}); the traceback is in run/{TRACEBACK}")
+    assert "\n" not in told
+    assert "resume" not in told
+    trace = Path("run", TRACEBACK).read_text()
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert {p.name for p in Path("run").iterdir()} == {".lock", TRACEBACK}
+
+
+def test_a_model_that_cannot_be_vectorised_fails_under_vmap_alone(own: Path) -> None:
+    training = {"epochs": 1, "batch_size": 10, "engine": "vmap"}
+    with pytest.raises(ModelInvalid, match="vmap") as caught:
+        fedveil.simulate(job("mine:vectorised", training=training), "run")
+    assert f"(mine.py, line {line_of('float(x.sum())')})" in str(caught.value)
+    assert fedveil.simulate(job("mine:vectorised"), "other").stopped is None
+
+
+def test_the_mended_model_runs_in_the_same_folder(own: Path) -> None:
+    with pytest.raises(ModelInvalid):
+        fedveil.simulate(job("mine:raises"), "run")
+    fedveil.simulate(job("mine:fine"), "run")
+    assert not Path("run", TRACEBACK).exists()
+    assert Path("run", "model.safetensors").exists()
+
+
+def test_a_model_that_breaks_later_is_told_at_resuming(own: Path) -> None:
+    """Its weights are the same, its forward pass is not: the advice is not to resume once more."""
+    fedveil.simulate(job("mine:fine"), "run")
+    import mine
+
+    mine.FAULT = "flat"
+    with pytest.raises(ModelInvalid, match=r"shape \(10,\) for 10 examples") as caught:
+        fedveil.resume("run")
+    assert "--resume" not in with_notes(str(caught.value), caught.value)
+    assert Path("run", TRACEBACK).exists()
+
+
+def test_a_run_has_the_bytes_that_it_has_without_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, BatchNorm and its count of batches: a tensor of every fate."""
+    tried = []
+    real = Simulator.try_out
+
+    def spy(self: Simulator, *arguments: Any) -> None:
+        before = torch.get_rng_state()
+        real(self, *arguments)
+        assert torch.equal(torch.get_rng_state(), before)
+        tried.append(arguments)
+
+    monkeypatch.setattr(Simulator, "try_out", spy)
+    fedveil.simulate(job("parts:net"), tmp_path / "with")
+    assert len(tried) == 1
+    monkeypatch.setattr(Simulator, "try_out", lambda *arguments: None)
+    fedveil.simulate(job("parts:net"), tmp_path / "without")
+    for name in ("model.safetensors", "job.yaml"):
+        assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
+    seconds = re.compile(r'"seconds_\w+": [0-9.e-]+')
+    metrics = [(tmp_path / n / "metrics.jsonl").read_text() for n in ("with", "without")]
+    assert seconds.sub("", metrics[0]) == seconds.sub("", metrics[1])
+
+
+def test_the_trial_is_one_batch(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted: of however many examples, one batch is trained on and one or two looked at."""
+    seen: list[int] = []
+    forward = torch.nn.Linear.forward
+
+    def counting(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return forward(self, x)
+
+    real = Simulator.try_out
+
+    def tried(self: Simulator, *arguments: Any) -> None:
+        monkeypatch.setattr(torch.nn.Linear, "forward", counting)
+        real(self, *arguments)
+        monkeypatch.setattr(torch.nn.Linear, "forward", forward)
+
+    monkeypatch.setattr(Simulator, "try_out", tried)
+    fedveil.simulate(job("parts:picky"), "run")
+    assert len(seen) <= 3 + 8
+    assert set(seen) == {10}

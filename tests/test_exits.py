@@ -1,0 +1,285 @@
+"""How every command ends: its exit code, its one sentence, and what it prints literally."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from fedveil import cli, plain_text
+from fedveil.exits import Exit
+from folders import DOCS
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def commands(
+    group: click.Command | None = None, name: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that there is, with its words."""
+    group = group or typer.main.get_command(cli.app)
+    if not isinstance(group, click.Group):
+        yield name, group
+        return
+    for word, command in group.commands.items():
+        yield from commands(command, (*name, word))
+
+
+NAMES = [name for name, _ in commands()]
+TAKE_JOBS = [
+    ("run",), ("budget",), ("deploy", "app"), ("job", "show"), ("vertical", "run"),
+    ("vertical", "show"), ("vertical", "leader", "--listen", "127.0.0.1:0", "--insecure"),
+    ("vertical", "follower", "--connect", "127.0.0.1:9", "--insecure"),
+]  # fmt: skip
+
+
+def test_the_exit_codes_are_those_of_the_page() -> None:
+    rows = re.findall(r"^\| (\d+) \|", (DOCS / "runs.md").read_text("utf-8"), re.MULTILINE)
+    assert list(map(int, rows)) == [code.value for code in Exit] == [0, 1, 2, 130]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=" ".join)
+def test_help_says_what_every_argument_is(command: Command, name: tuple[str, ...]) -> None:
+    """A click release drops the help of positional arguments: the dependency is bound below it."""
+    code, out, _ = command(*name, "--help")
+    assert code == Exit.DONE
+    said = " ".join(re.sub("[│╭╮╰╯─*]", " ", out).split())
+    for parameter in dict(commands())[name].params:
+        text = getattr(parameter, "help", None)
+        assert text, f"{parameter.name} has no help"
+        assert " ".join(text.split()) in said
+
+
+@pytest.mark.parametrize("name", NAMES, ids=" ".join)
+def test_an_option_that_is_not_there_is_wrong_usage(
+    command: Command, name: tuple[str, ...]
+) -> None:
+    code, out, err = command(*name, "--zzz")
+    assert (code, out) == (Exit.WRONG, "")
+    assert err == (
+        f"error: there is no option --zzz; `fedveil {' '.join(name)} --help` says what there is\n"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES, ids=" ".join)
+def test_ctrl_c_ends_every_command_alike(
+    command: Command, monkeypatch: pytest.MonkeyPatch, name: tuple[str, ...]
+) -> None:
+    def interrupted(self: click.Command, context: click.Context) -> None:
+        end = KeyboardInterrupt()
+        end.add_note("it goes on thus")
+        raise end
+
+    needed = {
+        ("deploy",): ["app"], ("init",): ["x"], ("identity",): ["x"],
+        ("data", "fetch"): ["mnist"], ("job", "convert"): ["x"],
+        ("vertical", "evaluate"): ["x"], ("vertical", "predict"): ["x"],
+        ("vertical", "generate"): ["x"], ("vertical", "leader"): ["--listen", "x"],
+        ("vertical", "follower"): ["--connect", "x"],
+        ("vertical", "certificates"): ["x", "--party", "y"],
+    }  # fmt: skip
+    # The consoles and the code around are real; only the command itself is cut off at once.
+    monkeypatch.setattr(click.Command, "invoke", interrupted)
+    code, out, err = command(*name, *needed.get(name, []))
+    assert (code, out, err) == (Exit.INTERRUPTED, "", "interrupted; it goes on thus\n")
+
+
+def test_ctrl_c_at_a_process(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedveil.cli", "audit", "--trials", "100000000"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={"PATH": "", "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    warm = subprocess.run(
+        [sys.executable, "-c", "import fedveil.audit_cases"], check=True, cwd=tmp_path
+    )  # by then it is at work, or will be interrupted while it imports what it needs
+    assert warm.returncode == 0
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (Exit.INTERRUPTED, "interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", TAKE_JOBS, ids=" ".join)
+def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]) -> None:
+    code, out, err = command(*arguments, "--set", "nonsense=1")
+    assert (code, out) == (Exit.WRONG, "")
+    assert err.startswith("error: nonsense = 1 is not a known key; the keys are name, seed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("audit", "--trials", "1"), Exit.WRONG, "Invalid value for '--trials': 1 is not in the"),
+        (("deploy",), Exit.WRONG, "Missing argument 'DIRECTORY'"),
+        (("runn",), Exit.WRONG, "there is no command runn (did you mean run?)"),
+        (("--rounds", "3"), Exit.WRONG, "there is no option --rounds; `fedveil --help` says"),
+        (
+            ("run", "--rounds", "3"),
+            Exit.WRONG,
+            "there is no option --rounds; --set rounds=VALUE sets a key of the job; `fedveil run",
+        ),
+        (
+            ("run", "--lr", "3"),
+            Exit.WRONG,
+            "there is no option --lr; --set training.lr=VALUE or --set server.lr=VALUE sets a key",
+        ),
+        (("budget", "--protection", "rr"), Exit.WRONG, "there is no option --protection; --set p"),
+        (
+            ("deploy", "app", "--clients", "3"),
+            Exit.WRONG,
+            "there is no option --clients; --set clients.number=VALUE sets",
+        ),
+        (
+            ("vertical", "run", "--epochs", "3"),
+            Exit.WRONG,
+            "there is no option --epochs; --set epochs=VALUE sets a key of the job; `fedveil verti",
+        ),
+        (("run", "--resum", "x"), Exit.WRONG, "there is no option --resum (did you mean --resume"),
+        (("run", "a.yaml", "b.yaml"), Exit.WRONG, "Got unexpected extra argument (b.yaml)"),
+        (
+            ("vertical", "follower", "--connect", "127.0.0.1:9"),
+            Exit.WRONG,
+            "--party is missing: the followers of the job are left, right",
+        ),
+        (
+            ("vertical", "leader", "--listen", "nowhere", "--insecure"),
+            Exit.WRONG,
+            "--listen = 'nowhere' is not HOST:PORT with a port in [0, 65535]",
+        ),
+        (
+            ("vertical", "leader", "--listen", "127.0.0.1:0"),
+            Exit.WRONG,
+            "--tls DIR is missing: plaintext needs --insecure",
+        ),
+        (("data", "fetch", "digits"), Exit.FAILED, "data digits has no download"),
+        (("run", "--resume", "nowhere"), Exit.FAILED, "nowhere is not a run's folder"),
+        (("vertical", "evaluate", "nowhere"), Exit.FAILED, "nowhere is not a run's folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_goes_wrong_is_one_sentence_and_its_code(
+    command: Command, arguments: tuple[str, ...], code: Exit, sentence: str
+) -> None:
+    found, _, err = command(*arguments)
+    assert found == code
+    assert err.startswith(f"error: {sentence}")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "split.yaml").write_text("name: x\nepochs: 2\ntask: tables\n")
+    (tmp_path / "federated.yaml").write_text("name: x\nrounds: 2\nmodel: mlp\n")
+    (tmp_path / "neither.yaml").write_text("name: x\ntask: tables\nrunds: 2\n")
+    for arguments in (("run",), ("budget",), ("job", "show")):
+        assert command(*arguments, "split.yaml") == (
+            2,
+            "",
+            "error: split.yaml is a job of another kind, which has the keys epochs, task: "
+            "`fedveil vertical run` trains it\n",
+        )
+    for arguments in (("vertical", "run"), ("vertical", "show")):
+        assert command(*arguments, "federated.yaml") == (
+            2,
+            "",
+            "error: federated.yaml is a job of another kind, which has the keys rounds, model: "
+            "`fedveil run` trains it\n",
+        )
+    assert "another kind" not in command("run", "neither.yaml")[2]
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [
+        ("torch", ("run",), "torch"),
+        ("torch", ("vertical", "run"), "torch"),
+        ("grpc", ("vertical", "follower", "--connect", "127.0.0.1:9", "--insecure"), "vertical"),
+        ("grpc", ("vertical", "leader", "--listen", "127.0.0.1:0", "--insecure"), "vertical"),
+        ("flwr", ("deploy", "app"), "flower"),
+    ],
+)
+def test_a_missing_package_is_told_with_its_extra(
+    tmp_path: Path, package: str, arguments: tuple[str, ...], extra: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {package!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "fedveil.cli", *arguments],
+        env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (Exit.FAILED, "")
+    assert ended.stderr.endswith(
+        f" needs the package {package}: pip install 'fedveil[{extra}]' installs it\n"
+    )
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *((*job, "--set", "nonsense=1") for job in TAKE_JOBS),
+        ("--help",),
+        ("run", "--help"),
+        ("vertical", "leader", "--help"),
+        ("init", "made"),
+        ("job", "show"),
+        ("vertical", "show"),
+        ("run", "--rounds", "3"),
+    ],
+    ids=" ".join,
+)
+def test_torch_is_not_imported_for_what_needs_none(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    program = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+        "from fedveil.cli import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode in (Exit.DONE, Exit.WRONG)
+    assert ended.stderr.endswith("False\n")
+
+
+WORDS = "[red]data[/] emo:train :smile:"
+
+
+def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.table import Table
+
+    plain_text.say(WORDS)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row(WORDS)
+    plain_text.console().print(table)
+    plain_text.remark(WORDS, "error")
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [WORDS, WORDS]
+    assert said.err == f"error: {WORDS}\n"
+
+
+def test_no_other_console_is_made() -> None:
+    source = Path(cli.__file__).parent
+    makers = [p.name for p in source.rglob("*.py") if re.search(r"\bConsole\(", p.read_text())]
+    assert makers == ["plain_text.py"]
+
+
+def test_names_of_the_users_are_printed_as_they_are(command: Command) -> None:
+    assert "data emo:train: " in command("run", "--set", "data.name=emo:train")[2]
+    assert ":train:" in command("data", "fetch", ":train:")[2]

@@ -1,0 +1,80 @@
+"""What a terminal shows of a run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedveil import plain_text
+from fedveil.run_display import RunDisplay, fitted
+
+ROUNDS = 20
+RECORD: dict[str, Any] = {
+    "accuracy": 0.7131, "loss": 0.902, "auc": 0.95, "bytes_up_per_client": 1_234_567,
+    "rejected": {"wrong length": 3}, "withheld": {}, "failed": {}, "void": None,
+    **{
+        f"{kind}_{name}": value
+        for kind, value in (("epsilon", 123456.7), ("delta", 1e-5))
+        for name in ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
+    },
+}  # fmt: skip
+
+
+def shown(width: int, rounds: int = ROUNDS) -> list[str]:
+    """The live line after each of the first rounds, on a terminal of that width."""
+    out = io.StringIO()
+    console = plain_text.console(file=out, width=width, force_terminal=True, color_system=None)
+    lines = []
+    with RunDisplay(console, rounds) as display:
+        for number in range(1, 8):
+            display.show({**RECORD, "round": number})
+            display._bar.refresh()
+            lines.append(out.getvalue().splitlines()[-1].split("\r")[-1])
+    return [line.removeprefix("\x1b[2K") for line in lines]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 110, 120, 160])
+@pytest.mark.parametrize("rounds", [20, 1000])
+def test_every_width_shows_round_total_time_left_and_accuracy(width: int, rounds: int) -> None:
+    for number, line in enumerate(shown(width, rounds), 1):
+        assert len(line.rstrip()) <= width
+        assert "…" not in line
+        assert line.split()[0] == "round"
+        assert f"{number}/{rounds} " in line
+        assert "accuracy 0.7131" in line
+        time_left = line[: line.index("accuracy")].split()[-1]
+        assert len(time_left) == len("0:00:00"), time_left
+        assert time_left.count(":") == 2
+    assert ("━" in line) == (width >= 110 and rounds == ROUNDS)  # 7 of 1000 have no length yet
+
+
+def test_a_narrow_line_goes_without_what_can_be_read_up_later() -> None:
+    line = "accuracy 0.71 · loss 0.90 · up 1.2 MB/client · epsilon 9 · 3 clients left out · void"
+    assert fitted(line, 100) == line
+    assert fitted(line, 70) == "accuracy 0.71 · loss 0.90 · epsilon 9 · 3 clients left out · void"
+    assert fitted(line, 60) == "accuracy 0.71 · epsilon 9 · 3 clients left out · void"
+    assert fitted(line, 50) == "accuracy 0.71 · 3 clients left out · void"
+    assert fitted(line, 10) == "accuracy 0"
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    out = io.StringIO()
+    display = RunDisplay(plain_text.console(file=out, width=120), 1)
+    record = {**RECORD, "round": 1, "randomness": "[red]emo:train :smile:"}
+    protection = SimpleNamespace(name="my:train:Own [bold]")
+    job: Any = SimpleNamespace(protection=protection, rounds=1)
+    run: Any = SimpleNamespace(
+        metrics=[record], job=job, stopped=":train: came", folder=tmp_path / "[red]:train:"
+    )
+    display.summary(run)
+    for text in (
+        "my:train:Own [bold]",
+        "[red]emo:train :smile:",
+        ": :train: came",
+        "/[red]:train:",
+    ):
+        assert text in out.getvalue()
