@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import vertical_parts
 from fedveil.errors import DataInvalid, ExchangeError, JobError, RunFolderError
+from fedveil.message import decode
 from fedveil.privacy.ledger import Figure
 from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
+from fedveil.vertical.account import Releases, figures, ledger_of
+from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.rows import Order, align
+from fedveil.vertical.split import Crossing, EmbeddingPrivacy
+from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import held
 from fedveil.vertical.step_lines import line
 from folders import SUPPORT
@@ -243,10 +251,13 @@ def test_a_damaged_checkpoint_is_refused(place: int) -> None:
         resume(folder)
 
 
-def test_another_model_or_other_data_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("subset", "count"), [("train", 49), ("test", 19)])
+def test_another_model_or_other_data_are_refused(
+    subset: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = _new()
     train(job(epochs=1), folder)
-    monkeypatch.setattr(vertical_parts.Bottoms, "train", 49)
+    monkeypatch.setattr(vertical_parts.Bottoms, subset, count)
     with pytest.raises(RunFolderError, match="another job, model or other data"):
         resume(folder)
 
@@ -333,8 +344,41 @@ def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:
         assert run.figures["bank"][3].what.endswith(f"sent {times} times")
 
 
-def test_labels_are_drawn_once_and_kept() -> None:
-    run = train(protected(label_dp={"eps": 1.0}, randomness="secure"), _new())
+def test_looks_are_paid_for_by_the_held_out_examples() -> None:
+    split = vertical_parts.Bottoms().split_model().replace("left", privacy=EmbeddingPrivacy(0.5))
+    releases = Releases(None, Order(0, 50, 9), fresh=False)
+    releases.train[7], releases.looks = 2, 3
+    ledger = ledger_of(split, "bank", releases, None)
+    assert ledger.epsilon("run") == pytest.approx(3 * 8 * 0.25)
+    assert figures(split, "bank", releases, 1e-5, None)[3].what.endswith("sent 3 times")
+
+
+def test_no_two_reports_of_a_run_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[object, ...]] = []
+    report = Reports.__call__
+
+    def noted(self: Reports, crossing: Crossing, values: Any, occasion: Occasion) -> Any:
+        drawn.append((crossing.part, *occasion.path))
+        return report(self, crossing, values, occasion)
+
+    monkeypatch.setattr(Reports, "__call__", noted)
+    train(job(privacy={"embedding_dp": {"eps": 0.5}}), _new())
+    looks = {number for _, subset, number, *_ in drawn if subset == "test"}
+    assert looks == {6, 12, 18}
+    assert len(set(drawn)) == len(drawn) == 2 * 2 * 3 * (6 + 3)
+
+
+def _told(folder: Path) -> Any:
+    return decode((folder / "lead" / "labels").read_bytes())["labels"]
+
+
+def test_labels_are_drawn_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vertical_parts.Bottoms, "train", 2000)
+    privacy = {"label_dp": {"eps": 1.0}, "randomness": "secure"}
+    run = train(job(privacy=privacy, epochs=1, batch_size=500), _new())
+    true = int((_told(run.folder) == vertical_parts.Bottoms().whole("train")[1].numpy()).sum())
+    low, high = stats.binom.interval(1 - 1e-9, 2000, math.e / (math.e + 2))
+    assert low <= true <= high
     assert [str(f) for f in run.figures["lead"]] == [
         "epsilon 1 at delta 0 for an example's label, in all epochs"
     ]
@@ -345,6 +389,36 @@ def test_labels_are_drawn_once_and_kept() -> None:
     (run.folder / "lead" / "labels").write_bytes(labels[:-1])
     with pytest.raises(RunFolderError, match="labels is damaged"):
         resume(run.folder)
+
+
+def test_drawn_labels_are_what_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the whole run, also where it was stopped and goes on."""
+    trained_on: list[Any] = []
+    loss = vertical_parts.Bottoms.loss
+
+    def noted(self: Any, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        trained_on.append(labels.numpy().copy())
+        return loss(self, outputs, labels)
+
+    class Stop(Exception):
+        pass
+
+    def stop(record: dict[str, object]) -> None:
+        if record.get("epoch") == 1:
+            raise Stop
+
+    monkeypatch.setattr(vertical_parts.Bottoms, "loss", noted)
+    privacy = {"label_dp": {"eps": 0.0}, "randomness": "secure"}
+    with pytest.raises(Stop):
+        train(job(privacy=privacy, in_flight=1), _new("stopped"), progress=stop)
+    before = len(trained_on)
+    resume(_folders[0] / "stopped")
+    after = len(trained_on) - before
+    told, order = _told(_folders[0] / "stopped"), Order(0, 50, 9)
+    steps = [*range(1, before + 1), *range(19 - after, 19)]
+    assert 6 < before < 18 < before + after
+    for step, labels in zip(steps, trained_on, strict=True):
+        assert labels.tolist() == told[order.of_step(step)].tolist()
 
 
 # --- what cannot start
