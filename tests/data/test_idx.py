@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,16 @@ def test_what_is_not_the_published_file_is_refused(tmp_path, content, sentence):
     path = write(tmp_path / "file", content)
     with refused(f"{path} {sentence}"):
         read_idx(path, TINY_SET.files[1])
+
+
+def test_no_more_is_unpacked_than_the_published_file_has(tmp_path):
+    path = write(tmp_path / "file", gzip.compress(bytes(64 << 20)))
+    tracemalloc.start()
+    with refused("is not the published"):
+        read_idx(path, TINY_SET.files[1])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path):

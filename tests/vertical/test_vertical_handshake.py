@@ -48,8 +48,8 @@ def test_all_take_over_the_leaders_run_and_order() -> None:
 
 def test_they_go_on_from_the_last_step_that_all_hold() -> None:
     agreed = agree(
-        standing("lead", steps=(100, 200)),
-        standing("bank", steps=(100, 200), run=RUN),
+        standing("lead", steps=(0, 100, 200)),
+        standing("bank", steps=(0, 100, 200), run=RUN),
         standing("shop", steps=(0, 100), run=RUN),
     )
     assert {agreement.step for agreement in agreed.values()} == {100}

@@ -324,10 +324,10 @@ def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
-def _with_nan(message: Message) -> Message:
+def _with_last(message: Message, value: float) -> Message:
     data = np.array(message["data"])
     if data.dtype == np.float32:
-        data.reshape(-1)[-1] = np.nan
+        data.reshape(-1)[-1] = value
     return {**message, "data": data}
 
 
@@ -344,7 +344,8 @@ WRONG: dict[str, tuple[Callable[[Message], Message], str]] = {
     "shape": (lambda m: {**m, "data": np.asarray(m["data"])[:-1]}, "of shape"),
     "scalar": (lambda m: {**m, "data": 1.0}, "with float as data"),
     "no data": (lambda m: {k: v for k, v in m.items() if k != "data"}, "without 'data'"),
-    "NaN": (_with_nan, "with NaN or infinity in it"),
+    "NaN": (lambda m: _with_last(m, np.nan), "with NaN or infinity in it"),
+    "infinity": (lambda m: _with_last(m, -np.inf), "with NaN or infinity in it"),
     "more": (lambda m: {**m, "more": 1}, "with the unknown field 'more'"),
 }
 
