@@ -76,6 +76,10 @@ def test_any_bytes_are_an_array_or_refused(content):
         (b"\x00\x00\x08", "bytes is not an IDX file of unsigned bytes"),
         (b"\x00\x00\x08\x02\x00\x00\x00\x01", "bytes ends inside its IDX header"),
         (b"\x00\x00\x08\x01\x00\x00\x00\x02\x07", "bytes holds 1 bytes of data, its IDX header a"),
+        (
+            b"\x00\x00\x08\x01\x00\x00\x00\x01\x07\x08",
+            "bytes holds 2 bytes of data, its IDX header",
+        ),
     ],
 )
 def test_a_wrong_idx_header_is_told(content, sentence):

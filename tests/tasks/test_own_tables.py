@@ -281,7 +281,9 @@ def test_files_of_held_out_examples() -> None:
     Path("bank-test.csv").write_text("\n".join([first, *others, row]) + "\n")
     known = re.escape(repr(str(tables["bank"]["client"][0])))
     line = len(others) + 2
-    sentence = rf"^bank-test\.csv, line {line}: the id {known} is in bank\.csv too, and what is held"
+    sentence = (
+        rf"^bank-test\.csv, line {line}: the id {known} is in bank\.csv too, and what is held"
+    )
     with pytest.raises(DataInvalid, match=sentence):
         task_of(files, test_fraction=None).owned("bank", "test")
 
