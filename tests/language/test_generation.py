@@ -88,20 +88,25 @@ def test_what_a_text_costs_is_said(runs: dict[str, Path]) -> None:
     assert generation.figures(split, short)[1].epsilon == 2.5 * 32
 
 
-def test_every_vector_of_every_text_has_noise_of_its_own(
+def test_every_vector_and_every_choice_of_every_text_is_drawn_apart(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[str | int, ...]] = []
-    bits = EmbeddingDP.bits
+    bits, choose = EmbeddingDP.bits, generation._choose
 
     def noted(self: EmbeddingDP, values: Any, entropy: Any = None) -> Any:
         drawn.append(entropy.path)
         return bits(self, values, entropy)
 
+    def chosen(scores: Any, pieces: Any, temperature: float, entropy: Any) -> int:
+        drawn.append((*entropy.path, entropy.seed))
+        return choose(scores, pieces, temperature, entropy)
+
     monkeypatch.setattr(EmbeddingDP, "bits", noted)
+    monkeypatch.setattr(generation, "_choose", chosen)
     for seed in (1, 2):
         generate(runs["private"], Request.seeded(b"abc", 5, 1.5, seed))
-    assert len(drawn) == len(set(drawn)) == 10
+    assert len(drawn) == len(set(drawn)) == 2 * 2 * 5
 
 
 def parties(context: int = 16, **privacy: Any) -> tuple[Party, Party]:

@@ -25,6 +25,7 @@ PLANS = [
     plan(momentum=0.9),
     plan(momentum=0.9, weight_decay=0.01),
     plan(optimizer="adam", lr=0.01),
+    plan(optimizer="adam", lr=0.01, weight_decay=0.01),
     plan(epochs=1, batch_size=100),
 ]
 
