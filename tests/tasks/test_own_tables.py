@@ -200,9 +200,10 @@ def test_each_partys_columns_come_from_its_own_training_rows() -> None:
                 part = split.by_name[f"{party}_{name}"]
                 assert part.module(held.columns[name]).shape == (len(held), *part.output)
     assert task.owned("bank", "train").labels is None
-    labels = task.owned("lead", "train").labels
     test = held_out(tables["lead"]["id"], 0.2)
-    assert labels.tolist() == (tables["lead"]["rich"][~test] == "yes").astype(int).tolist()
+    for subset, chosen in (("train", ~test), ("test", test)):
+        labels = task.owned("lead", subset).labels
+        assert labels.tolist() == (tables["lead"]["rich"][chosen] == "yes").astype(int).tolist()
 
 
 def test_words_have_places_by_how_often_they_are_there() -> None:

@@ -286,7 +286,7 @@ def protected(**privacy: object) -> VerticalJob:
     return job(privacy=privacy, evaluation={"every_epochs": 2})
 
 
-def test_every_epoch_and_every_look_is_paid_for() -> None:
+def test_every_epoch_is_paid_for() -> None:
     run = train(protected(embedding_dp={"eps": 0.5}), _new())
     bank = [str(figure) for figure in run.figures["bank"]]
     assert bank[0] == "epsilon 0.25 at delta 0 for a bit of left"
