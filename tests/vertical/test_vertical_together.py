@@ -19,7 +19,6 @@ from scipy import stats
 
 import vertical_parts
 from fedveil.errors import DataInvalid, ExchangeError, JobError, RunFolderError
-from fedveil.message import decode
 from fedveil.privacy.ledger import Figure
 from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
 from fedveil.vertical.account import Releases, figures, ledger_of
@@ -368,17 +367,30 @@ def test_no_two_reports_of_a_run_draw_the_same(monkeypatch: pytest.MonkeyPatch) 
     assert len(set(drawn)) == len(drawn) == 2 * 2 * 3 * (6 + 3)
 
 
-def _told(folder: Path) -> Any:
-    return decode((folder / "lead" / "labels").read_bytes())["labels"]
+@pytest.fixture
+def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The labels of every step as they come."""
+    seen: list[Any] = []
+    loss = vertical_parts.Bottoms.loss
+
+    def noted(self: Any, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append(labels.numpy().copy())
+        return loss(self, outputs, labels)
+
+    monkeypatch.setattr(vertical_parts.Bottoms, "loss", noted)
+    return seen
 
 
-def test_labels_are_drawn_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_are_drawn_once_and_kept(
+    trained_on: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vertical_parts.Bottoms, "train", 2000)
     privacy = {"label_dp": {"eps": 1.0}, "randomness": "secure"}
-    run = train(job(privacy=privacy, epochs=1, batch_size=500), _new())
-    true = int((_told(run.folder) == vertical_parts.Bottoms().whole("train")[1].numpy()).sum())
+    run = train(job(privacy=privacy, epochs=1, batch_size=500, in_flight=1), _new())
+    truth = vertical_parts.Bottoms().whole("train")[1].numpy()
+    order = np.concatenate([Order(0, 2000, 500).of_step(step) for step in range(1, 5)])
     low, high = stats.binom.interval(1 - 1e-9, 2000, math.e / (math.e + 2))
-    assert low <= true <= high
+    assert low <= (np.concatenate(trained_on) == truth[order]).sum() <= high
     assert [str(f) for f in run.figures["lead"]] == [
         "epsilon 1 at delta 0 for an example's label, in all epochs"
     ]
@@ -391,14 +403,8 @@ def test_labels_are_drawn_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None
         resume(run.folder)
 
 
-def test_drawn_labels_are_what_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the whole run, also where it was stopped and goes on."""
-    trained_on: list[Any] = []
-    loss = vertical_parts.Bottoms.loss
-
-    def noted(self: Any, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        trained_on.append(labels.numpy().copy())
-        return loss(self, outputs, labels)
+def test_drawn_labels_are_what_is_trained_on(trained_on: list[Any]) -> None:
+    """The same in every epoch, also where a run was stopped and goes on."""
 
     class Stop(Exception):
         pass
@@ -407,18 +413,21 @@ def test_drawn_labels_are_what_is_trained_on(monkeypatch: pytest.MonkeyPatch) ->
         if record.get("epoch") == 1:
             raise Stop
 
-    monkeypatch.setattr(vertical_parts.Bottoms, "loss", noted)
     privacy = {"label_dp": {"eps": 0.0}, "randomness": "secure"}
     with pytest.raises(Stop):
         train(job(privacy=privacy, in_flight=1), _new("stopped"), progress=stop)
     before = len(trained_on)
     resume(_folders[0] / "stopped")
     after = len(trained_on) - before
-    told, order = _told(_folders[0] / "stopped"), Order(0, 50, 9)
-    steps = [*range(1, before + 1), *range(19 - after, 19)]
     assert 6 < before < 18 < before + after
-    for step, labels in zip(steps, trained_on, strict=True):
+    told, order = np.empty(50, np.int64), Order(0, 50, 9)
+    for step in range(1, 7):
+        told[order.of_step(step)] = trained_on[step - 1]
+    for step, labels in zip(
+        [*range(1, before + 1), *range(19 - after, 19)], trained_on, strict=True
+    ):
         assert labels.tolist() == told[order.of_step(step)].tolist()
+    assert (told != vertical_parts.Bottoms().whole("train")[1].numpy()).any()
 
 
 # --- what cannot start
