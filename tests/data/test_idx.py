@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,16 @@ def test_what_is_not_the_published_file_is_refused(tmp_path, content, sentence):
         read_idx(path, TINY_SET.files[1])
 
 
+def test_no_more_is_unpacked_than_the_published_file_has(tmp_path):
+    path = write(tmp_path / "file", gzip.compress(bytes(64 << 20)))
+    tracemalloc.start()
+    with refused("is not the published"):
+        read_idx(path, TINY_SET.files[1])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
 def test_a_file_that_cannot_be_read_is_told(tmp_path):
     with refused("file cannot be read: Is a directory", DataUnavailable):
         (tmp_path / "file").mkdir()
@@ -65,6 +76,10 @@ def test_any_bytes_are_an_array_or_refused(content):
         (b"\x00\x00\x08", "bytes is not an IDX file of unsigned bytes"),
         (b"\x00\x00\x08\x02\x00\x00\x00\x01", "bytes ends inside its IDX header"),
         (b"\x00\x00\x08\x01\x00\x00\x00\x02\x07", "bytes holds 1 bytes of data, its IDX header a"),
+        (
+            b"\x00\x00\x08\x01\x00\x00\x00\x01\x07\x08",
+            "bytes holds 2 bytes of data, its IDX header",
+        ),
     ],
 )
 def test_a_wrong_idx_header_is_told(content, sentence):

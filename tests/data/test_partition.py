@@ -293,6 +293,7 @@ LABELS = np.arange(10) % 3
         (("dirichlet", LABELS, None, 11), "clients = 11 is more than the 10 training examples"),
         (("by_client", LABELS, None, 3), "needs data with owners, this data has none"),
         (("by_client", LABELS, LABELS, 4), "clients = 4, but the data has 3 owners"),
+        (("by_client", LABELS, LABELS, 2), "clients = 2, but the data has 3 owners"),
         (("by_client", LABELS, np.zeros(0, int), None), "owners is empty"),
         (("by_client", LABELS, [1, "a"], None), "owners must be whole numbers alone"),
         (("by_client", LABELS, [0.5, 1.0], None), "owners must be whole numbers alone"),

@@ -191,6 +191,7 @@ BOUNDS = {
     "protection.dp_encrypt.dp_delta": (1e-300, 1 - 2**-53),
     "protection.pw_encrypt.share_secrets_ratio": (1e-300, 1.0),
     "clients.fraction": (1e-300, 1),
+    "privacy.delta": (0, 1 - 2**-53),
     "training.momentum": (0, 1 - 2**-53),
     "training.weight_decay": (0, 1e308),
     "simulation.dropouts.masked": (0, 1 - 2**-53),

@@ -23,6 +23,7 @@ from fedveil.language.generation import Continuation, Request, generate
 from fedveil.language.text import ByteTokenizer
 from fedveil.link.channel import Receive, Send, drive_together
 from fedveil.link.streams import Address
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message
 from fedveil.tasks.pangu import Pangu
 from fedveil.vertical import together
@@ -85,6 +86,27 @@ def test_what_a_text_costs_is_said(runs: dict[str, Path]) -> None:
     short, split = generate(runs["private"], Request.seeded(b"abcd", 3, seed=0))
     assert (short.vectors, short.times) == (6, 1)
     assert generation.figures(split, short)[1].epsilon == 2.5 * 32
+
+
+def test_every_vector_and_every_choice_of_every_text_is_drawn_apart(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[str | int, ...]] = []
+    bits, choose = EmbeddingDP.bits, generation._choose
+
+    def noted(self: EmbeddingDP, values: Any, entropy: Any = None) -> Any:
+        drawn.append(entropy.path)
+        return bits(self, values, entropy)
+
+    def chosen(scores: Any, pieces: Any, temperature: float, entropy: Any) -> int:
+        drawn.append((*entropy.path, entropy.seed))
+        return choose(scores, pieces, temperature, entropy)
+
+    monkeypatch.setattr(EmbeddingDP, "bits", noted)
+    monkeypatch.setattr(generation, "_choose", chosen)
+    for seed in (1, 2):
+        generate(runs["private"], Request.seeded(b"abc", 5, 1.5, seed))
+    assert len(drawn) == len(set(drawn)) == 2 * 2 * 5
 
 
 def parties(context: int = 16, **privacy: Any) -> tuple[Party, Party]:
@@ -205,6 +227,8 @@ def vectors(length: int = 2, value: float = 0.5, step: int = 1) -> Message:
         ([extend(), vectors(3)], "of shape (1, 3, 32) where (1, 2, 32) was due"),
         ([extend(), vectors(value=math.nan)], "with NaN or infinity"),
         ([extend(), vectors(step=2)], "of step 2 where step 1 was due"),
+        ([extend(), vectors(), extend(start=2)], "'extend' of step 1 where 'extend' of step 2"),
+        ([extend(), vectors(), extend(step=2, start=2, length=15)], "asks for 15 positions from 2"),
         ([extend(), vectors(), extend(step=2, start=1)], "from 1 on, where 2 of 16"),
     ],
 )

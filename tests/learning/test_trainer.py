@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ PLANS = [
     plan(momentum=0.9),
     plan(momentum=0.9, weight_decay=0.01),
     plan(optimizer="adam", lr=0.01),
+    plan(optimizer="adam", lr=0.01, weight_decay=0.01),
     plan(epochs=1, batch_size=100),
 ]
 
@@ -152,6 +154,41 @@ def test_a_client_whose_training_raises_is_reported_and_leaves_no_trace(
         last = rows[-1].copy()
     assert [type(f) for f in failures] == [type(None), RuntimeError, type(None)]
     np.testing.assert_array_equal(last, train(trainer, model, [cohort[2]])[0])
+
+
+def test_the_steps_of_a_pass_that_fails_are_forgotten() -> None:
+    class Trap(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            passes.append(len(passes))
+            if len(passes) == 1:
+                raise RuntimeError("caught")
+            return gradient
+
+    class Trapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.large = nn.Linear(8, MIN_ELEMENTS // 8)
+            self.narrow = nn.Linear(MIN_ELEMENTS // 8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.narrow(self.large(Trap.apply(self.first(x)))))  # type: ignore[no-untyped-call]
+
+    passes: list[int] = []
+    torch.manual_seed(0)
+    model = Trapped()
+    cohort = clients((6,), 3, (4, 4))
+    trainer = LoopTrainer(copy.deepcopy(model), plan())
+    trainer.start(Layout(model).vector())
+    (_, (failed,)), (rows, (fine,)) = ((r.copy(), f) for r, f in trainer.train(cohort))
+    assert (str(failed), fine) == ("caught", None)
+    alone = train(LoopTrainer(copy.deepcopy(model), plan()), model, cohort[1:])
+    np.testing.assert_array_equal(rows, alone)
 
 
 def test_frozen_and_unused_parameters_are_left_alone() -> None:

@@ -127,6 +127,18 @@ def test_a_party_whose_peer_has_gone_says_so() -> None:
         drive_together({**steps, "bank": silent()})
 
 
+def test_the_first_error_is_the_one_that_is_raised() -> None:
+    def failing(why: str) -> Exchange[None]:
+        yield Send("c", {"kind": "tensor"})
+        raise ExchangeError(why)
+
+    def reading() -> Exchange[None]:
+        yield Receive("a")
+
+    with pytest.raises(ExchangeError, match=r"^first$"):
+        drive_together({"a": failing("first"), "b": failing("second"), "c": reading()})
+
+
 def test_nobody_runs_far_ahead_of_those_who_read() -> None:
     """A follower could send all its looks before the leader reads the first."""
     unread, most = 0, 0

@@ -91,6 +91,36 @@ def test_what_is_sent_before_the_first_stream_is_not_lost() -> None:
     assert other.receive() == {"n": 1}
 
 
+def test_what_was_under_way_when_a_stream_broke_comes_on_the_next() -> None:
+    one, other = pair()
+    stream = Stream(one, other)
+    one.send({"n": 1})
+    assert stream.carry(0, lose=True)
+    stream.cut()
+    stream = Stream(one, other)
+    assert stream.carry(0)
+    assert other.receive() == {"n": 1}
+
+
+def test_a_message_that_comes_twice_counts_once() -> None:
+    one, other = pair()
+    stream = Stream(one, other)
+    one.send({"n": 1})
+    frame = one._next_frame(stream.numbers[0])
+    assert frame is not None
+    for _ in range(2):
+        other.take(stream.numbers[1], frame)
+    assert other.receive() == {"n": 1}
+    assert not other._inbox
+
+
+def test_what_a_peer_has_of_another_process_counts_for_nothing_here() -> None:
+    one, other = pair()
+    one.send({"n": 1})
+    number = one.attach(other.session, bytes(16), 1)
+    assert one._next_frame(number) is not None
+
+
 def test_a_new_process_of_the_peer_is_noticed_before_anything_else_is_said() -> None:
     leader, follower = pair()
     stream = Stream(leader, follower)

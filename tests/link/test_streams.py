@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedveil.link.link import Link
 from fedveil.link.listener import Listener
 from fedveil.link.streams import Address, Greeting
 from fedveil.link.tls import Credentials, write_certificates
-from fedveil.message import encode
+from fedveil.message import decode, encode
 
 LOOPBACK = Address("127.0.0.1", 0)
 PATIENCE_S = 20.0
@@ -80,6 +81,10 @@ def meet(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 
 def refused(link: Link) -> str:
+    end = time.monotonic() + PATIENCE_S
+    while not link.is_over and time.monotonic() < end:
+        assert not link._stream, "it was taken in"
+        time.sleep(0.01)
     with pytest.raises(PeerRefused) as error:
         link.receive()
     return str(error.value)
@@ -176,7 +181,8 @@ def test_a_new_process_takes_the_place_of_the_old_one(meet: Any) -> None:
         meeting.leads["bank"].receive()
     meeting.leads["bank"].begin()
     assert meeting.leads["bank"].receive() == {"n": 2}
-    assert refused(old) == "lead refuses: another process of bank has taken its place"
+    with pytest.raises(PeerRefused, match=r"^lead refuses: another process of bank has taken its"):
+        old.receive()
 
 
 def test_a_certificate_of_another_authority(meet: Any, certificates: Path) -> None:
@@ -239,6 +245,24 @@ def test_another_version_of_the_protocol(meet: Any, monkeypatch: pytest.MonkeyPa
     assert meeting.said == [f"refused: {reason}"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kind": "welcome"}, "it is not a hello"),
+        ({"session": b""}, "its session has 0 bytes"),
+        ({"session": bytes(17)}, "its session has 17 bytes"),
+        ({"protocol": 0}, "bank speaks version 0 of the protocol"),
+        ({"protocol": 2}, "bank speaks version 2 of the protocol"),
+        ({"arrived": "1"}, "arrived"),
+    ],
+)
+def test_a_greeting_is_checked(changes: dict[str, Any], why: str) -> None:
+    hello = decode(Greeting("bank", bytes(16), b"", 0).to_bytes("hello"))
+    assert Greeting.from_bytes(encode(hello), "hello", "bank", "lead").party == "bank"
+    with pytest.raises(PeerRefused, match=why):
+        Greeting.from_bytes(encode({**hello, **changes}), "hello", "bank", "lead")
+
+
 def test_plaintext_to_a_leader_that_speaks_tls(meet: Any) -> None:
     meeting = meet()
     assert refused(meeting.dial(plaintext=True)) == (
@@ -261,6 +285,8 @@ def test_plaintext_stays_on_loopback_addresses() -> None:
         Dialer(outside, link, "bank", None)
     with pytest.raises(InvalidValue, match=r"--listen = 0\.0\.0\.0:0 is not a loopback"):
         Listener(Address("0.0.0.0", 0), {"bank": Link("bank")}, "lead", None, print)
+    for elsewhere in ("10.0.0.7:1", "localhost.example:1", "lead:1", "[fe80::1]:1"):
+        assert not Address.parse("--connect", elsewhere).is_loopback
     for loopback in ("127.0.0.1:1", "[::1]:1", "localhost:1"):
         assert Address.parse("--listen", loopback).is_loopback
         assert str(Address.parse("--listen", loopback)) == loopback

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedveil.errors import CertificateError, InvalidValue, SplitInvalid
 from fedveil.link import tls
@@ -95,6 +97,17 @@ def test_an_authority_that_was_cut_short_in_the_making_is_made_again(tmp_path: P
 def test_a_certificate_of_another_party(folder: Path) -> None:
     with pytest.raises(CertificateError, match=r"is bank's, and the party here is lead$"):
         Credentials.read(folder / "bank", "lead")
+
+
+def test_a_certificate_that_names_several_parties_is_nobodys() -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "bank")])
+    for parties, who in ((["bank"], "bank"), (["bank", "shop"], None), ([], None)):
+        builder = tls._builder(name, name, key.public_key(), 1)
+        if parties:
+            named = x509.SubjectAlternativeName([x509.DNSName(party) for party in parties])
+            builder = builder.add_extension(named, critical=False)
+        assert party_of(builder.sign(key, hashes.SHA256())) == who
 
 
 def test_a_key_that_others_can_read(folder: Path) -> None:

@@ -77,6 +77,18 @@ def test_held_out_text_may_come_from_elsewhere(tmp_path: Path) -> None:
     assert text.join(tokens, task.tokenizer.pieces()).startswith(b"and now for something")
 
 
+def test_the_tokenizer_knows_nothing_of_held_out_text(tmp_path: Path) -> None:
+    settings = small(tmp_path)
+    train, _ = text.hold_out(text.read(settings.text), settings.test_fraction)
+    learnt = text.PairTokenizer.train(train, 300)
+    assert Pangu(settings).tokenizer.pieces() == learnt.pieces()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "held.txt").write_bytes(b"and now for something different\n" * 99)
+    elsewhere = small(tmp_path, test_text=str(tmp_path / "other"), text=str(tmp_path / "sheep.txt"))
+    words = Pangu(elsewhere).tokenizer.pieces()
+    assert not any(piece and b"something" in piece for piece in words)
+
+
 def test_a_run_that_goes_on_has_the_tokenizer_it_began_with(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -189,11 +189,12 @@ def test_intervals_are_one_hot_and_hold_equally_many_training_rows():
     assert ((shares - 0.25).abs() < 0.01).all()
 
 
-def test_a_higher_value_is_in_a_higher_interval():
+def test_a_higher_value_is_in_a_higher_interval_held_out_or_not():
     task = build("tabular", TabularSettings(bins=5), 1)
-    own = task.owned("leader", "train")
-    places = own.columns["wide"].reshape(-1, 15, 5).argmax(dim=2)
-    order = own.columns["deep"].argsort(dim=0)
+    both = [task.owned("leader", subset).columns for subset in ("train", "test")]
+    wide, deep = (torch.cat([columns[kind] for columns in both]) for kind in ("wide", "deep"))
+    places = wide.reshape(-1, 15, 5).argmax(dim=2)
+    order = deep.argsort(dim=0)
     assert (places.gather(0, order).diff(dim=0) >= 0).all()
 
 

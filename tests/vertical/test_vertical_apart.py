@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from cutter import Cutter
+from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerRefused, RunFolderError
 from fedveil.link.link import Link
 from fedveil.link.streams import Address
@@ -22,6 +24,7 @@ from fedveil.link.tls import Credentials, write_certificates
 from fedveil.message import Message
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.apart import sessions
+from fedveil.vertical.apart.handshake import Agreement
 from fedveil.vertical.apart.machine import Machine, Session, follower_of
 from fedveil.vertical.apart.sessions import Meeting, follow, lead
 
@@ -456,6 +459,22 @@ def test_which_follower_this_is(certificates: Path) -> None:
     for named, tls in ((None, None), (None, certificates), ("lead", None)):
         with pytest.raises(InvalidValue, match="--party"):
             follower_of(two, named, tls)
+
+
+def test_a_machine_keeps_to_its_examples_and_draws_from_the_operating_system(
+    tmp_path: Path,
+) -> None:
+    rows = {"train": np.arange(40), "test": np.arange(10)}
+    agreed = Agreement(bytes(16), "train", step=0, order_seed=0, positions=rows, notes=())
+    with ExitStack() as stack:
+        job = job_of("bottoms", "privacy.randomness=seeded")
+        machine = Machine.new(job, lambda task: "bank", tmp_path / "run", "command", stack)
+        run = machine._run_for(agreed, None)
+        assert isinstance(run.setting.entropy, Secure)
+        assert machine._run_for(replace(agreed, step=4), None) is run
+        others = {**rows, "train": rows["train"][::-1].copy()}
+        with pytest.raises(RunFolderError, match="are others than when this run began"):
+            machine._run_for(replace(agreed, positions=others), None)
 
 
 def test_the_folder_of_a_run_in_one_process_is_not_a_partys(parties: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import ExchangeError
-from fedveil.link.channel import Receive, Send, drive_together
+from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.vertical.apart import alignment, handshake
 from fedveil.vertical.apart.handshake import Agreement, Standing, Unfit
 from vertical_parts import Bottoms
@@ -48,8 +48,8 @@ def test_all_take_over_the_leaders_run_and_order() -> None:
 
 def test_they_go_on_from_the_last_step_that_all_hold() -> None:
     agreed = agree(
-        standing("lead", steps=(100, 200)),
-        standing("bank", steps=(100, 200), run=RUN),
+        standing("lead", steps=(0, 100, 200)),
+        standing("bank", steps=(0, 100, 200), run=RUN),
         standing("shop", steps=(0, 100), run=RUN),
     )
     assert {agreement.step for agreement in agreed.values()} == {100}
@@ -77,6 +77,30 @@ def test_the_leaders_order_rules_and_what_somebody_lacks_is_left_out_of_all(
     expected = sum(set(own) != set(mine) for own in (banks, shops))
     assert len(agreed["lead"].notes) == expected
     assert bool(agreed["bank"].notes) == (len(common) < len(banks))
+
+
+def test_a_follower_is_sent_its_own_rows_and_nothing_of_the_others() -> None:
+    parties = standing("lead", [4, 1, 2]), standing("bank", [9, 2, 1]), standing("shop", [1, 2, 7])
+    sent = {}
+
+    def noted(exchange: Exchange[Agreement]) -> Exchange[Agreement]:
+        answer = None
+        while True:
+            try:
+                request = exchange.send(answer)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            if isinstance(request, Send) and request.message["kind"] == "agreed":
+                sent[request.peer] = dict(request.message)
+            answer = yield request
+
+    lead, *others = parties
+    exchanges = {o.party: handshake.follow(o, "lead") for o in others}
+    leading = handshake.lead(lead, (*exchanges,), attempt=1, purpose="train", order_seed=11)
+    drive_together({"lead": noted(leading), **exchanges})
+    for party, rows in (("bank", [2, 1]), ("shop", [0, 1])):
+        assert sent[party].keys() == {"kind", "step", "rows_train", "rows_test"}
+        assert sent[party]["rows_train"].tolist() == rows
 
 
 def test_what_is_missing_is_reported_to_both() -> None:

@@ -209,7 +209,7 @@ def test_a_leader_without_a_safe_link_does_not_begin(
 ) -> None:
     log = tmp_path / "log"
     start = ["vertical", "leader", str(place / "job.yaml"), "--out", str(tmp_path / "run")]
-    process = vertical_process.start([*start, *arguments], log)
+    process = vertical_process.start([*start, "--patience", "1", *arguments], log)
     process.join(DEADLINE_S)
     assert process.exitcode == 1
     assert sentence in log.read_text()

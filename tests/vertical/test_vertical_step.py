@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -323,10 +324,10 @@ def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
-def _with_nan(message: Message) -> Message:
+def _with_last(message: Message, value: float) -> Message:
     data = np.array(message["data"])
     if data.dtype == np.float32:
-        data.reshape(-1)[-1] = np.nan
+        data.reshape(-1)[-1] = value
     return {**message, "data": data}
 
 
@@ -335,6 +336,7 @@ WRONG: dict[str, tuple[Callable[[Message], Message], str]] = {
     "name": (lambda m: {**m, "name": "other"}, "sent the tensor 'other' where"),
     "no name": (lambda m: {k: v for k, v in m.items() if k != "name"}, "sent the tensor None"),
     "step": (lambda m: {**m, "step": 3}, "of step 3 where step 2 was due"),
+    "earlier step": (lambda m: {**m, "step": 1}, "of step 1 where step 2 was due"),
     "step type": (lambda m: {**m, "step": 2.0}, "of step 2.0 where step 2 was due"),
     "micro": (lambda m: {**m, "micro": 7}, "sent micro-batch 7 of"),
     "kind": (lambda m: {**m, "kind": "ready"}, "sent a message of kind 'ready' where 'tensor'"),
@@ -342,7 +344,8 @@ WRONG: dict[str, tuple[Callable[[Message], Message], str]] = {
     "shape": (lambda m: {**m, "data": np.asarray(m["data"])[:-1]}, "of shape"),
     "scalar": (lambda m: {**m, "data": 1.0}, "with float as data"),
     "no data": (lambda m: {k: v for k, v in m.items() if k != "data"}, "without 'data'"),
-    "NaN": (_with_nan, "with NaN or infinity in it"),
+    "NaN": (lambda m: _with_last(m, np.nan), "with NaN or infinity in it"),
+    "infinity": (lambda m: _with_last(m, -np.inf), "with NaN or infinity in it"),
     "more": (lambda m: {**m, "more": 1}, "with the unknown field 'more'"),
 }
 
@@ -386,16 +389,17 @@ def test_a_wrong_tensor_voids_the_step_for_all(shape: str, in_flight: int) -> No
 def test_a_wrong_word_voids_the_step_of_its_receiver(shape: str) -> None:
     split = split_of(shape, SGD)
     words = [place for place in _places(split, 2) if place[2] != "tensor"]
-    for sender, place, kind in words:
+    for (sender, place, kind), number in itertools.product(words, (1, 3)):
 
         def change(message: Message, name: str, at: int) -> Message:
-            wrong = {**message, "step": 9}
+            wrong = {**message, "step": number}  # noqa: B023
             return wrong if (name, at) == (sender, place) else message  # noqa: B023
 
         parties = parties_of(split_of(shape, SGD), 2)
-        held, _, _ = batches(split, 1)
-        steps = {n: _with_changes(n, p.step(1, held[n]), change) for n, p in parties.items()}
-        with pytest.raises(ExchangeError, match=f"sent a {kind} of step 9 where step 1 was due"):
+        held, _, _ = batches(split, 2)
+        steps = {n: _with_changes(n, p.step(2, held[n]), change) for n, p in parties.items()}
+        wrong = f"sent a {kind} of step {number} where step 2 was due"
+        with pytest.raises(ExchangeError, match=wrong):
             drive_together(steps)
 
 
@@ -447,7 +451,7 @@ def test_statistics_of_a_void_step_are_put_back() -> None:
     held = {"lead": Batch(np.arange(50), {"x": x}, y), "bank": Batch(np.arange(50))}
 
     def spoiled(message: Message, name: str, at: int) -> Message:
-        return _with_nan(message) if message.get("name") == "backbone.grad" else message
+        return _with_last(message, np.nan) if message.get("name") == "backbone.grad" else message
 
     for number in (1, 2, 3):
         before = {name: _state(party) for name, party in parties.items()}
@@ -543,7 +547,44 @@ def test_reports_differ_between_occasions_and_not_within() -> None:
     assert not torch.equal(first, look(1, 1))
 
 
+def test_two_receivers_get_one_report() -> None:
+    parts = [
+        Part("first", "lead", ("data.x",), (6,), nn.Linear(6, 6), privacy=EmbeddingPrivacy(0.0)),
+        Part("left", "bank", ("first",), (6,), layer(6, 6, 1)),
+        Part("right", "shop", ("first",), (6,), layer(6, 6, 2)),
+        Part("top", "lead", ("left", "right"), (6,), vertical_parts.Joint(12, 6)),
+    ]
+    split = SplitModel(parts, leader="lead")
+    losses = {"lead": nn.functional.cross_entropy}
+    parties = {name: Party(name, split, loss=losses.get(name)) for name in split.parties}
+    held, _, _ = batches(split, 1)
+    sent = []
+
+    def noted(message: Message, name: str, place: int) -> Message:
+        if message.get("name") == "first":
+            sent.append(np.array(message["data"]))
+        return message
+
+    drive_together({n: _with_changes(n, p.step(1, held[n]), noted) for n, p in parties.items()})
+    assert len(sent) == 2
+    assert np.array_equal(*sent)
+
+
 # --- state, and the edges
+
+
+def test_the_learning_rate_rises_from_the_first_step() -> None:
+    split, whole = (split_of("bottoms", Optimizer("sgd", 0.3, warmup_steps=3)) for _ in range(2))
+    train(split, 1, 5)
+    model = whole.joined()
+    for number, lr in enumerate((0.1, 0.2, 0.3, 0.3, 0.3), start=1):
+        _, x, y = batches(whole, number)
+        loss = nn.functional.cross_entropy(model({"x": x}), y)
+        for parameter, gradient in zip(
+            model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True
+        ):
+            parameter.data -= lr * gradient
+    assert (weights(split) - weights(whole)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("step", [SGD, ADAM, Optimizer("adamw", 0.01)], ids=["sgd", "adam", "w"])

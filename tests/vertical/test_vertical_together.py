@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import vertical_parts
 from fedveil.errors import DataInvalid, ExchangeError, JobError, RunFolderError
 from fedveil.privacy import Figure
 from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
+from fedveil.vertical.account import Releases, figures, ledger_of
+from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.rows import Order, align
+from fedveil.vertical.split import Crossing, EmbeddingPrivacy
+from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import held
 from fedveil.vertical.step_lines import line
 from folders import SUPPORT
@@ -243,10 +250,13 @@ def test_a_damaged_checkpoint_is_refused(place: int) -> None:
         resume(folder)
 
 
-def test_another_model_or_other_data_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("subset", "count"), [("train", 49), ("test", 19)])
+def test_another_model_or_other_data_are_refused(
+    subset: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = _new()
     train(job(epochs=1), folder)
-    monkeypatch.setattr(vertical_parts.Bottoms, "train", 49)
+    monkeypatch.setattr(vertical_parts.Bottoms, subset, count)
     with pytest.raises(RunFolderError, match="another job, model or other data"):
         resume(folder)
 
@@ -275,7 +285,7 @@ def protected(**privacy: object) -> VerticalJob:
     return job(privacy=privacy, evaluation={"every_epochs": 2})
 
 
-def test_every_epoch_and_every_look_is_paid_for() -> None:
+def test_every_epoch_is_paid_for() -> None:
     run = train(protected(embedding_dp={"eps": 0.5}), _new())
     bank = [str(figure) for figure in run.figures["bank"]]
     assert bank[0] == "epsilon 0.25 at delta 0 (strong) for a bit of left"
@@ -333,8 +343,54 @@ def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:
         assert run.figures["bank"][3].what.endswith(f"sent {times} times")
 
 
-def test_labels_are_drawn_once_and_kept() -> None:
-    run = train(protected(label_dp={"eps": 1.0}, randomness="secure"), _new())
+def test_looks_are_paid_for_by_the_held_out_examples() -> None:
+    split = vertical_parts.Bottoms().split_model().replace("left", privacy=EmbeddingPrivacy(0.5))
+    releases = Releases(None, Order(0, 50, 9), fresh=False)
+    releases.train[7], releases.looks = 2, 3
+    ledger = ledger_of(split, "bank", releases, None)
+    assert ledger.epsilon("run") == pytest.approx(3 * 8 * 0.25)
+    assert figures(split, "bank", releases, 1e-5, None)[3].what.endswith("sent 3 times")
+
+
+def test_no_two_reports_of_a_run_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[object, ...]] = []
+    report = Reports.__call__
+
+    def noted(self: Reports, crossing: Crossing, values: Any, occasion: Occasion) -> Any:
+        drawn.append((crossing.part, *occasion.path))
+        return report(self, crossing, values, occasion)
+
+    monkeypatch.setattr(Reports, "__call__", noted)
+    train(job(privacy={"embedding_dp": {"eps": 0.5}}), _new())
+    looks = {number for _, subset, number, *_ in drawn if subset == "test"}
+    assert looks == {6, 12, 18}
+    assert len(set(drawn)) == len(drawn) == 2 * 2 * 3 * (6 + 3)
+
+
+@pytest.fixture
+def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The labels of every step as they come."""
+    seen: list[Any] = []
+    loss = vertical_parts.Bottoms.loss
+
+    def noted(self: Any, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append(labels.numpy().copy())
+        return loss(self, outputs, labels)
+
+    monkeypatch.setattr(vertical_parts.Bottoms, "loss", noted)
+    return seen
+
+
+def test_labels_are_drawn_once_and_kept(
+    trained_on: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vertical_parts.Bottoms, "train", 2000)
+    privacy = {"label_dp": {"eps": 1.0}, "randomness": "secure"}
+    run = train(job(privacy=privacy, epochs=1, batch_size=500, in_flight=1), _new())
+    truth = vertical_parts.Bottoms().whole("train")[1].numpy()
+    order = np.concatenate([Order(0, 2000, 500).of_step(step) for step in range(1, 5)])
+    low, high = stats.binom.interval(1 - 1e-9, 2000, math.e / (math.e + 2))
+    assert low <= (np.concatenate(trained_on) == truth[order]).sum() <= high
     assert [str(f) for f in run.figures["lead"]] == [
         "epsilon 1 at delta 0 (strong) for an example's label, in all epochs"
     ]
@@ -345,6 +401,33 @@ def test_labels_are_drawn_once_and_kept() -> None:
     (run.folder / "lead" / "labels").write_bytes(labels[:-1])
     with pytest.raises(RunFolderError, match="labels is damaged"):
         resume(run.folder)
+
+
+def test_drawn_labels_are_what_is_trained_on(trained_on: list[Any]) -> None:
+    """The same in every epoch, also where a run was stopped and goes on."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(record: dict[str, object]) -> None:
+        if record.get("epoch") == 1:
+            raise Stop
+
+    privacy = {"label_dp": {"eps": 0.0}, "randomness": "secure"}
+    with pytest.raises(Stop):
+        train(job(privacy=privacy, in_flight=1), _new("stopped"), progress=stop)
+    before = len(trained_on)
+    resume(_folders[0] / "stopped")
+    after = len(trained_on) - before
+    assert 6 < before < 18 < before + after
+    told, order = np.empty(50, np.int64), Order(0, 50, 9)
+    for step in range(1, 7):
+        told[order.of_step(step)] = trained_on[step - 1]
+    for step, labels in zip(
+        [*range(1, before + 1), *range(19 - after, 19)], trained_on, strict=True
+    ):
+        assert labels.tolist() == told[order.of_step(step)].tolist()
+    assert (told != vertical_parts.Bottoms().whole("train")[1].numpy()).any()
 
 
 # --- what cannot start
