@@ -145,7 +145,7 @@ def test_budget_solves_for_the_parameter_that_keeps_a_run_to_an_epsilon(command:
     assert out.splitlines() == table
     assert 1.98 < float(table[-1].split()[0]) <= 2
     code, _, err = command("budget", "--target-epsilon", "2")
-    assert code == 1
+    assert code == 2
     assert err.startswith("error: protection.name = not_encrypt promises no epsilon")
 
 

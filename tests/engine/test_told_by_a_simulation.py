@@ -10,7 +10,7 @@ import pytest
 
 import fedveil
 from fedveil.engine.budget import project_job
-from fedveil.errors import RunStopped
+from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
 
 
@@ -57,7 +57,7 @@ def test_under_a_promise_a_training_that_raises_is_still_seen(tmp_path: Path) ->
     for record in run.metrics:
         assert record["reports"] == 20
         assert 0 < record["unusable"]["RuntimeError: these examples are not to my taste"] < 20
-    with pytest.raises(RunStopped, match="every client of round 1 failed: RuntimeError: these"):
+    with pytest.raises(ModelInvalid, match="cannot train: RuntimeError: these examples are not"):
         fedveil.simulate(job(model="parts:hopeless", protection="signds"), tmp_path / "none")
 
 

@@ -345,7 +345,7 @@ def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:
 
 def test_looks_are_paid_for_by_the_held_out_examples() -> None:
     split = vertical_parts.Bottoms().split_model().replace("left", privacy=EmbeddingPrivacy(0.5))
-    releases = Releases(None, Order(0, 50, 9), fresh=False)
+    releases = Releases(None, Order(0, 50, 9), fresh=False, epochs=3)
     releases.train[7], releases.looks = 2, 3
     ledger = ledger_of(split, "bank", releases, None)
     assert ledger.epsilon("run") == pytest.approx(3 * 8 * 0.25)
