@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
+from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 Loop = TypeVar("Loop", bound=Callable[..., object])
 
-
-try:
-    _njit: Any = importlib.import_module("numba").njit
-except ImportError:  # no wheel for this platform
-    _njit = None
-HAVE_NUMBA = _njit is not None
+#: There is no wheel of numba for some platforms.
+HAVE_NUMBA = find_spec("numba") is not None
 _REORDER = {"contract", "reassoc", "nsz"}
 
 
@@ -28,15 +25,36 @@ def compiled(
     """
 
     def choose(loop: Loop) -> Loop:
-        chosen: Any = fallback or loop
-        if _njit is not None:
-            options: Any = {"nogil": True, "fastmath": _REORDER if reorder else False}
-            try:
-                chosen = _njit(loop, cache=True, **options)
-            except RuntimeError:  # nowhere to keep compiled code: compile it in every process
-                chosen = _njit(loop, **options)
-            chosen.numpy_path = fallback  # the tests compare the two
+        chosen: Any = _Kernel(loop, fallback, reorder) if HAVE_NUMBA else fallback or loop
         result: Loop = chosen
         return result
 
     return choose
+
+
+class _Kernel:
+    """A loop that numba is asked for when it is first called: numba is slow to import."""
+
+    def __init__(self, loop: Any, fallback: Callable[..., object] | None, reorder: bool) -> None:
+        self._loop = loop
+        self._options: Any = {"nogil": True, "fastmath": _REORDER if reorder else False}
+        self.numpy_path = fallback  # the tests compare the two
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.jitted(*arguments)
+
+    @cached_property
+    def jitted(self) -> Any:
+        """The loop as numba has it; numba knows the loops that it calls in that form alone."""
+        from numba import njit
+
+        names = self._loop.__globals__
+        for name in self._loop.__code__.co_names:
+            if isinstance(names.get(name), _Kernel):
+                names[name] = names[name].jitted
+        try:
+            jitted = njit(self._loop, cache=True, **self._options)
+        except RuntimeError:  # nowhere to keep compiled code: compile it in every process
+            jitted = njit(self._loop, **self._options)
+        jitted.numpy_path = self.numpy_path
+        return jitted

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from fedveil.errors import MissingExtra
@@ -38,3 +39,11 @@ def lazy(
         return sorted(sys.modules[package].__all__)
 
     return find, listed
+
+
+@cache
+def special() -> Any:
+    """SciPy's special functions take a third of a second to import: only where they are used."""
+    from scipy import special
+
+    return special

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit
 
 from fedveil._arrays import Array
+from fedveil._lazy import special
 from fedveil._validate import integer, number, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -35,7 +35,7 @@ class BinaryRandomizedResponse:
     @property
     def keep_probability(self) -> float:
         """P, rounded to a float."""
-        return float(expit(self.eps))
+        return float(special().expit(self.eps))
 
     def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> Array:
         """The perturbed bits, of the shape and type of `bits`: truth values, or 0 and 1."""

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import cache, lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from fedveil._lazy import special
 from fedveil._validate import within
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
 from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
@@ -102,7 +103,7 @@ class _Pure:
         wrong = np.arange(
             min(n, math.ceil(mean + reach)), max(0, math.floor(mean - reach)) - 1, -1.0
         )
-        gammaln = _special().gammaln
+        gammaln = special().gammaln
         ways = gammaln(n + 1.0) - gammaln(wrong + 1) - gammaln(n - wrong + 1)
         weights = np.exp(ways + wrong * log_wrong + (n - wrong) * log_right)
         origin = (n - 2 * float(wrong[0])) * self.epsilon
@@ -124,13 +125,13 @@ class _Normal:
         mean = self.square * (0.5 + tilt)
         edges, step = np.linspace(-8.0, 8.0, (1 << 18) + 1, retstep=True)
         # A cell's mass counts as the loss at its upper end.
-        weights = np.diff(_special().ndtr(edges)) * math.exp(tilt * distance * step)
+        weights = np.diff(special().ndtr(edges)) * math.exp(tilt * distance * step)
         origin = mean + distance * float(edges[1])
         return [(Tilted(origin, distance * float(step), weights, 1e-10), 1)]
 
     def epsilon(self, delta: float) -> float:
         """The exact curve of the Gaussian mechanism (Balle and Wang, 2018, theorem 8)."""
-        log_ndtr, distance = _special().log_ndtr, math.sqrt(self.square)
+        log_ndtr, distance = special().log_ndtr, math.sqrt(self.square)
 
         def log_delta(epsilon: float) -> float:
             ahead = log_ndtr(distance / 2 - epsilon / distance)
@@ -307,11 +308,3 @@ def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
     worse = {q: 2.0 ** (q / 4) * (epsilon(q) - epsilon(best)) for q in range(best - 40, best + 1)}
     tilts = [2.0 ** (min(q for q in worse if worse[q] <= factor) / 4) for factor in (8.0, 1.0)]
     return max(0.0, epsilon(best)), tilts
-
-
-@cache
-def _special() -> Any:
-    """SciPy's special functions take a third of a second to import: only where they are used."""
-    from scipy import special
-
-    return special

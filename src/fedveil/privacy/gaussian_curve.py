@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.special import erfcx, ndtr
+
+from fedveil._lazy import special
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2  # on [0, 1]
@@ -45,7 +46,7 @@ def _difference(x: float, y: float, eps: float) -> float:
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
     """Whether delta(x) <= delta, compared where neither side has cancelled."""
     if x < -1:  # delta(x) > 0.68: compare the complements
-        return float(ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta
+        return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta
     mu = _difference(x, y, eps)
     if mu > 0.5:
         fall = _scaled(x) - _scaled(y)
@@ -57,4 +58,4 @@ def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
 
 def _scaled(t: Any) -> Any:
     """E(t) = 2 exp(t² / 2) Phi(-t)."""
-    return erfcx(t * math.sqrt(0.5))
+    return special().erfcx(t * math.sqrt(0.5))

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln
 
 from fedveil._arrays import Float64s, Int64s
+from fedveil._lazy import special
 from fedveil.entropy import Entropy
 
 #: `neighbours: auto` is the complete graph up to this many clients.
@@ -112,5 +112,6 @@ def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
 
 
 def _choose(n: int, k: Int64s) -> Float64s:
+    gammaln = special().gammaln
     result: Float64s = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     return result
