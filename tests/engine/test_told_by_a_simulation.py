@@ -70,3 +70,19 @@ def test_weights_are_said_to_have_no_finite_epsilon(
     assert [record["in_clear"] for record in run.metrics] == [said] * 3
     assert list(run.ledger.in_clear) == list(fedveil.resume(run.folder).ledger.in_clear) == said
     assert [line.what for line in project_job(run.job) if math.isinf(line.epsilon)][4:] == said
+
+
+def test_central_noise_is_a_promise_too(tmp_path: Path) -> None:
+    """A client whose update cannot be used adds a vector of zero to the sum, under masks."""
+    central = {"reconstruct_secrets_threshold": 11, "central_eps": 1.0, "clip": 1.0}
+    settings = job(
+        model="parts:picky",
+        protection={"name": "pw_encrypt", "pw_encrypt": central},
+        server={"weighting": "equal"},
+        clients={"number": 20, "fraction": 1.0},
+        training={"epochs": 1, "batch_size": 1000},
+    )
+    for record in fedveil.simulate(settings, tmp_path / "run").metrics:
+        assert (record["reports"], record["failed"], record["withheld"]) == (20, {}, {})
+        assert 0 < record["unusable"]["RuntimeError: these examples are not to my taste"] < 20
+        assert record["epsilon_per_round"] == 1.0
