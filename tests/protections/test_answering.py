@@ -120,3 +120,19 @@ def test_a_half_that_raises_for_an_update_is_asked_no_more() -> None:
     room.receive(0, given.message)
     room.advance()
     assert not room.aggregate().update.any()
+
+
+def test_a_half_answers_each_phase_once() -> None:
+    """Another half that goes on from it does not go back either."""
+    made: Protection = parts.TwoPhases(parts.TwoPhasesSettings(), context())
+    room, mine, other = (
+        server_half(made, [0], MODEL), client_half(made, 0, MODEL), client_half(made, 0, MODEL)
+    )  # fmt: skip
+    opening = room.opening()
+    room.receive(0, mine.respond(opening, None))
+    question = room.advance()[0]
+    other.take_up(mine.keep())
+    mine.respond(question, MODEL)
+    for half, message in ((mine, question), (mine, opening), (other, opening)):
+        with pytest.raises(ClientWithheld, match="phase out of order"):
+            half.respond(message, MODEL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,15 @@ def test_a_client_that_has_withheld_keeps_nothing():
     with pytest.raises(ClientWithheld):
         client.respond({"phase": "unmask", "round": 4})
     assert client.keep() == {}
+
+
+def test_a_client_does_not_go_on_under_other_terms():
+    played = Played()
+    kept = played.clients[6].keep()
+    lowered = Client(6, replace(played.terms, threshold=2), Secure())
+    with pytest.raises(ClientWithheld, match="terms are others than at its beginning"):
+        lowered.take_up(kept)
+    played.new_client(6).take_up(kept)
 
 
 def test_what_was_taken_up_goes_on_at_the_next_phase_alone():

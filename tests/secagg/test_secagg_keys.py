@@ -87,6 +87,7 @@ def test_signatures_name_what_they_sign() -> None:
     listed = identity.sign(keys.survivors_text(CONTEXT, [1, 2]))
     assert keys.is_signed(public, listed, keys.survivors_text(CONTEXT, [1, 2]))
     assert not keys.is_signed(public, listed, keys.survivors_text(CONTEXT, [1, 3]))
+    assert not keys.is_signed(public, listed, keys.survivors_text(bytes(32), [1, 2]))
     assert not keys.is_signed(public, signature, keys.survivors_text(CONTEXT, [1, 2]))
     assert not keys.is_signed(public, listed[:-1], keys.survivors_text(CONTEXT, [1, 2]))
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
-from fedveil.secagg import Client, Server
+from fedveil.secagg import Client, Server, keys
 from fedveil.secagg.phases import as_ids
 from secagg_parts import Played, edited
 
@@ -396,6 +396,23 @@ def test_too_few_signatures_are_refused() -> None:
 
     played = Played(active_security=True).play(down=few)
     assert "2 signatures of survivors, 3 are needed" in played.withheld[6]
+
+
+def test_signatures_of_clients_outside_the_survivors_are_refused() -> None:
+    """Client 12 has dropped out, and signs for the server what the survivors sign."""
+    played = Played(active_security=True)
+
+    def with_a_stranger(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (phase, client) == ("unmask", 6):
+            text = keys.survivors_text(played.clients[6]._view, [0, 3, 6, 9])
+            own = np.frombuffer(played.identities[12].sign(text), np.uint8)
+            message["signatures"] = np.stack([*message["signatures"][:2], own])
+            message["signers"] = as_ids([0, 3, 12])
+        return message
+
+    played.play({"masked": [12]}, down=with_a_stranger)
+    assert "signatures of survivors, 3 are needed" in played.withheld[6]
+    assert played.exact
 
 
 @pytest.mark.parametrize(
