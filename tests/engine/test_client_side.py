@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
+from test_simulation import job
 
 import parts
 from fedveil.engine.assembly import ModelShape, make_client_side, make_protection
 from fedveil.engine.executors.client_side import ClientsData, Made
 from round_parts import server_half
-from test_simulation import job
 
 CLIENTS = range(2)
 
@@ -38,7 +38,9 @@ def test_no_two_reports_have_the_same_noise() -> None:
         opening = server_half(made, CLIENTS, weights, number=number).opening()
         for answer in side.answers(dict.fromkeys(CLIENTS, opening)):
             assert isinstance(answer, Made)
-            reports.append(np.array(answer.message["update"], np.float64))
+            half = server_half(made, [answer.client], weights, number=number)
+            half.receive(answer.client, answer.message)
+            reports.append(half.aggregate().update)
     deviation = np.std(reports)
     for one, other in combinations(reports, 2):
         assert np.std(one - other) > 0.5 * deviation
