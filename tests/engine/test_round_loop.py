@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
+from fedveil.errors import RoundVoid
 from fedveil.message import Message, encode
 from fedveil.protections.base import Aggregate, RoundContext
 from fedveil.protections.phased import PhasedRound
@@ -91,6 +92,21 @@ def test_other_phases_charge_nobody_and_take_nothing_back() -> None:
     assert outcome.charged == set(COHORT[1:])
     assert outcome.reported == set(COHORT[2:])
     assert outcome.dropped == {0, 1, 5, 6, 7}
+
+
+class Alone(Half):
+    def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
+        raise RoundVoid("keys", len(answered), len(COHORT))
+
+
+def test_a_void_round_has_no_aggregate_whatever_its_half_would_give() -> None:
+    half = Alone(RoundContext(COHORT, ROUND, np.zeros(1, np.float32)), ["keys", "report"])
+    script = Script(keys=[Report(0, GOOD)])
+    outcome = drive(half, script, dict.fromkeys(COHORT, half.opening()), "report")
+    assert half.aggregate().reports == 1
+    assert outcome.result(half.aggregate) is None
+    assert outcome.void is not None
+    assert outcome.charged == set()
 
 
 @pytest.mark.parametrize("one", [Failed(1, "another"), Withheld(1, "a"), Report(1, GOOD)])
