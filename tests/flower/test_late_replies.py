@@ -128,3 +128,43 @@ def test_in_somebodys_flower_app(
     # Each client keeps its own account as client 0; the strategy's is by Flower's numbers.
     assert {1, 2, 3, 4, 5} <= charges[1]
     assert {1, 2, 3, 4, 5} <= charges[2]
+
+
+def _spoilt(reply: Message) -> Message:
+    reply.content["fedveil"]["encoded"] = b"no report"  # type: ignore[index]
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("comes", "given"),
+    [
+        ("nothing", True),
+        ("no report", True),
+        (4, True),  # there was a reply, which is not to be had any more
+        (2, False),  # the client's app raised
+    ],
+)
+def test_a_strategys_ledger_has_what_may_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str | int, given: bool
+) -> None:
+    """The ledger as it is when the round has ended, not as it was while nobody could know."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+
+    def errs(message: Message, context: Any) -> Message:
+        return Message(Error(int(comes), "as Flower says"), reply_to=message)
+
+    app: Any = errs if isinstance(comes, int) else client_app(train, [ProtectMod()])
+    grid = FakeGrid(Node(n, app) for n in (1, 2))
+    if comes == "nothing":
+        grid.silent = set(grid.nodes)
+    if comes == "no report":
+        grid.tamper_reply = _spoilt
+    strategy = ProtectedStrategy(FedAvg(), protection="rr", eps=1.0)
+    strategy.start(grid, record_of({"w": np.zeros(40, np.float32)}), num_rounds=1, timeout=0.2)
+    record = strategy.rounds[0]
+    assert record.reports == 0
+    assert (sum(record.rejected.values()), record.dropped) == {
+        "nothing": (0, 2), "no report": (2, 0), 4: (0, 2), 2: (0, 0),
+    }[comes]  # fmt: skip
+    assert strategy.ledger.epsilon("run") == (2 * 40 if given else 0)

@@ -23,7 +23,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import AnsweredBefore, DeploymentError
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from fedveil.flower.answered_file import AnsweredFile
-from fedveil.flower.records import COMMON
+from fedveil.flower.records import COMMON, MESSAGE
 from fedveil.message import decode, encode
 from flower_app_parts import FakeGrid, Node, record_of
 from flower_app_parts import client_app as own_app
@@ -125,6 +125,31 @@ def test_a_server_that_was_killed_goes_on_with_those_whose_update_has_not_left(t
         (3, CLIENTS, None),
     ]
     assert records[1]["withheld"] == {BEFORE: 2}
+
+
+def test_a_round_that_is_begun_again_has_nothing_of_the_attempt_before(tmp_path: Path):
+    """Neither its keys nor what was answered to it: every client makes both anew."""
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW))
+    grid = LocalGrid(app, tmp_path / "state")
+
+    def killed(message: Any) -> Any:
+        if message.metadata.message_type in ("train.share", "query.forget"):
+            raise Killed  # nor does it tell anybody to forget
+        return message
+
+    grid.tamper = killed
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    assert all(context.state for context in grid.contexts.values())  # they are in mid-round
+    grid.tamper = lambda message: message
+    (record,) = serve(app, grid, tmp_path / "run").metrics
+    assert (record["reports"], record["withheld"], record["void"]) == (CLIENTS, {}, None)
+    said = [r.content[MESSAGE]["encoded"] for r in grid.replies if _advertises(r)]
+    assert len({decode(words)["mask_key"] for words in said}) == len(said) == 2 * CLIENTS
+
+
+def _advertises(reply: Any) -> bool:
+    return bool(reply.metadata.message_type == "train.advertise")
 
 
 def test_where_all_updates_have_left_the_round_is_void_and_the_next_one_is_not(tmp_path: Path):

@@ -1,0 +1,46 @@
+"""What a simulated client's report draws from: a stream of its own in every round."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+from test_simulation import job
+
+import parts
+from fedveil.engine.assembly import ModelShape, make_client_side, make_protection
+from fedveil.engine.executors.client_side import ClientsData, Made
+from round_parts import server_half
+
+CLIENTS = range(2)
+
+
+def test_no_two_reports_have_the_same_noise() -> None:
+    """Of clients with the same examples, which learn next to nothing: all that differs is noise."""
+    settings = job(
+        model="parts:linear",
+        protection={"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 0.1}},
+        training={"lr": 1e-9, "batch_size": 1000},
+        clients={"number": len(CLIENTS), "fraction": 1.0},
+    )
+    mine = parts.one_clients_data()
+    x, y = mine["x_train"], mine["y_train"]
+    own = np.arange(len(x))
+    data = ClientsData(x, y, np.tile(own, 2), np.array([0, len(x), 2 * len(x)]))
+    dimension = parts.FEATURES * parts.CLASSES + parts.CLASSES
+    weights = np.zeros(dimension, np.float32)
+    shape = ModelShape((parts.FEATURES,), parts.CLASSES)
+    side = make_client_side(settings, shape, data, weights)
+    made = make_protection(settings, dimension)
+    reports = []
+    for number in (1, 2):
+        side.open(number)
+        opening = server_half(made, CLIENTS, weights, number=number).opening()
+        for answer in side.answers(dict.fromkeys(CLIENTS, opening)):
+            assert isinstance(answer, Made)
+            half = server_half(made, [answer.client], weights, number=number)
+            half.receive(answer.client, answer.message)
+            reports.append(half.aggregate().update)
+    deviation = np.std(reports)
+    for one, other in combinations(reports, 2):
+        assert np.std(one - other) > 0.5 * deviation

@@ -1,0 +1,123 @@
+"""Whom a round charges, and what it counts, by what comes of asking each client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from fedveil.errors import RoundVoid
+from fedveil.message import Message, encode
+from fedveil.protections.base import Aggregate, RoundContext
+from fedveil.protections.phased import PhasedRound
+from fedveil.rounds.answers import (
+    Answer,
+    ClientId,
+    Failed,
+    Folded,
+    Refused,
+    Report,
+    Unreached,
+    Withheld,
+    short,
+)
+from fedveil.rounds.loop import Carrier, Outcome, drive
+
+ROUND = 3
+GOOD = encode({"round": ROUND})
+COHORT = range(8)
+
+
+class Half(PhasedRound):
+    def _fold(self, client: ClientId, message: Message) -> None:
+        """Anything will do."""
+
+    def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
+        return dict.fromkeys(answered, self._words())
+
+    def _aggregate(self) -> Aggregate:
+        return Aggregate(np.zeros(1), self.reports)
+
+
+class Script(Carrier):
+    """Brings the answers that are written down for each phase."""
+
+    def __init__(self, **phases: Sequence[Answer]) -> None:
+        self.phases = phases
+
+    def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        return (answer for answer in self.phases[phase] if answer.client in messages)
+
+
+def played(script: Script, trains: str) -> Outcome:
+    half = Half(RoundContext(COHORT, ROUND, np.zeros(1, np.float32)), list(script.phases))
+    return drive(half, script, dict.fromkeys(COHORT, half.opening()), trains)
+
+
+def test_whoever_a_report_may_have_left_is_charged() -> None:
+    outcome = played(
+        Script(
+            report=[
+                Report(0, GOOD),
+                Report(1, b"no report"),
+                Report(2, encode({"round": ROUND + 1})),
+                Refused(3, 10, "as the carrier says"),
+                Withheld(4, "a reason"),
+                Failed(5, "a reason"),
+                Unreached(6),  # and nothing is heard of the last
+            ]
+        ),
+        "report",
+    )
+    assert outcome.charged == {0, 1, 2, 3, 7}
+    assert outcome.arrived == {0, 1, 2, 3}
+    assert outcome.reported == {0}
+    assert outcome.dropped == {6, 7}
+    assert sum(outcome.rejected.values()) == 3
+    assert outcome.hopeless is None
+
+
+def test_a_report_that_is_folded_where_it_is_made_counts_as_any_other() -> None:
+    outcome = played(Script(report=[Folded(0, 10), Report(1, GOOD)]), "report")
+    assert outcome.reported == {0, 1}
+    assert outcome.bytes_up == 10 + len(GOOD)
+
+
+def test_other_phases_charge_nobody_and_take_nothing_back() -> None:
+    keys = [Report(c, GOOD) for c in COHORT[1:]]
+    reports = [Report(c, GOOD) for c in COHORT[2:]]
+    ends: list[Answer] = [Failed(2, "late"), Withheld(3, "late"), Report(4, b""), Unreached(5)]
+    outcome = played(Script(keys=keys, report=reports, end=ends), "report")
+    assert outcome.charged == set(COHORT[1:])
+    assert outcome.reported == set(COHORT[2:])
+    assert outcome.dropped == {0, 1, 5, 6, 7}
+
+
+class Alone(Half):
+    def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
+        raise RoundVoid("keys", len(answered), len(COHORT))
+
+
+def test_a_void_round_has_no_aggregate_whatever_its_half_would_give() -> None:
+    half = Alone(RoundContext(COHORT, ROUND, np.zeros(1, np.float32)), ["keys", "report"])
+    script = Script(keys=[Report(0, GOOD)])
+    outcome = drive(half, script, dict.fromkeys(COHORT, half.opening()), "report")
+    assert half.aggregate().reports == 1
+    assert outcome.result(half.aggregate) is None
+    assert outcome.void is not None
+    assert outcome.charged == set()
+
+
+@pytest.mark.parametrize("one", [Failed(1, "another"), Withheld(1, "a"), Report(1, GOOD)])
+def test_a_round_is_hopeless_where_all_that_were_reached_fail(one: Answer) -> None:
+    others = [Failed(c, "why") for c in COHORT[2:]]
+    outcome = played(Script(report=[Unreached(0), one, *others]), "report")
+    assert outcome.hopeless == ("why" if isinstance(one, Failed) else None)
+
+
+@pytest.mark.parametrize("reason", ["two\nlines", "\x1b[2J", "\n" * 150, "x" * 201, "\n" * 10**6])
+def test_a_reason_is_one_short_line(reason: str) -> None:
+    said = short(reason)
+    assert said.isprintable()
+    assert len(said) <= 200
