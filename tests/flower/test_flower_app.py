@@ -19,7 +19,7 @@ from fedveil.flower import ProtectedStrategy, ProtectMod
 from fedveil.flower.exchange import BATCH
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.message import decode
-from flower_app_parts import FakeGrid, Node, arrays_of, client_app, record_of
+from flower_app_parts import FakeGrid, Node, arrays_of, charged_at_last, client_app, record_of
 
 SHAPES = {"w": (40, 30), "b": (30,), "scale": (), "none": (0, 3)}
 PW = {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 3}
@@ -256,7 +256,7 @@ def test_where_no_client_has_the_mod_the_arrays_stay_as_they_are():
         lambda c: c.clear(),
     ],
 )
-def test_malformed_replies_are_refused_one_by_one_and_charged(spoil, charges):
+def test_malformed_replies_are_refused_one_by_one_and_charged(spoil):
     grid = federation()
     bad = next(iter(grid.nodes))
 
@@ -270,7 +270,7 @@ def test_malformed_replies_are_refused_one_by_one_and_charged(spoil, charges):
     run(grid, strategy)
     assert strategy.rounds[0].reports == 5
     assert sum(strategy.rounds[0].rejected.values()) == 1
-    assert charges[1] == set(grid.nodes)
+    assert charged_at_last(strategy) == set(grid.nodes)
 
 
 def test_replies_are_folded_a_few_at_a_time_as_they_come():
@@ -282,7 +282,7 @@ def test_replies_are_folded_a_few_at_a_time_as_they_come():
 
 
 @ALL
-def test_a_client_without_a_reply_is_left_out_and_counted_as_having_spent(settings, charges):
+def test_a_client_without_a_reply_is_left_out_and_counted_as_having_spent(settings):
     grid = federation()
     gone = next(iter(grid.nodes))
     grid.silent = {gone}
@@ -292,7 +292,7 @@ def test_a_client_without_a_reply_is_left_out_and_counted_as_having_spent(settin
     record = strategy.rounds[0]
     assert (record.reports, record.dropped) == (5, 1)
     asked = set(grid.nodes) - ({gone} if settings is PW else set())  # silent before a report is due
-    assert charges[1] == asked
+    assert charged_at_last(strategy) == asked
 
 
 def test_integer_arrays_are_refused_by_name_before_anything_is_sent_or_kept():

@@ -12,7 +12,7 @@ from flwr.app import Error, Message
 from flwr.serverapp.strategy import FedAvg
 
 from fedveil.flower import ProtectedStrategy, ProtectMod
-from flower_app_parts import FakeGrid, Node, client_app, record_of
+from flower_app_parts import FakeGrid, Node, charged_at_last, client_app, record_of
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 
 EVERYBODY = set(range(CLIENTS))
@@ -114,20 +114,16 @@ def train(arrays: dict[str, np.ndarray], node: int) -> tuple[dict[str, np.ndarra
     return {name: array + 0.01 for name, array in arrays.items()}, {"num-examples": 5}
 
 
-def test_in_somebodys_flower_app(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, charges: dict[int, set[int]]
-) -> None:
+def test_in_somebodys_flower_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     grid = LateNodes(Node(n, client_app(train, [ProtectMod()])) for n in range(1, 6))
     strategy = ProtectedStrategy(FedAvg(), protection="rr", eps=4.0, max_epsilon=1e6)
     initial = record_of({"w": np.zeros(40, np.float32)})
-    charges.clear()
     strategy.start(grid, initial, num_rounds=2, timeout=0.3)
     assert [(r.reports, r.dropped) for r in strategy.rounds] == [(4, 1), (4, 1)]
-    # Each client keeps its own account as client 0; the strategy's is by Flower's numbers.
-    assert {1, 2, 3, 4, 5} <= charges[1]
-    assert {1, 2, 3, 4, 5} <= charges[2]
+    assert charged_at_last(strategy) == {1, 2, 3, 4, 5}
+    assert strategy.ledger.epsilon("run") == 2 * 2 * 4.0 * 40  # in both rounds
 
 
 def _spoilt(reply: Message) -> Message:

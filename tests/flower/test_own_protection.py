@@ -16,7 +16,7 @@ import fedveil
 from fedveil.errors import JobError
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from fedveil.mechanisms import GaussianMechanism
-from flower_app_parts import FakeGrid, Node, arrays_of, client_app, record_of
+from flower_app_parts import FakeGrid, Node, arrays_of, charged_at_last, client_app, record_of
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 from folders import DOCS
 
@@ -79,14 +79,14 @@ def federation(**pins: Any) -> FakeGrid:
     return FakeGrid(Node(n, client_app(train, [ProtectMod(**pins)])) for n in range(1, CLIENTS + 1))
 
 
-def test_in_somebodys_flower_app(charges: dict[int, set[int]]) -> None:
+def test_in_somebodys_flower_app() -> None:
     named = {"protection": BLOCK["name"], **BLOCK["own"]}
     grid = federation(**named)
     strategy = ProtectedStrategy(FedAvg(), **named)
     result = strategy.start(grid, record_of({"w": np.zeros(4, np.float32)}), num_rounds=1)
     assert strategy.rounds[0].reports == BLOCK["own"]["most"]
     assert strategy.rounds[0].rejected == {}
-    assert len(charges[1]) == CLIENTS - 1 == BLOCK["own"]["most"]
+    assert len(charged_at_last(strategy)) == CLIENTS - 1 == BLOCK["own"]["most"]
     assert np.abs(arrays_of(result.arrays)["w"]).max() < 50  # noised, and of the right size
     assert arrays_of(result.arrays)["w"].any()
 

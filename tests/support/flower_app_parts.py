@@ -24,6 +24,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedveil.flower import ProtectedStrategy
+
 RUN = 7
 Arrays = dict[str, np.ndarray]
 Train = Callable[[Arrays, int], tuple[Arrays, dict[str, Any]]]
@@ -155,3 +157,9 @@ def client_app(train: Train, mods: Sequence[Any] = (), calls: list[int] | None =
         return Message(message.content, reply_to=message)
 
     return app
+
+
+def charged_at_last(strategy: ProtectedStrategy) -> set[int]:
+    """Whom the ledger has charged for the last round, now that the round has ended."""
+    rounds = strategy.ledger._open
+    return {int(node) for members in rounds[max(rounds)].values() for node in members}
