@@ -150,7 +150,9 @@ class Disclosure:
         members = self._members[dealer]
         if id(members) not in chosen:
             chosen[id(members)] = [m for m in members if m in self._shares]
-        without = self._without.get(dealer, ())
+        without = self._without.get(dealer)
+        if without is None:
+            return chosen[id(members)][: self._threshold]
         return list(islice((h for h in chosen[id(members)] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
@@ -158,5 +160,6 @@ class Disclosure:
         key = id(self._members[holder])
         if key not in index:
             index[key] = {d: row for row, d in enumerate(self.dealers_to(holder))}
+        row = index[key][dealer]
         # Those that it has refused are missing before it.
-        return index[key][dealer] - bisect_left(self._refused.get(holder, ()), dealer)
+        return row - bisect_left(self._refused[holder], dealer) if holder in self._refused else row
