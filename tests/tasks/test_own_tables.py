@@ -30,11 +30,11 @@ from fedveil.errors import (
     RunFolderError,
 )
 from fedveil.link.tls import write_certificates
+from fedveil.settings.differences import differences
 from fedveil.tasks.tables.column_encoding import Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.csv_file import Wanted, header, read
 from fedveil.tasks.tables.own_tables import Tables, held_out
 from fedveil.vertical import VerticalJob, evaluate, train
-from fedveil.vertical.apart.handshake import difference
 from fedveil.vertical.job_split import make_split
 from fedveil.vertical.predictions import PredictionFile
 from fedveil.vertical.task import Task, build
@@ -304,7 +304,8 @@ def test_a_party_reads_its_own_table_alone_and_agrees_on_the_rest() -> None:
     leader = job_of(files={"lead": {"path": "elsewhere.csv", "label": "y"}})
     assert leader.agreed() == job.agreed()
     narrow = job_of(files={"bank": FILES["bank"]}, width=4)
-    assert difference(narrow.agreed(), leader.agreed()) == ("task.tables.width", 4, 32)
+    told = next(differences(narrow.agreed(), leader.agreed()))
+    assert told == ("task.tables.width", "4", "32")
     with pytest.raises(JobError, match=r"^task\.tables\.files\.lead\.path is missing: the file of"):
         make_split(job, task)
 
