@@ -106,6 +106,18 @@ def test_ctrl_c_at_a_process(tmp_path: Path) -> None:
     assert (process.returncode, err) == (Exit.INTERRUPTED, "interrupted\n")
 
 
+def test_ctrl_c_while_text_is_executed(tmp_path: Path) -> None:
+    (tmp_path / "cut.py").write_text(
+        "import click\nfrom fedveil.cli import main\n"
+        "click.Command.invoke = lambda self, context: exec('raise KeyboardInterrupt')\nmain()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "cut", "budget"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (Exit.INTERRUPTED, "interrupted\n")
+
+
 @pytest.mark.parametrize("arguments", TAKE_JOBS, ids=" ".join)
 def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]) -> None:
     code, out, err = command(*arguments, "--set", "nonsense=1")

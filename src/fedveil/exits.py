@@ -43,6 +43,9 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as end:
             remark(with_notes("interrupted", end))
+            # Cut off inside text that was executed (a dataclass being made), CPython would end by
+            # the signal however the exception was met; the next text executed makes it forget.
+            exec("")  # noqa: S102
             raise SystemExit(Exit.INTERRUPTED) from None
 
 
