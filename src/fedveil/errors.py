@@ -162,3 +162,7 @@ class CertificateError(FedveilError):
 
 class DeploymentError(FedveilError):
     """A deployment's folder, client or server is not set up as it must be."""
+
+
+class AttackImpossible(FedveilError, ValueError):
+    """An attack cannot be mounted on such a job or model, and why."""

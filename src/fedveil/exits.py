@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _EXTRAS = {
     **dict.fromkeys(("torch", "safetensors", "sklearn"), "torch"),
     **dict.fromkeys(("grpc", "tokenizers"), "vertical"),
+    **dict.fromkeys(("skimage", "PIL"), "attacks"),
     "flwr": "flower",
     "tensorboard": "report",
 }

@@ -80,3 +80,13 @@ class Job(JobFields):
                  f"on may be given more, and no fewer"]
             )  # fmt: skip
         return Job(**{**self.model_dump(), "rounds": number})
+
+    def under(self, protection: str) -> Job:
+        """This job with another position of the switch, whose parameters are those it holds.
+
+        Clients are weighted as that position does by itself.
+        """
+        data = self.model_dump()
+        del data["server"]["weighting"]
+        data["protection"]["name"] = protection
+        return Job(**data)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -24,11 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.errors import AnsweredBefore
+from fedveil.errors import AnsweredBefore, InvalidValue
 from fedveil.message import Message, take
 from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import ServerHalf
 from fedveil.secagg.secret import Secret
@@ -349,3 +350,21 @@ class Protection(ABC):
     @abstractmethod
     def client_round(self, context: ClientContext) -> ClientRound:
         """The client's half of a round."""
+
+    def reading(self, context: RoundContext, report: Message) -> Reading:
+        """What the best of adversaries makes of one report, which it knows to be a client's own.
+
+        By default what the server half would make of it were it the round's only one, every entry
+        worth the same, and no likelihood: enough for a protection with a single phase.
+        """
+        if len(self.flow) > 1:
+            raise InvalidValue(
+                f"protection.name = {self.name or type(self).__name__} has several phases: its "
+                f"class must say in `reading` what one of its reports tells"
+            )
+        (client,) = context.cohort[:1]
+        server = self.server_round(replace(context, cohort=[client]))
+        server.receive(client, report)
+        server.advance()
+        estimate = server.aggregate().update
+        return Reading(estimate, np.ones_like(estimate))

@@ -23,6 +23,7 @@ from fedveil.protections.base import (
 )
 from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
+from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
 from fedveil.settings.settings import Settings
 
@@ -62,6 +63,10 @@ class NotEncrypt(Protection):
 
     def client_round(self, context: ClientContext) -> NotEncryptClientRound:
         return NotEncryptClientRound(context, self.largest_weight)
+
+    def reading(self, context: RoundContext, report: Message) -> Reading:
+        """The report is the update."""
+        return Reading.exact(take_array(report, "update", "float32", context.model.shape))
 
     @property
     def largest_weight(self) -> int | None:

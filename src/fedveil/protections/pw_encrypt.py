@@ -44,6 +44,7 @@ from fedveil.protections.pw_settings import (
     threshold_reachable,
     threshold_safe,
 )
+from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
 from fedveil.secagg.client import Client
 from fedveil.secagg.fixed_point import FixedPoint
@@ -196,6 +197,10 @@ class PWEncrypt(Protection):
     def client_round(self, context: ClientContext) -> PWEncryptClientRound:
         return PWEncryptClientRound(self, context)
 
+    def reading(self, context: RoundContext, report: Message) -> Reading:
+        """A masked vector is uniform, whatever it masks."""
+        return Reading.nothing(self.dimension)
+
     def terms(self, round: int) -> Terms:
         """What the clients and the server agree on before the round."""
         settings = self.settings
@@ -228,8 +233,8 @@ class PWEncrypt(Protection):
 
     def noise_entropy(self, round: int) -> Entropy:
         """What the server draws central noise from."""
-        context = self.context
-        return Seeded(context.seed, "central noise", round) if context.seeded else Secure()
+        known = self.context.seeded
+        return Seeded(self.context.seed, "central noise", round) if known else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
         """A client's signing key: made from the job's seed in simulation, its own elsewhere."""
@@ -245,8 +250,7 @@ class PWEncrypt(Protection):
     def _public_identity(self, client: ClientId) -> bytes | None:
         if not self.context.simulated:
             return self.context.roster.get(client)
-        identity = self.identity(client)
-        return None if identity is None else identity.public
+        return identity.public if (identity := self.identity(client)) is not None else None
 
 
 class PWEncryptServerRound:

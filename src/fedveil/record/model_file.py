@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import nn
 
+from fedveil.errors import ModelInvalid
 from fedveil.learning.weight_layout import tied_names
 
 
@@ -17,3 +20,14 @@ def model_bytes(model: nn.Module) -> bytes:
         name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied
     }
     return safetensors.torch.save(tensors, {"tied": json.dumps(tied, sort_keys=True)})
+
+
+def read_model(path: Path, model: nn.Module) -> None:
+    """Give `model` the tensors of a file that `model_bytes` made of one like it."""
+    try:
+        tensors = safetensors.torch.load_file(path)
+        tied = tied_names(model)
+        held = {name: tensors[tied.get(name, name)] for name in model.state_dict()}
+        model.load_state_dict(held)
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise ModelInvalid(f"{path} does not hold the tensors of this model: {error}") from None

@@ -1,0 +1,120 @@
+"""A federated job as an attacker meets it: the model it trains, and what its clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil._arrays import Float32s, Int64s
+from fedveil.attacks.views import Seen, seen
+from fedveil.data.datasets import Dataset, load
+from fedveil.data.partition import Partition
+from fedveil.engine.assembly import (
+    ModelShape,
+    make_model,
+    make_partition,
+    make_protection,
+    make_trainer,
+    report_entropy,
+)
+from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
+from fedveil.engine.target_epsilon import whole_run
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible, RunFolderError
+from fedveil.federated.job import Job
+from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.promise import Figure
+from fedveil.protections.base import Protection
+from fedveil.record.model_file import read_model
+from fedveil.record.run_folder import JOB, MODEL
+
+
+@dataclass(frozen=True)
+class Target:
+    """A job, its data and who holds which, and the model with the weights that clients start from.
+
+    `trained`: whether these weights are a run's result, or the initial ones.
+    """
+
+    job: Job
+    dataset: Dataset
+    partition: Partition
+    model: nn.Module
+    trained: bool = False
+
+    @classmethod
+    def of(cls, job: Job) -> Target:
+        """A job before its first round."""
+        dataset = load(job.data.name)
+        split = make_partition(job, dataset)
+        if job.clients.number is None:
+            job = job.with_clients(split.clients)
+        model = make_model(job, ModelShape(dataset.example_shape, dataset.classes))
+        return cls(job, dataset, split, model)
+
+    @classmethod
+    def of_run(cls, folder: str | Path) -> Target:
+        """A finished run, by its folder: its job and the model that it ended with."""
+        path = Path(folder)
+        if not (path / MODEL).is_file():
+            raise RunFolderError(f"{path} holds no finished run: it has no {MODEL}")
+        target = cls.of(Job.load(path / JOB))
+        read_model(path / MODEL, target.model)
+        return replace(target, trained=True)
+
+    def under(self, protection: str) -> Target:
+        """The same with another position of the switch, and the parameters the job has for it."""
+        return replace(self, job=self.job.under(protection))
+
+    @cached_property
+    def weights(self) -> Float32s:
+        """The model's weights as one vector."""
+        return Layout(self.model).vector()
+
+    @cached_property
+    def protection(self) -> Protection:
+        """The job's, as the simulator has it."""
+        return make_protection(self.job, len(self.weights))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The protection's parameters, for a finding."""
+        return self.job.protection.settings.model_dump(mode="json")
+
+    def promised(self, rounds: int = 1) -> Figure:
+        """What the ledger states for a client that reports in so many rounds."""
+        return whole_run(self.protection, rounds, self.job.privacy.delta)
+
+    def rows(self, client: int) -> Int64s:
+        """Which of the training examples are the client's."""
+        return self.partition.of(client)
+
+    def updates(self, clients: Sequence[int], round: int = 1) -> list[Float32s]:
+        """What the clients' local training gives from these weights: the job's own trainer."""
+        train, split = self.dataset.train, self.partition
+        data = ClientsData(train.x, train.y, split.indices, split.offsets)
+        trainer = make_trainer(self.job, self.model)
+        training = LocalTraining(trainer, data, Seeded(self.job.seed, "training"))
+        training.open(round, self.weights)
+        found = []
+        for answer in training.updates(list(clients)):
+            if not isinstance(answer, Trained) or not np.isfinite(answer.update).all():
+                raise AttackImpossible(
+                    f"client {answer.client} trains to no finite update: there is nothing to attack"
+                )
+            found.append(answer.update.copy())
+        layout = Layout(self.model)
+        layout.write(torch.from_numpy(self.weights))
+        return found
+
+    def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
+        """What the server sees of clients with these updates; `repeat` draws other reports."""
+        entropy = report_entropy(self.job).stream("attacked", repeat)
+        return seen(self.protection, self.weights, updates, entropy, round=round)

@@ -1,0 +1,57 @@
+"""What attacks found, a line of strict JSON each, beside a run's other records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import MessageInvalid
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.record.run_folder import RunFolder, explained
+
+FINDINGS = "attacks.jsonl"
+
+
+def add_finding(folder: RunFolder, finding: Finding) -> None:
+    """Append a line; a line that was cut off by a killed process is dropped."""
+    path = folder.path / FINDINGS
+    with explained(folder.path):
+        old = path.read_bytes() if path.exists() else b""
+    whole = old[: old.rfind(b"\n") + 1]
+    line = json.dumps(_plain(dataclasses.asdict(finding)), allow_nan=False) + "\n"
+    folder.write_atomically(FINDINGS, whole + line.encode())
+
+
+def read_findings(path: Path) -> list[Finding]:
+    """The findings in a run's folder; none where nothing was tried."""
+    file = path / FINDINGS
+    if not file.exists():
+        return []
+    return [_finding(line, file) for line in file.read_text("utf-8").splitlines()]
+
+
+def _finding(line: str, file: Path) -> Finding:
+    try:
+        fields = json.loads(line)
+        figures = [Measured(**_numbers(figure)) for figure in fields.pop("figures")]
+        return Finding(figures=figures, **_numbers(fields))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise MessageInvalid(f"{file} holds a line that is no finding: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
+    """Non-finite figures as floats again."""
+    return {k: float(v) if v in ("inf", "-inf", "nan") else v for k, v in fields.items()}
