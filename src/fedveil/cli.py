@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 import fedveil
-from fedveil import vertical_cli
+from fedveil import attack_cli, vertical_cli
 from fedveil._version import __version__
 from fedveil.errors import JobError, MissingExtra
 from fedveil.exits import Commands, Exit, ended
-from fedveil.plain_text import console, remark, say
-from fedveil.settings.yaml_file import refuse_other_kind
-
-if TYPE_CHECKING:
-    from fedveil.federated.job import Job
+from fedveil.job_arguments import JobPath, Overrides, load, remarks
+from fedveil.plain_text import console, say
 
 app = typer.Typer(
     cls=Commands,
@@ -35,15 +31,7 @@ job_app = typer.Typer(help="Job files: check and convert them.", no_args_is_help
 app.add_typer(data_app, name="data")
 app.add_typer(job_app, name="job")
 app.add_typer(vertical_cli.app, name="vertical")
-
-JobPath = Annotated[
-    Path | None,
-    typer.Argument(help="A job file, native or MindSpore's; without it, the default job."),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
-]
+app.add_typer(attack_cli.app, name="attack")
 
 
 def main() -> None:
@@ -97,7 +85,7 @@ def run(
         rounds = Job.load(file, overrides or []).rounds if file.is_file() else 0
         train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
     else:
-        settings = _load(job, overrides)
+        settings = load(job, overrides)
         rounds = settings.rounds
         train = partial(fedveil.simulate, settings, out)
     from fedveil.run_display import RunDisplay
@@ -107,34 +95,11 @@ def run(
     display.summary(result)
 
 
-def _load(path: Path | None, overrides: list[str] | None) -> Job:
-    """The job; what a MindSpore file says in vain, and what a job may not mean, on stderr."""
-    from fedveil.federated.job import Job
-
-    if path is not None:
-        sys.path.append(str(path.parent.resolve()))
-    try:
-        job, notes = Job.load_with_notes(path, overrides or [])
-    except JobError:
-        from fedveil.vertical.vertical_job import VerticalJob
-
-        refuse_other_kind(path, Job, VerticalJob, "`fedveil vertical run` trains it")
-        raise
-    _remark("note", notes)
-    _remark("warning", job.warnings)
-    return job
-
-
 def _need_flower(purpose: str) -> None:
     from importlib.util import find_spec
 
     if find_spec("flwr") is None:
         raise MissingExtra("flwr", "flower", purpose)
-
-
-def _remark(kind: str, texts: Iterable[str]) -> None:
-    for text in texts:
-        remark(text, kind)
 
 
 @app.command()
@@ -149,7 +114,7 @@ def budget(
     """What a run will have cost a client's privacy, before it starts."""
     from rich.table import Table
 
-    settings = _load(job, overrides)
+    settings = load(job, overrides)
     from fedveil.engine.budget import project_job, solve_job
     from fedveil.privacy.loss import format_delta, format_epsilon
 
@@ -213,7 +178,7 @@ def deploy(
 ) -> None:
     """Write a job as a Flower app, for clients on other machines."""
     _need_flower("fedveil deploy")
-    loaded = _load(job, overrides)
+    loaded = load(job, overrides)
     from fedveil.flower.job.deploy import deployable, write_app
 
     settings = deployable(loaded, seeded=seeded)
@@ -222,9 +187,9 @@ def deploy(
     if seeded:
         seen = "reports draw from the job's seed: whoever reads the job can take the protection off"
         allowed = "a client sends them only if its own node configuration says seeded=true"
-        _remark("warning", [f"{seen}; {allowed}"])
+        remarks("warning", [f"{seen}; {allowed}"])
     if settings.protection.name == "not_encrypt" and settings.server.weighting == "by_size":
-        _remark(
+        remarks(
             "note",
             ["under not_encrypt and server.weighting = by_size a report says how many examples "
              "its client has"],
@@ -245,7 +210,7 @@ def identity(
 @job_app.command()
 def show(job: JobPath = None, overrides: Overrides = None) -> None:
     """Check a job and print it with every key."""
-    typer.echo(_load(job, overrides).to_yaml(), nl=False)
+    typer.echo(load(job, overrides).to_yaml(), nl=False)
 
 
 @job_app.command()
@@ -256,8 +221,8 @@ def convert(
     from fedveil.federated.job import Job
 
     settings, notes = Job.convert(theirs)
-    _remark("note", notes)
-    _remark("warning", settings.warnings)
+    remarks("note", notes)
+    remarks("warning", settings.warnings)
     typer.echo(settings.to_yaml(), nl=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
 #: As `privacy.finding.EFFORTS`: minutes on two cores, some of them; an hour; as long as it takes.
@@ -18,17 +18,10 @@ def by_effort(effort: Effort, quick: T, standard: T, full: T) -> T:
 
 @dataclass(frozen=True)
 class Watch:
-    """What an attack does beside finding: `step(done, total, what)`, and `keep(name, bytes)`.
+    """Whom an attack tells how far it is, and who keeps its pictures; by default nobody.
 
-    By default nobody looks, and nothing is kept.
+    `step(done, total, what)`; `picture(name, data)` gives the place where the file is kept.
     """
 
     step: Callable[[int, int, str], None] = lambda done, total, what: None
-    keep: Callable[[str, bytes], None] = lambda name, data: None
-    kept: list[str] = field(default_factory=list)
-
-    def picture(self, name: str, data: bytes) -> str:
-        """Keep a picture under its name."""
-        self.keep(name, data)
-        self.kept.append(name)
-        return name
+    picture: Callable[[str, bytes], str] = lambda name, data: name

@@ -32,6 +32,7 @@ from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Protection
+from fedveil.record.kept_job import look_where_a_run_looked
 from fedveil.record.model_file import read_model
 from fedveil.record.run_folder import JOB, MODEL
 
@@ -60,12 +61,16 @@ class Target:
         return cls(job, dataset, split, model)
 
     @classmethod
-    def of_run(cls, folder: str | Path) -> Target:
-        """A finished run, by its folder: its job and the model that it ended with."""
+    def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
+        """A finished run, by its folder: the model that it ended with, and its job.
+
+        `overrides` are `key=value` settings on top of the job's.
+        """
         path = Path(folder)
         if not (path / MODEL).is_file():
             raise RunFolderError(f"{path} holds no finished run: it has no {MODEL}")
-        target = cls.of(Job.load(path / JOB))
+        look_where_a_run_looked(path)
+        target = cls.of(Job.load(path / JOB, overrides))
         read_model(path / MODEL, target.model)
         return replace(target, trained=True)
 

@@ -44,11 +44,7 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
     """
     folder = RunFolder.reopen(Path(path))
     stack.callback(folder.close)
-    imports = folder.path / IMPORTS
-    if imports.exists():
-        with intact(imports):
-            roots = imports.read_text("utf-8").splitlines()
-        sys.path += [root for root in roots if root not in sys.path]
+    looked = look_where_a_run_looked(folder.path)
     job = load(folder.path / JOB)
     began = folder.path / _BEGAN
     if began.exists():
@@ -59,9 +55,23 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
                 f"{folder.path / JOB} was changed after the run began: {'; '.join(changes)}: put "
                 f"that back, or begin a new run in another folder"
             )
-    elif imports.exists():  # which is written later
+    elif looked:  # which is written later
         raise RunFolderError(f"{began} is missing, the job that the run began with")
     return folder, job
+
+
+def look_where_a_run_looked(path: Path) -> bool:
+    """Find the user's own modules in the folders that a run had them from, after all others.
+
+    Whether the run wrote those down.
+    """
+    imports = path / IMPORTS
+    if not imports.exists():
+        return False
+    with intact(imports):
+        roots = imports.read_text("utf-8").splitlines()
+    sys.path += [root for root in roots if root not in sys.path]
+    return True
 
 
 def _import_root(name: str) -> Iterator[Path]:

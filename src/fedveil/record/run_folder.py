@@ -35,12 +35,12 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: str | Path | None, name: str = "run", command: str = "fedveil run"
+        cls, path: str | Path | None, name: str = "run", command: str | None = "fedveil run"
     ) -> RunFolder:
         """A new folder, or one that is empty; refuses a folder that holds anything.
 
         Without a path, a new one under runs/ that is named for the run and the time. `command`
-        is what goes on with a run.
+        is what goes on with a run, where anything does.
         """
         if path is None:
             path = _new_path(name)
@@ -52,9 +52,9 @@ class RunFolder:
             none = (_LOCK, TRACEBACK)
             if any(e.name not in none and e.suffix != PARTIAL for e in path.iterdir()):
                 lock.close()
+                others = f", or go on with that run by `{command} --resume {path}`"
                 raise RunFolderError(
-                    f"{path} is not empty: name another folder, or go on with that run by "
-                    f"`{command} --resume {path}`"
+                    f"{path} is not empty: name another folder{others if command else ''}"
                 )
             return cls(path, lock)
 

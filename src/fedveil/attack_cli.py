@@ -1,0 +1,232 @@
+"""`fedveil attack`: aim an attack at a job or a run, and write down what it reached."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedveil.attacks.effort import Effort, Watch
+from fedveil.errors import JobError
+from fedveil.job_arguments import Overrides
+from fedveil.plain_text import console, say
+
+if TYPE_CHECKING:
+    from fedveil.privacy.finding import Finding
+    from fedveil.record.run_folder import RunFolder
+
+app = typer.Typer(
+    help="Attack what leaves a client: what an attack reaches is a fact, what it misses no proof.",
+    no_args_is_help=True,
+)
+
+Where = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="JOB_OR_RUN",
+        help="A job file, or a finished run's folder; without it, the default job.",
+    ),
+]
+Protections = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--protection", help="A position to attack in place of the job's own; may be repeated."
+    ),
+]
+Try = Annotated[Effort, typer.Option("--effort", help="How much work the attack may do.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder for figures and pictures; a run's are in its own, a job's in a new one."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A file under `attacks/` whose `attack(target, effort, watch)` gives a finding.
+
+    `trains`: it attacks what a run ended with, under the protection that the run had.
+    """
+
+    name: str
+    home: str
+    help: str
+    trains: bool = False
+
+    def mount(self, target: Any, effort: Effort, watch: Watch) -> Finding:
+        found: Finding = import_module(f"fedveil.attacks.{self.home}").attack(target, effort, watch)
+        return found
+
+
+#: What is aimed at a federated job.
+FEDERATED = (
+    Attack("gradient", "gradient.inversion", "Rebuild clients' images from their reports."),
+    Attack("exact", "exact_inversion", "Solve for a batch behind the report of a dense net."),
+    Attack("steal", "stealing.stealing", "Send a model made to steal, and read what comes back."),
+    Attack("membership", "membership.membership", "Tell whom a model was trained on.", trains=True),
+    Attack("repetition", "repetition", "Average the reports that a client sends again and again."),
+    Attack("distinguish", "distinguishing", "Tell two updates apart: a lower bound on epsilon."),
+)
+#: What is aimed at a vertical job.
+VERTICAL = (
+    Attack("features", "split.features", "Rebuild a follower's features from what crosses."),
+    Attack("labels", "split.labels", "Read the leader's labels from the gradients it sends back."),
+    Attack("tokens", "split.tokens", "Recover a text's tokens from what crosses."),
+)
+
+
+def _add_federated(attack: Attack) -> None:
+    def command(
+        where: Where = None,
+        protections: Protections = None,
+        overrides: Overrides = None,
+        effort: Try = "quick",
+        out: Out = None,
+    ) -> None:
+        from fedveil.attacks.target import Target
+
+        run = where if where is not None and where.is_dir() else None
+        if run is not None and attack.trains and (protections or overrides):
+            raise JobError(
+                [f"`fedveil attack {attack.name}` attacks the model of a run as the run made it: "
+                 f"--protection and --set are for a job file"]
+            )  # fmt: skip
+        with ExitStack() as stack:
+            if run is not None:
+                target = Target.of_run(run, overrides or ())
+                folder = _folder_of(run, stack)
+            else:
+                from fedveil.job_arguments import load
+
+                job = load(where, overrides, other="`fedveil attack features` attacks it")
+                for name in protections or ():
+                    job.under(name)  # refused before anything is trained
+                target = Target.of(job)
+                folder = _new_folder(out, job, attack, stack)
+            asked = [target.under(name) for name in protections] if protections else [target]
+            _mount(attack, asked, effort, folder)
+
+    app.command(attack.name, help=attack.help)(command)
+
+
+def _add_vertical(attack: Attack) -> None:
+    def command(
+        where: Where = None, overrides: Overrides = None, effort: Try = "quick", out: Out = None
+    ) -> None:
+        from fedveil.attacks.split.split_target import SplitTarget
+
+        with ExitStack() as stack:
+            if where is not None and where.is_dir():
+                target = SplitTarget.of_run(where)
+                folder = _folder_of(where, stack)
+            else:
+                from fedveil.vertical.commands.command_line import load
+
+                job = load(where, overrides)
+                target = SplitTarget.of(job)
+                folder = _new_folder(out, job, attack, stack)
+            _mount(attack, [target], effort, folder)
+
+    app.command(attack.name, help=attack.help)(command)
+
+
+for _attack in FEDERATED:
+    _add_federated(_attack)
+for _attack in VERTICAL:
+    _add_vertical(_attack)
+
+
+def _folder_of(path: Path, stack: ExitStack) -> RunFolder:
+    from fedveil.record.run_folder import RunFolder
+
+    folder = RunFolder.reopen(path)
+    stack.callback(folder.close)
+    return folder
+
+
+def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> RunFolder:
+    from fedveil.record.run_folder import JOB, RunFolder
+
+    folder = RunFolder.create(out, f"attack-{attack.name}-{job.name}", None)
+    stack.callback(folder.close)
+    folder.write_atomically(JOB, job.to_yaml().encode())
+    return folder
+
+
+def _mount(attack: Attack, targets: Sequence[Any], effort: Effort, folder: RunFolder) -> None:
+    """Against each target in turn; a finding is written as soon as it is there."""
+    from fedveil.record.finding_lines import FINDINGS, add_finding
+
+    for target in targets:
+        began = time.perf_counter()
+        with _progress() as step:
+            watch = Watch(step, lambda name, data: _keep(folder, attack, name, data))
+            found = attack.mount(target, effort, watch)
+        found = replace(found, seconds=time.perf_counter() - began)
+        add_finding(folder, found)
+        show(found)
+    say(f"written to {folder.path / FINDINGS}")
+
+
+def _keep(folder: RunFolder, attack: Attack, name: str, data: bytes) -> str:
+    """Write a picture under a name that is free."""
+    path, number = Path("attacks", f"{attack.name}-{name}"), 1
+    free = path
+    while (folder.path / free).exists():
+        number += 1
+        free = path.with_stem(f"{path.stem}-{number}")
+    folder.write_atomically(str(free), data)
+    return str(free)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar where there is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    shown = console(stderr=True)
+    words = TextColumn("{task.description}", markup=False)
+    bar = Progress(words, BarColumn(), MofNCompleteColumn(), Remaining(), console=shown)
+    task = bar.add_task("starting", total=None)
+
+    def step(done: int, total: int, what: str) -> None:
+        bar.update(task, completed=done, total=total, description=what)
+
+    if not shown.is_terminal:
+        yield lambda done, total, what: None
+        return
+    with bar:
+        yield step
+
+
+def show(found: Finding) -> None:
+    """A finding as a table: what was reached beside what guessing reaches."""
+    import math
+
+    from rich.table import Table
+
+    from fedveil.privacy.promise import told
+
+    promised = told(found.epsilon, found.delta)
+    say(
+        f"{found.attack} at effort {found.effort} against {found.protection} (epsilon {promised}"
+        f"{', ' + found.saw if found.saw else ''}) reached:"
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in ("figure", "value", "95% interval", "guessing", "cases"):
+        table.add_column(column, overflow="fold")
+    for figure in found.figures:
+        between = "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}"
+        guess = "" if math.isnan(figure.guess) else f"{figure.guess:.3g}"
+        table.add_row(figure.name, f"{figure.value:.4g}", between, guess, str(figure.cases))
+    console().print(table)
+    for picture in found.pictures:
+        say(f"picture: {picture}")

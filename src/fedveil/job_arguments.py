@@ -1,0 +1,55 @@
+"""How the commands of a federated job read it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.errors import JobError
+from fedveil.plain_text import remark
+from fedveil.settings.yaml_file import refuse_other_kind
+
+if TYPE_CHECKING:
+    from fedveil.federated.job import Job
+
+JobPath = Annotated[
+    Path | None,
+    typer.Argument(help="A job file, native or MindSpore's; without it, the default job."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
+]
+
+
+def load(
+    path: Path | None, overrides: list[str] | None, other: str = "`fedveil vertical run` trains it"
+) -> Job:
+    """The job; what a MindSpore file says in vain, and what a job may not mean, on stderr.
+
+    `other` says what a vertical job is for.
+    """
+    from fedveil.federated.job import Job
+
+    if path is not None:
+        sys.path.append(str(path.parent.resolve()))
+    try:
+        job, notes = Job.load_with_notes(path, overrides or [])
+    except JobError:
+        from fedveil.vertical.vertical_job import VerticalJob
+
+        refuse_other_kind(path, Job, VerticalJob, other)
+        raise
+    remarks("note", notes)
+    remarks("warning", job.warnings)
+    return job
+
+
+def remarks(kind: str, texts: Iterable[str]) -> None:
+    """A line for each on standard error."""
+    for text in texts:
+        remark(text, kind)
