@@ -15,7 +15,7 @@ run: $(VENV)/installed
 	$(BIN)/fedveil run
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 $(LEAVE_OUT)
 
 # The mathematics alone on another interpreter, without PyTorch, whose builds for it are large.
 core: $(VENV)/core-installed
