@@ -27,6 +27,7 @@ from fedveil.vertical import (
     SplitModel,
     drive_together,
 )
+from fedveil.vertical.crossing import check_not_abort
 
 torch.set_num_threads(1)
 ROWS = 11
@@ -616,3 +617,14 @@ def test_who_may_be_a_party() -> None:
         Party("bank", split, in_flight=0)
     with pytest.raises(InvalidValue, match="a step needs at least one example"):
         next(Party("bank", split).step(1, Batch(np.arange(0))))
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("no memory", "no memory"), ("x" * 300, "x" * 197 + "..."), ("a\nb", "it gave no reason"),
+     (7, "it gave no reason")],
+)  # fmt: skip
+def test_why_a_peer_ended_a_step_is_told_briefly(reason: object, told: str) -> None:
+    with pytest.raises(PeerAborted) as end:
+        check_not_abort({"kind": "abort", "reason": reason}, "bank")
+    assert str(end.value) == f"bank ended the step: {told}"

@@ -20,6 +20,7 @@ import torch
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, Value
+from fedveil.rounds.answers import short
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES
 
@@ -48,7 +49,7 @@ def check_not_abort(message: Message, peer: str) -> None:
     if message.get("kind") == "abort":
         reason = message.get("reason")
         told = isinstance(reason, str) and reason.isprintable()
-        raise PeerAborted(peer, str(reason) if told else "it gave no reason")
+        raise PeerAborted(peer, short(str(reason)) if told else "it gave no reason")
 
 
 def check_word(message: Message, peer: str, word: str, step: int) -> None:
