@@ -250,6 +250,7 @@ def test_a_missing_package_is_told_with_its_extra(
         ("job", "show"),
         ("vertical", "show"),
         ("run", "--rounds", "3"),
+        ("run", "--resume", "nowhere"),
     ],
     ids=" ".join,
 )

@@ -71,7 +71,7 @@ def run(
 ) -> None:
     """Train: every round's figures as they come, and everything in the run's folder."""
     from fedveil.federated.job import Job
-    from fedveil.record.run_folder import JOB
+    from fedveil.record.run_folder import job_of
 
     # What needs torch is imported after what may be wrong with the job.
     if resume is not None:
@@ -81,8 +81,7 @@ def run(
                 ["--resume takes the run's own job: no JOB or --out beside it, and no --set but "
                  "--set rounds=N"]
             )  # fmt: skip
-        file = resume / JOB
-        rounds = Job.load(file, overrides or []).rounds if file.is_file() else 0
+        rounds = Job.load(job_of(resume), overrides or []).rounds
         train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
     else:
         settings = load(job, overrides)

@@ -61,8 +61,7 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
         """The folder of a run that was begun before."""
-        if not (path / JOB).is_file():
-            raise RunFolderError(f"{path} is not a run's folder: it has no {JOB}")
+        job_of(path)
         with explained(path):
             return cls(path, _take_lock(path))
 
@@ -88,6 +87,13 @@ class RunFolder:
         """Remove a file, where there is one."""
         with explained(self.path):
             (self.path / name).unlink(missing_ok=True)
+
+
+def job_of(path: Path) -> Path:
+    """The job file of a run's folder; raises `RunFolderError` where it is none."""
+    if not (path / JOB).is_file():
+        raise RunFolderError(f"{path} is not a run's folder: it has no {JOB}")
+    return path / JOB
 
 
 def _new_path(name: str) -> Path:
