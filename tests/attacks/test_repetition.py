@@ -32,7 +32,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
 
 DIMENSION = 60
 MODEL = np.zeros(DIMENSION, np.float32)
-RAMP = np.linspace(-0.2, 0.2, DIMENSION).astype(np.float32)
+RAMP = np.linspace(-0.4, 0.4, DIMENSION).astype(np.float32)
+#: As long as the ramp, and at a right angle to it.
+OTHER = np.roll(RAMP, 15) * np.where(np.arange(DIMENSION) % 2, 1, -1).astype(np.float32)
 ENTROPY = Seeded(5, "repetition")
 
 
@@ -43,7 +45,7 @@ def made(name: str, **settings: Any) -> Protection:
 
 
 def after(name: str, counts: tuple[int, ...], trials: int = 6, **settings: Any) -> list[After]:
-    pair = Pair("two", RAMP, -RAMP[::-1] * np.float32(0.5))
+    pair = Pair("two", RAMP, OTHER)
     return averaged(
         made(name, **settings), MODEL, pair, counts=counts, trials=trials, entropy=ENTROPY
     )
@@ -53,19 +55,18 @@ def test_noise_averages_out_as_the_root_of_the_reports() -> None:
     found = after("dp_encrypt", (1, 4, 64), dp_eps=4.0, dp_delta=1e-3, dp_norm_clip=2.0)
     sigma = GaussianMechanism(4.0, 1e-3, clip=2.0).sigma
     for one in found:
-        first = one.errors[::2]  # of the clients with the ramp itself
         ideal = sigma * math.sqrt(DIMENSION / one.count) / float(np.linalg.norm(RAMP))
-        assert np.mean(first) == pytest.approx(ideal, rel=0.15)
+        assert np.mean(one.errors) == pytest.approx(ideal, rel=0.15)
         lengths = math.sqrt(1 + ideal**2)
-        assert np.mean(one.cosines[::2]) == pytest.approx(1 / lengths, abs=0.12)
+        assert np.mean(one.cosines) == pytest.approx(1 / lengths, abs=0.12)
     assert found[2].hits == 12
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("rr", {"eps": 2.0, "cells": 4}),
-        ("oue", {"eps": 2.0, "cells": 4, "report": "bits"}),
+        ("rr", {"eps": 4.0, "cells": 4}),
+        ("oue", {"eps": 4.0, "cells": 4, "report": "bits"}),
         ("signds", {"sign_k": 0.25, "sign_eps": 4.0}),
     ],
 )
@@ -145,5 +146,5 @@ def test_against_a_job() -> None:
     assert finding.epsilon == finding.figure("ledger's epsilon after 100 reports").value
     cosines = [finding.figure(f"cosine after {k} reports").value for k in (2, 10, 100)]
     assert cosines == sorted(cosines)
-    assert finding.figure("right guesses after 100 reports").value == 1.0
+    assert finding.figure("right guesses after 100 reports").low > 0.5
     assert finding.figure("right guesses after 1 report").guess == 0.5
