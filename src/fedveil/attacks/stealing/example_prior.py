@@ -48,5 +48,5 @@ class ExamplePrior:
 
     def unit(self, examples: Array) -> Float64s:
         """Examples as rows with values in [0, 1], for figures that images are measured by."""
-        flat = examples.reshape(len(examples), -1).astype(np.float64)
+        flat = examples.reshape(len(examples), len(self.mean)).astype(np.float64)
         return (flat - self.low) / max(self.high - self.low, 1e-12)

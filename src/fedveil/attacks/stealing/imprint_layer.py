@@ -128,8 +128,8 @@ class Imprint:
     def model(self, classes: int, gain: float) -> nn.Sequential:
         """The layer and a readout of strength `gain`, for examples of any shape.
 
-        With a client's learning rate for 1 / gain, an example that is alone in a batch of b changes
-        its row's bias by about 1 / b.
+        A step at rate lr over a batch of b changes the bias of an example's row by about
+        gain * lr / b.
         """
         features = self.directions.shape[1]
         first, readout = nn.Linear(features, self.rows), nn.Linear(self.rows, classes)

@@ -6,6 +6,7 @@ imprint. Clients train and report exactly as the job says, under the job's prote
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -170,7 +171,9 @@ def _played(
         )
     rng = Seeded(target.job.seed, "attack", "imprint").generator()
     imprint = Imprint.of(target.dataset.test.x, cells, statistics, form, rng)
-    model = imprint.model(target.dataset.classes, gain=1 / target.job.training.lr)
+    batch = min(target.job.training.batch_size, int(target.partition.sizes.max()))
+    loud = batch if form == "window" else math.sqrt(batch)  # rows of relu add up many examples
+    model = imprint.model(target.dataset.classes, loud / target.job.training.lr)
     trapped = replace(target, model=model)
     clients = range(target.partition.clients)
     seen = trapped.seen(trapped.updates(clients))

@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from fedveil._arrays import Array, Bools, Float64s, Int64s
+from fedveil._arrays import Bools, Float64s, Int64s
 from fedveil.attacks.stealing.example_prior import ExamplePrior
 from fedveil.attacks.stealing.imprint_layer import Cells, Imprint
 from fedveil.protections.reading import Reading
@@ -25,6 +25,8 @@ from fedveil.protections.reading import Reading
 _LIKE = 0.25
 #: How many standard deviations of noise are no accident.
 _CLEAR = 5.0
+#: What float32 may do to a statistic of values of about 1.
+_ROUNDING = 1e-6
 #: Above this noise, beside an example's delta, nothing that looks like an example need be one.
 _PEELABLE = 0.05
 
@@ -90,38 +92,53 @@ def _peeled(
     if cells.noise > _PEELABLE * usual or not cells.known.all():
         return nothing
     slack = (prior.high - prior.low) * 0.01 + 2 * _CLEAR * cells.noise / usual
-    spent = np.zeros(len(deltas), np.bool_)
-    found: list[Array] = []
-    waiting = np.flatnonzero(there)
+    found = np.empty((0, weights.shape[1]))
+    spent, waiting = np.zeros(len(deltas), np.bool_), np.flatnonzero(there)
     while len(waiting):
-        alike = np.abs(np.abs(deltas[waiting]) / usual - 1) < _LIKE
-        tried = waiting[alike]
-        quotients = weights[tried] / deltas[tried, None]
-        fits = np.all((quotients > prior.low - slack) & (quotients < prior.high + slack), axis=1)
-        fits &= _inside(imprint, quotients, tried, cells.noise / usual)
-        touched: list[Int64s] = []
-        for cell, example in zip(tried[fits], quotients[fits], strict=True):
-            delta = deltas[cell]
-            if abs(abs(delta) / usual - 1) >= _LIKE:
-                continue  # the same example was just found in a cell of another statistic
-            places = imprint.places(example[None])[0]
-            places[cell // imprint.cells] = cell
-            found.append(example)
-            spent[places] = True
+        waiting = waiting[np.abs(np.abs(deltas[waiting]) / usual - 1) < _LIKE]
+        examples = weights[waiting] / deltas[waiting, None]
+        fits = np.all((examples > prior.low - slack) & (examples < prior.high + slack), axis=1)
+        fits &= _inside(imprint, examples, waiting, cells.noise / usual)
+        touched = np.zeros(len(deltas), np.bool_)
+        for cell, example in zip(waiting[fits], examples[fits], strict=True):
+            if touched[cell]:
+                continue  # its example was just taken out of it
+            delta, places = deltas[cell], np.array([cell])
+            if not _among(example, found, slack):
+                found = np.concatenate([found, example[None]])
+                places = _places(imprint, example, cell, cells.noise / usual)
             weights[places] -= delta * example
             deltas[places] -= delta
-            touched.append(places)
-        waiting = np.unique(np.concatenate(touched)) if touched else np.empty(0, np.int64)
-    known = np.array(found).reshape(-1, weights.shape[1])
-    return np.clip(known, prior.low, prior.high), np.flatnonzero(there & ~spent)
+            touched[places] = spent[cell] = True
+        waiting = np.flatnonzero(touched & ~spent)
+    left = there & ~spent & (np.abs(deltas) > _LIKE * usual)
+    return np.clip(found, prior.low, prior.high), np.flatnonzero(left)
+
+
+def _among(example: Float64s, found: Float64s, slack: float) -> bool:
+    """Whether an example has been found before."""
+    return bool(len(found)) and bool(np.abs(found - example).max(axis=1).min() < slack)
+
+
+def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
+    """The cells that an example is in, as far as that is certain, and the one it was found in."""
+    places = imprint.places(example[None])[0]
+    copies = np.repeat(example[None], len(places), axis=0)
+    sure = _inside(imprint, copies, places, -noise)
+    own = np.arange(len(places)) == cell // imprint.cells
+    return np.append(places[sure & ~own], cell)
 
 
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
-    """Whether each example's statistic lies in its cell, as well as the noise lets it be known."""
+    """Whether each example's statistic may lie in its cell; with the noise negated, whether surely.
+
+    The noise is that of an example's entries.
+    """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]
     values = np.sum(examples * directions, axis=1)
     place = cells % imprint.cells
     low, high = imprint.edges[kind, place], imprint.edges[kind, place + 1]
-    slack = _CLEAR * noise * np.sqrt(np.sum(directions**2, axis=1)) + 1e-5
+    slack = _CLEAR * noise * np.sqrt(np.sum(directions**2, axis=1))
+    slack += math.copysign(_ROUNDING, noise) * np.sum(np.abs(directions), axis=1)
     return (values > low - slack) & (values < high + slack)
