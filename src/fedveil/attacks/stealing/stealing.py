@@ -1,0 +1,180 @@
+"""`fedveil attack steal`: a server that sends a model made to steal, aimed at a job.
+
+The server keeps to the protocol and sends every client the same model, whose first layer is an
+imprint. Clients train and report exactly as the job says, under the job's protection.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedveil._arrays import Float64s, Int64s
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.pictures import grid
+from fedveil.attacks.stealing.example_prior import ExamplePrior
+from fedveil.attacks.stealing.imprint_layer import Form, Imprint
+from fedveil.attacks.stealing.through_the_sum import cells_needed, examples_in
+from fedveil.attacks.target import Target
+from fedveil.data.partition import Partition
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.intervals import median, share
+from fedveil.protections.reading import Reading
+
+#: An example counts as recovered at this peak signal-to-noise ratio, in decibels: a mean squared
+#: error of 0.01 where values lie in [0, 1].
+RECOVERED_DB = 20.0
+#: Cells for each example of one client's report, where a model of that size is still small.
+_CELLS_A_REPORT = 10
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Loot:
+    """The clients' examples and what the attacker offers for them, as rows with values in [0, 1].
+
+    `public` are as many public examples as there are private ones: what guessing would offer.
+    """
+
+    originals: Float64s
+    offered: Float64s
+    public: Float64s
+    saw: str
+
+    def figures(self) -> list[Measured]:
+        """The share recovered; how well, and how much of what is offered is true, if any is."""
+        pairs = matched(self.originals, self.offered)
+        cases = len(self.originals)
+        guess = len(matched(self.originals, self.public)) / cases
+        figures = [share("recovered", len(pairs), cases, guess=guess)]
+        if len(pairs):
+            errors = np.mean((self.originals[pairs[:, 0]] - self.offered[pairs[:, 1]]) ** 2, axis=1)
+            figures += [
+                median("PSNR of those in dB", -10 * np.log10(np.maximum(errors, 1e-15))),
+                share("true of what is offered", len(pairs), len(self.offered)),
+            ]
+        return figures
+
+    def picture(self, shape: Sequence[int]) -> bytes | None:
+        """Originals above the nearest that is offered, if these are images and there is any."""
+        if len(shape) != 3 or not len(self.offered):
+            return None
+        shown = self.originals[:_SHOWN]
+        nearest = self.offered[np.argmin(_errors(shown, self.offered), axis=1)]
+        return grid([[row.reshape(shape) for row in rows] for rows in (shown, nearest)])
+
+
+def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
+    """The most pairs (original, offered) at that PSNR or above in which none occurs twice."""
+    from scipy.sparse import csr_matrix  # a tenth of a second to import
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
+    if not len(offered):
+        return np.empty((0, 2), np.int64)
+    near = _errors(originals, offered) <= 10 ** (-decibels / 10)
+    partner = maximum_bipartite_matching(csr_matrix(near), perm_type="column")
+    rows = np.flatnonzero(partner >= 0)
+    return np.stack([rows, partner[rows]], axis=1).astype(np.int64)
+
+
+def _errors(originals: Float64s, offered: Float64s) -> Float64s:
+    """Mean squared errors of all pairs."""
+    squares = np.sum(originals**2, axis=1)[:, None] + np.sum(offered**2, axis=1)
+    return np.maximum(squares - 2 * originals @ offered.T, 0) / originals.shape[1]
+
+
+def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
+    """Send the cohort of one round a model made to steal; the clients train as the job says.
+
+    Every client holds its share of 200 examples at effort quick, of 1,000 at standard, of 4,000 at
+    full, or as many as it has. The attacker knows the job and the test examples, reads each report,
+    and the sum where the reports say nothing.
+    """
+    began = time.monotonic()
+    wanted = by_effort(effort, 200, 1_000, 4_000)
+    target = with_examples(target, wanted)
+    loot, trapped = steal(target, watch=watch)
+    pictures = []
+    if (picture := loot.picture(target.dataset.example_shape)) is not None:
+        pictures.append(watch.picture(f"steal-{target.job.protection.name}.png", picture))
+    promised = trapped.promised()
+    return Finding(
+        attack="steal",
+        effort=effort,
+        protection=target.job.protection.name,
+        figures=loot.figures(),
+        settings=target.settings,
+        epsilon=promised.epsilon,
+        delta=promised.delta,
+        saw=loot.saw,
+        seconds=time.monotonic() - began,
+        pictures=pictures,
+    )
+
+
+def with_examples(target: Target, wanted: int) -> Target:
+    """The same with a cohort's clients alone, which together hold at most so many examples."""
+    cohort = target.job.clients_per_round
+    each = max(1, wanted // cohort)
+    held = [target.rows(client)[:each] for client in range(cohort)]
+    offsets = np.cumsum([0, *map(len, held)])
+    return replace(target, partition=Partition(np.concatenate(held), offsets))
+
+
+def steal(
+    target: Target,
+    *,
+    form: Form = "window",
+    statistics: int = 3,
+    watch: Watch | None = None,
+) -> tuple[Loot, Target]:
+    """What one round of the target's clients gives away, and the target with the model sent.
+
+    The attacker first sends a model that is enough for one client's report. Where the reports say
+    nothing it plays the round again, with a model that is enough for the sum of the cohort; one
+    that knows the job sends that at once.
+    """
+    watch = Watch() if watch is None else watch
+    sizes = target.partition.sizes
+    cells = _CELLS_A_REPORT * int(sizes.max())
+    watch.step(0, 2, "a model for single reports")
+    trapped, imprint, readings, _ = _played(target, cells, 1, form)
+    saw = f"each client's report of {int(sizes.max())} examples"
+    if all(reading.empty for reading in readings):
+        watch.step(1, 2, "a model for the sum")
+        cells = cells_needed(int(sizes.sum()), statistics)
+        trapped, imprint, _, total = _played(target, cells, statistics, form)
+        readings = [Reading(total, np.ones_like(total))]
+        saw = f"the sum of {len(sizes)} clients with {int(sizes.sum())} examples"
+    prior = ExamplePrior.of(target.dataset.test.x)
+    offered = np.concatenate([examples_in(imprint, reading, prior) for reading in readings])
+    watch.step(2, 2, saw)
+    train = target.dataset.train.x[target.partition.indices]
+    public = target.dataset.test.x[: len(train)]
+    return Loot(prior.unit(train), prior.unit(offered), prior.unit(public), saw), trapped
+
+
+def _played(
+    target: Target, cells: int, statistics: int, form: Form
+) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
+    """One round in which the clients are sent an imprint of so many cells."""
+    if target.job.training.optimizer != "sgd":
+        raise AttackImpossible(
+            f"training.optimizer = {target.job.training.optimizer}: a report holds examples where "
+            f"clients step by their gradient, which is sgd"
+        )
+    rng = Seeded(target.job.seed, "attack", "imprint").generator()
+    imprint = Imprint.of(target.dataset.test.x, cells, statistics, form, rng)
+    batch = min(target.job.training.batch_size, int(target.partition.sizes.max()))
+    loud = batch if form == "window" else math.sqrt(batch)  # rows of relu add up many examples
+    model = imprint.model(target.dataset.classes, loud / target.job.training.lr)
+    trapped = replace(target, model=model)
+    clients = range(target.partition.clients)
+    seen = trapped.seen(trapped.updates(clients))
+    return trapped, imprint, seen.readings, seen.aggregate
