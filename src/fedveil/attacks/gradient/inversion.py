@@ -1,185 +1,195 @@
-"""Gradient inversion: a client's examples from what is read of its update."""
+"""Gradient inversion of a job's clients: `fedveil attack gradient`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedveil._arrays import Float64s, Int64s
-from fedveil.attacks.gradient.label_recovery import LastLayer, recover
-from fedveil.attacks.gradient.matching import (
-    Distance,
-    Found,
-    by_lbfgs,
-    by_signed_adam,
-    total_variation,
-)
+from fedveil._arrays import Float32s, Float64s
+from fedveil.attacks.chance import generator
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.gradient.reconstruction import Knowledge, Search, reconstruct
+from fedveil.attacks.gradient.recovered_examples import Score
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
+from fedveil.attacks.target import Target
+from fedveil.engine.assembly import ModelShape, make_model
+from fedveil.errors import AttackImpossible
+from fedveil.learning.trainer import TrainingPlan
+from fedveil.privacy.finding import Finding
 from fedveil.protections.reading import Reading
 
-
-@dataclass(frozen=True)
-class Knowledge:
-    """What the attacker knows beside the reading: the job, and what such data look like.
-
-    The client trains as `training` does, on `count` examples of the shape of `prior`, a typical
-    one, with values in `box`. A reading of the mean of several clients' updates is that of
-    `clients`, all of that size. `probes` are typical inputs, for what the last layer is expected
-    to be given (`prior` alone will do), and `common` is a label for who knows nothing.
-    """
-
-    training: UnrolledTraining
-    count: int
-    prior: Tensor
-    probes: Tensor
-    box: tuple[float, float] = (0.0, 1.0)
-    clients: int = 1
-    common: int = 0
-
-    @property
-    def total(self) -> int:
-        """How many examples are sought."""
-        return self.count * self.clients
+#: How many examples of the test set the attacker knows, to tell what enters the last layer.
+_PROBES = 64
 
 
 @dataclass(frozen=True)
-class Search:
-    """How the inputs are sought whose update matches.
+class Bounds:
+    """What an effort allows: examples in all, examples sought at once, and local steps of them."""
 
-    `squared`: the squared distance, by L-BFGS (Zhu et al. 2019). `cosine`: the angle alone, with
-    `variation` times the images' total variation, by Adam on signs (Geiping et al. 2020). The
-    best of so many `restarts` is taken, by its distance, which the attacker sees; none is begun
-    when one came nearer than `near`.
-    """
+    cases: int
+    at_once: int
+    steps: int
+    searches: tuple[Search, ...]
 
-    distance: Literal["squared", "cosine"]
-    iterations: int
-    restarts: int = 1
-    variation: float = 0.0
-    near: float = 1e-4
+
+def bounds(effort: Effort) -> Bounds:
+    """Squared distances first; the angle with total variation where they leave something."""
+    iterations = by_effort(effort, 200, 300, 1200)
+    turns = by_effort(effort, 300, 2000, 24_000)
+    restarts = by_effort(effort, 2, 3, 4)
+    return Bounds(
+        by_effort(effort, 16, 64, 200),
+        by_effort(effort, 16, 32, 128),
+        by_effort(effort, 20, 50, 200),
+        (Search("squared", iterations, restarts), Search("cosine", turns, 1, variation=0.05)),
+    )
 
 
 @dataclass(frozen=True)
-class Reconstruction:
-    """Examples and their labels, and the distance that their update is left at.
+class View:
+    """A reading, of one report or of the aggregate of a cohort, and whose examples are sought."""
 
-    `by`: the search that found them, or `guess` where there was nothing to search by.
+    clients: Sequence[int]
+    reading: Reading
+    known: Knowledge
+    cohort: int = 1
+
+
+class Sight:
+    """A job as its attacker has it before the first report: what it knows, and whom it can ask."""
+
+    def __init__(self, target: Target, allowed: Bounds) -> None:
+        self.target, self.allowed = target, allowed
+        data, job = target.dataset, target.job
+        settings = job.training
+        plan = TrainingPlan(
+            settings.epochs,
+            settings.batch_size,
+            settings.optimizer,
+            settings.lr,
+            settings.momentum,
+            settings.weight_decay,
+        )
+        # A trainer changes a model's layers: this one is nobody else's.
+        model = make_model(job, ModelShape(data.example_shape, data.classes))
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._training = UnrolledTraining(model, plan, target.weights, device=self._device)
+        x = data.train.x
+        self._mean = x.mean(0, dtype=np.float64)
+        self._box = float(x.min()), max(float(x.max()), float(x.min()) + 1e-6)
+        self._common = int(np.bincount(data.train.y).argmax())
+        sizes = target.partition.sizes
+        fits = sizes <= allowed.at_once
+        fits &= [self._training.steps(int(size)) <= allowed.steps for size in sizes]
+        self._within = np.flatnonzero(fits)
+        if not len(self._within):
+            least = int(sizes.min())
+            raise AttackImpossible(
+                f"gradient inversion seeks at most {allowed.at_once} examples of a client behind "
+                f"{allowed.steps} local steps at this effort, and every client has {least} or more "
+                f"and takes {self._training.steps(least)} or more: choose a greater effort, or a "
+                f"job of more clients or fewer epochs"
+            )
+
+    def score(self) -> Score:
+        """Nothing found yet; the guess is the mean training example and the commonest label."""
+        return Score(self.scaled(self._mean), self._common)
+
+    def scaled(self, examples: Float64s) -> Float64s:
+        """Values in [0, 1], between the least and the greatest that the data has."""
+        low, high = self._box
+        return np.clip((examples - low) / (high - low), 0, 1)
+
+    def views(self) -> Iterator[View]:
+        """What is seen in one round after another, each with another cohort."""
+        job, number = self.target.job, self.target.partition.clients
+        for turn in itertools.count():
+            draw = generator(job.seed, "gradient", "cohort", turn)
+            pick = int(torch.randint(len(self._within), (), generator=draw))
+            first = int(self._within[pick])
+            others = [c for c in torch.randperm(number, generator=draw).tolist() if c != first]
+            clients = [first, *others[: job.clients_per_round - 1]]
+            seen = self.target.seen(self.target.updates(clients), repeat=turn)
+            if any(reading.empty for reading in seen.readings):
+                yield self._aggregate(clients, seen.aggregate)
+                continue
+            for client, reading in zip(clients, seen.readings, strict=True):
+                if client in self._within:
+                    yield View([client], reading, self._known([client]))
+
+    def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
+        """The aggregate, as the mean of all their updates, or of one where they are too many."""
+        sizes = [len(self.target.rows(client)) for client in clients]
+        together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once
+        sought = clients if together else clients[:1]
+        reading = Reading(aggregate, np.ones_like(aggregate))
+        return View(sought, reading, self._known(sought), len(clients))
+
+    def _known(self, clients: Sequence[int]) -> Knowledge:
+        def tensor(values: Float32s) -> torch.Tensor:
+            return torch.from_numpy(values).to(self._device)
+
+        return Knowledge(
+            self._training,
+            len(self.target.rows(clients[0])),
+            tensor(self._mean.astype(np.float32)),
+            tensor(self.target.dataset.test.x[:_PROBES]),
+            self._box,
+            len(clients),
+            self._common,
+        )
+
+
+def _what_was_seen(view: View) -> str:
+    known = view.known
+    steps = known.training.steps(known.count)
+    whose = "one client's report" if view.cohort == 1 else f"the aggregate of {view.cohort} clients"
+    return f"{whose}; {known.count} examples and {steps} local steps a client"
+
+
+def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
+    """Invert what is read of clients' reports, until enough examples were sought.
+
+    The attacker knows the job, how many examples a client has, the mean training example and a
+    few examples of the test set. It is given the reading of one client's report; where a report
+    says nothing by itself, the aggregate of its cohort, whose clients are sought together where
+    they are few.
     """
-
-    examples: Float64s
-    labels: Int64s
-    value: float
-    by: str
-
-
-def reconstruct(
-    reading: Reading,
-    known: Knowledge,
-    searches: Sequence[Search],
-    draw: torch.Generator,
-    labels: Int64s | Literal["joint"] | None = None,
-) -> Reconstruction:
-    """The examples behind a reading: by each search in turn, until one explains it.
-
-    Labels are given, or recovered first, or `joint`: sought together with the examples, as Zhu
-    et al. do; so they are too where the model does not end in a dense layer. A reading of a
-    direction alone is matched by its angle. One that says nothing leaves the typical example.
-    """
-    if not (reading.weight * reading.estimate**2).any():
-        return _guess(known)
-    distance = Distance(reading, known.prior.device.type)
-    if labels is None:
-        labels = recovered_labels(reading, known)
-    if isinstance(labels, str):
-        labels = _joint_labels(reading, known, distance, searches[0], draw)
-    usable = [s for s in searches if reading.scaled or s.distance == "cosine"]
-    result = _guess(known)
-    for search in usable:
-        found = _search(known, distance, search, labels, draw)
-        examples = found.point.clamp(*known.box).cpu().double().numpy()
-        result = Reconstruction(examples, labels, found.value, search.distance)
-        if found.value < search.near:
+    began = time.perf_counter()
+    allowed = bounds(effort)
+    sight = Sight(target, allowed)
+    score, by, saw = sight.score(), Counter[str](), ""
+    draw = generator(target.job.seed, "gradient", "search")
+    for view in sight.views():
+        watch.step(len(score.labels), allowed.cases, "examples sought")
+        found = reconstruct(view.reading, view.known, allowed.searches, draw)
+        rows = np.concatenate([target.rows(client) for client in view.clients])
+        x, y = target.dataset.train.x[rows].astype(np.float64), target.dataset.train.y[rows]
+        score.add(sight.scaled(x), y, sight.scaled(found.examples), found.labels)
+        by[found.by] += 1
+        saw = _what_was_seen(view)
+        if len(score.labels) >= allowed.cases:
             break
-    return result
-
-
-def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """By the last layer; `joint` where there is none to read."""
-    training = known.training
-    layer = LastLayer.of(training.model, known.probes)
-    if layer is None:
-        return "joint"
-    plan = training.plan
-    one_step = training.steps(known.count) == 1 and plan.optimizer == "sgd"
-    scale = plan.lr if one_step and reading.scaled else None
-    return recover(reading, layer, known.total, scale)
-
-
-def _guess(known: Knowledge) -> Reconstruction:
-    examples = known.prior.expand(known.total, *known.prior.shape).cpu().double().numpy()
-    return Reconstruction(examples, np.full(known.total, known.common), float("inf"), "guess")
-
-
-def _search(
-    known: Knowledge, distance: Distance, search: Search, labels: Int64s, draw: torch.Generator
-) -> Found:
-    device = known.prior.device
-    classes = _classes(known)
-    targets = torch.nn.functional.one_hot(torch.from_numpy(labels), classes).float().to(device)
-    measure = distance.squared if search.distance == "squared" else distance.cosine
-
-    def objective(examples: Tensor) -> Tensor:
-        apart = measure(known.training.update(examples, targets, known.clients))
-        return apart + search.variation * total_variation(examples) if search.variation else apart
-
-    best = Found(_start(known, draw, 0), float("inf"))
-    for attempt in range(search.restarts):
-        start = _start(known, draw, attempt)
-        if search.distance == "squared":
-            found = by_lbfgs(objective, start, search.iterations)
-        else:
-            found = by_signed_adam(objective, start, search.iterations, known.box)
-        best = min(best, found, key=lambda candidate: candidate.value)
-        if best.value < search.near:
-            break
-    return best
-
-
-def _joint_labels(
-    reading: Reading, known: Knowledge, distance: Distance, search: Search, draw: torch.Generator
-) -> Int64s:
-    """Labels sought as free distributions over the classes, beside the examples."""
-    measure = distance.squared if reading.scaled else distance.cosine
-    shape, classes = (known.total, *known.prior.shape), _classes(known)
-    pixels = known.prior.numel() * known.total
-
-    def objective(point: Tensor) -> Tensor:
-        targets = point[pixels:].view(-1, classes).softmax(1)
-        return measure(known.training.update(point[:pixels].view(shape), targets, known.clients))
-
-    best = Found(torch.empty(0), float("inf"))
-    for attempt in range(search.restarts):
-        start = _start(known, draw, attempt).reshape(-1)
-        logits = torch.randn(known.total * classes, generator=draw).to(start.device)
-        found = by_lbfgs(objective, torch.cat([start, logits]), search.iterations)
-        best = found if found.value < best.value or not len(best.point) else best
-        if best.value < search.near:
-            break
-    return best.point[pixels:].view(-1, classes).argmax(1).cpu().numpy()
-
-
-def _start(known: Knowledge, draw: torch.Generator, attempt: int) -> Tensor:
-    """Noise around the typical example, three times as wide with every attempt."""
-    spread = 0.05 * (known.box[1] - known.box[0]) * 3**attempt
-    noise = torch.randn((known.total, *known.prior.shape), generator=draw)
-    return known.prior + spread * noise.to(known.prior.device)
-
-
-def _classes(known: Knowledge) -> int:
-    with torch.no_grad():
-        return int(known.training.model(known.probes[:1]).shape[1])
+    watch.step(allowed.cases, allowed.cases, "examples sought")
+    name = target.job.protection.name
+    pictures = [watch.picture(f"gradient-{name}.png", score.grid())] if score.are_images else []
+    promise = target.promised()
+    settings = {**target.settings, "found by": dict(by)}
+    return Finding(
+        attack="gradient",
+        effort=effort,
+        protection=name,
+        figures=score.figures(),
+        settings=settings,
+        epsilon=promise.epsilon,
+        delta=promise.delta,
+        saw=saw,
+        seconds=time.perf_counter() - began,
+        pictures=pictures,
+    )

@@ -86,9 +86,7 @@ def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
     )
 
 
-def recover(
-    reading: Reading, layer: LastLayer, count: int, scale: float | None = None
-) -> Int64s:
+def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None = None) -> Int64s:
     """The labels of a client with `count` examples, ascending.
 
     A class whose error is negative is there: for a single example exactly one is, under any
