@@ -26,7 +26,7 @@ DATASETS = (
 #: The names that a fault plan may use, whatever the built-in position.
 PHASES = tuple(fault_phases(POSITIONS["not_encrypt"]))
 _PERTURBING = [name for name, position in POSITIONS.items() if position.perturbs]
-MODELS = ("lenet", "lenet_femnist", "mlp", "purchase_dnn", "logistic")
+MODELS = ("lenet", "lenet_femnist", "lenet_smooth", "mlp", "purchase_dnn", "logistic")
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
 Share = Annotated[float, Field(ge=0, lt=1)]

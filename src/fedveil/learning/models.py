@@ -48,6 +48,28 @@ def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
     return lenet(shape, 62)
 
 
+def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
+    """LeNet as Zhu et al. (2019) attack its gradients: sigmoids, strides for pools, wide weights.
+
+    13,426 parameters for one-channel 28x28 images of ten classes.
+    """
+    if len(shape) != 3:
+        raise ModelInvalid(
+            f"model = lenet_smooth needs images [channels, height, width], not {tuple(shape)}"
+        )
+    channels, height, width = shape
+    model = nn.Sequential(
+        nn.Conv2d(channels, 12, 5, stride=2, padding=2), nn.Sigmoid(),
+        nn.Conv2d(12, 12, 5, stride=2, padding=2), nn.Sigmoid(),
+        nn.Conv2d(12, 12, 5, padding=2), nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(12 * -(-height // 4) * -(-width // 4), classes),
+    )  # fmt: skip
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
 def mlp(shape: Sequence[int], classes: int) -> nn.Module:
     """Two hidden layers of 200, as in the first paper on federated averaging."""
     return _dense(shape, (200, 200), classes, nn.ReLU)
@@ -76,6 +98,7 @@ def _dense(
 MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "lenet": lenet,
     "lenet_femnist": lenet_femnist,
+    "lenet_smooth": lenet_smooth,
     "mlp": mlp,
     "purchase_dnn": purchase_dnn,
     "logistic": logistic,

@@ -1,0 +1,195 @@
+"""Gradient inversion of a job's clients: `fedveil attack gradient`."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedveil._arrays import Float32s, Float64s
+from fedveil.attacks.chance import generator
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.gradient.reconstruction import Knowledge, Search, reconstruct
+from fedveil.attacks.gradient.recovered_examples import Score
+from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
+from fedveil.attacks.target import Target
+from fedveil.engine.assembly import ModelShape, make_model
+from fedveil.errors import AttackImpossible
+from fedveil.learning.trainer import TrainingPlan
+from fedveil.privacy.finding import Finding
+from fedveil.protections.reading import Reading
+
+#: How many examples of the test set the attacker knows, to tell what enters the last layer.
+_PROBES = 64
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What an effort allows: examples in all, examples sought at once, and local steps of them."""
+
+    cases: int
+    at_once: int
+    steps: int
+    searches: tuple[Search, ...]
+
+
+def bounds(effort: Effort) -> Bounds:
+    """Squared distances first; the angle with total variation where they leave something."""
+    iterations = by_effort(effort, 200, 300, 1200)
+    turns = by_effort(effort, 300, 2000, 24_000)
+    restarts = by_effort(effort, 2, 3, 4)
+    return Bounds(
+        by_effort(effort, 16, 64, 200),
+        by_effort(effort, 16, 32, 128),
+        by_effort(effort, 20, 50, 200),
+        (Search("squared", iterations, restarts), Search("cosine", turns, 1, variation=0.05)),
+    )
+
+
+@dataclass(frozen=True)
+class View:
+    """A reading, of one report or of the aggregate of a cohort, and whose examples are sought."""
+
+    clients: Sequence[int]
+    reading: Reading
+    known: Knowledge
+    cohort: int = 1
+
+
+class Sight:
+    """A job as its attacker has it before the first report: what it knows, and whom it can ask."""
+
+    def __init__(self, target: Target, allowed: Bounds) -> None:
+        self.target, self.allowed = target, allowed
+        data, job = target.dataset, target.job
+        settings = job.training
+        plan = TrainingPlan(
+            settings.epochs,
+            settings.batch_size,
+            settings.optimizer,
+            settings.lr,
+            settings.momentum,
+            settings.weight_decay,
+        )
+        # A trainer changes a model's layers: this one is nobody else's.
+        model = make_model(job, ModelShape(data.example_shape, data.classes))
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._training = UnrolledTraining(model, plan, target.weights, device=self._device)
+        x = data.train.x
+        self._mean = x.mean(0, dtype=np.float64)
+        self._box = float(x.min()), max(float(x.max()), float(x.min()) + 1e-6)
+        self._common = int(np.bincount(data.train.y).argmax())
+        sizes = target.partition.sizes
+        fits = sizes <= allowed.at_once
+        fits &= [self._training.steps(int(size)) <= allowed.steps for size in sizes]
+        self._within = np.flatnonzero(fits)
+        if not len(self._within):
+            least = int(sizes.min())
+            raise AttackImpossible(
+                f"gradient inversion seeks at most {allowed.at_once} examples of a client behind "
+                f"{allowed.steps} local steps at this effort, and every client has {least} or more "
+                f"and takes {self._training.steps(least)} or more: choose a greater effort, or a "
+                f"job of more clients or fewer epochs"
+            )
+
+    def score(self) -> Score:
+        """Nothing found yet; the guess is the mean training example and the commonest label."""
+        return Score(self.scaled(self._mean), self._common)
+
+    def scaled(self, examples: Float64s) -> Float64s:
+        """Values in [0, 1], between the least and the greatest that the data has."""
+        low, high = self._box
+        return np.clip((examples - low) / (high - low), 0, 1)
+
+    def views(self) -> Iterator[View]:
+        """What is seen in one round after another, each with another cohort."""
+        job, number = self.target.job, self.target.partition.clients
+        for turn in itertools.count():
+            draw = generator(job.seed, "gradient", "cohort", turn)
+            pick = int(torch.randint(len(self._within), (), generator=draw))
+            first = int(self._within[pick])
+            others = [c for c in torch.randperm(number, generator=draw).tolist() if c != first]
+            clients = [first, *others[: job.clients_per_round - 1]]
+            seen = self.target.seen(self.target.updates(clients), repeat=turn)
+            if any(reading.empty for reading in seen.readings):
+                yield self._aggregate(clients, seen.aggregate)
+                continue
+            for client, reading in zip(clients, seen.readings, strict=True):
+                if client in self._within:
+                    yield View([client], reading, self._known([client]))
+
+    def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
+        """The aggregate, as the mean of all their updates, or of one where they are too many."""
+        sizes = [len(self.target.rows(client)) for client in clients]
+        together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once
+        sought = clients if together else clients[:1]
+        reading = Reading(aggregate, np.ones_like(aggregate))
+        return View(sought, reading, self._known(sought), len(clients))
+
+    def _known(self, clients: Sequence[int]) -> Knowledge:
+        def tensor(values: Float32s) -> torch.Tensor:
+            return torch.from_numpy(values).to(self._device)
+
+        return Knowledge(
+            self._training,
+            len(self.target.rows(clients[0])),
+            tensor(self._mean.astype(np.float32)),
+            tensor(self.target.dataset.test.x[:_PROBES]),
+            self._box,
+            len(clients),
+            self._common,
+        )
+
+
+def _what_was_seen(view: View) -> str:
+    known = view.known
+    steps = known.training.steps(known.count)
+    whose = "one client's report" if view.cohort == 1 else f"the aggregate of {view.cohort} clients"
+    return f"{whose}; {known.count} examples and {steps} local steps a client"
+
+
+def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
+    """Invert what is read of clients' reports, until enough examples were sought.
+
+    The attacker knows the job, how many examples a client has, the mean training example and a
+    few examples of the test set. It is given the reading of one client's report; where a report
+    says nothing by itself, the aggregate of its cohort, whose clients are sought together where
+    they are few.
+    """
+    began = time.perf_counter()
+    allowed = bounds(effort)
+    sight = Sight(target, allowed)
+    score, by, saw = sight.score(), Counter[str](), ""
+    draw = generator(target.job.seed, "gradient", "search")
+    for view in sight.views():
+        watch.step(len(score.labels), allowed.cases, "examples sought")
+        found = reconstruct(view.reading, view.known, allowed.searches, draw)
+        rows = np.concatenate([target.rows(client) for client in view.clients])
+        x, y = target.dataset.train.x[rows].astype(np.float64), target.dataset.train.y[rows]
+        score.add(sight.scaled(x), y, sight.scaled(found.examples), found.labels)
+        by[found.by] += 1
+        saw = _what_was_seen(view)
+        if len(score.labels) >= allowed.cases:
+            break
+    watch.step(allowed.cases, allowed.cases, "examples sought")
+    name = target.job.protection.name
+    pictures = [watch.picture(f"gradient-{name}.png", score.grid())] if score.are_images else []
+    promise = target.promised()
+    settings = {**target.settings, "found by": dict(by)}
+    return Finding(
+        attack="gradient",
+        effort=effort,
+        protection=name,
+        figures=score.figures(),
+        settings=settings,
+        epsilon=promise.epsilon,
+        delta=promise.delta,
+        saw=saw,
+        seconds=time.perf_counter() - began,
+        pictures=pictures,
+    )

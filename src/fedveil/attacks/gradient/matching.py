@@ -1,0 +1,102 @@
+"""Inputs whose update comes nearest to a reading: what counts as near, and how they are sought."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedveil.protections.reading import Reading
+
+Objective: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class Distance:
+    """How far an update is from a reading, every entry counting as much as the reading says."""
+
+    def __init__(self, reading: Reading, device: str = "cpu") -> None:
+        self._weight = torch.tensor(reading.weight / reading.weight.max(), dtype=torch.float32)
+        self._weight = self._weight.to(device)
+        self._estimate = torch.tensor(reading.estimate, dtype=torch.float32, device=device)
+        self._energy = self._dot(self._estimate, self._estimate)
+
+    def _dot(self, one: Tensor, other: Tensor) -> Tensor:
+        return (self._weight * one * other).sum()
+
+    def squared(self, update: Tensor) -> Tensor:
+        """The squared distance, as a share of the reading's own square (Zhu et al. 2019)."""
+        apart = update - self._estimate
+        return self._dot(apart, apart) / self._energy
+
+    def cosine(self, update: Tensor) -> Tensor:
+        """One less the cosine of the angle between them (Geiping et al. 2020)."""
+        size = (self._dot(update, update) * self._energy + 1e-30).sqrt()
+        return 1 - self._dot(update, self._estimate) / size
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """The mean absolute difference of neighbouring pixels; 0 of what is no image."""
+    if images.ndim != 4:
+        return images.new_zeros(())
+    down = (images[:, :, 1:] - images[:, :, :-1]).abs().mean()
+    across = (images[:, :, :, 1:] - images[:, :, :, :-1]).abs().mean()
+    return down + across
+
+
+@dataclass(frozen=True)
+class Found:
+    """The point of the lowest value that was met, and that value."""
+
+    point: Tensor
+    value: float
+
+
+def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
+    """L-BFGS with a line search, at most so many iterations."""
+    point = start.clone().requires_grad_()
+    best = Found(start, float("inf"))
+    optimizer = torch.optim.LBFGS(
+        [point],
+        max_iter=iterations,
+        max_eval=2 * iterations,
+        history_size=100,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        nonlocal best
+        value = objective(point)
+        (point.grad,) = torch.autograd.grad(value, point)
+        if value.item() < best.value:
+            best = Found(point.detach().clone(), value.item())
+        return value.detach()
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return best
+
+
+def by_signed_adam(
+    objective: Objective, start: Tensor, iterations: int, box: tuple[float, float]
+) -> Found:
+    """Adam on the signs of the gradient, in a box, its steps shrinking as Geiping et al. do."""
+    point = start.clone().requires_grad_()
+    best = Found(start, float("inf"))
+    optimizer = torch.optim.Adam([point], lr=0.05 * (box[1] - box[0]))
+    marks = [int(iterations * share) for share in (0.375, 0.625, 0.875)]
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, marks, 0.1)
+    for _ in range(iterations):
+        value = objective(point)
+        if value.item() < best.value:
+            best = Found(point.detach().clone(), value.item())
+        (gradient,) = torch.autograd.grad(value, point)
+        point.grad = gradient.sign()
+        optimizer.step()
+        scheduler.step()
+        with torch.no_grad():
+            point.clamp_(*box)
+    return best

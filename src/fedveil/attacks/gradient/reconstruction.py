@@ -1,0 +1,185 @@
+"""A client's examples from what is read of its update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil._arrays import Float64s, Int64s
+from fedveil.attacks.gradient.label_recovery import LastLayer, recover
+from fedveil.attacks.gradient.matching import (
+    Distance,
+    Found,
+    by_lbfgs,
+    by_signed_adam,
+    total_variation,
+)
+from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
+from fedveil.protections.reading import Reading
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the attacker knows beside the reading: the job, and what such data look like.
+
+    The client trains as `training` does, on `count` examples of the shape of `prior`, a typical
+    one, with values in `box`. A reading of the mean of several clients' updates is that of
+    `clients`, all of that size. `probes` are typical inputs, for what the last layer is expected
+    to be given (`prior` alone will do), and `common` is a label for who knows nothing.
+    """
+
+    training: UnrolledTraining
+    count: int
+    prior: Tensor
+    probes: Tensor
+    box: tuple[float, float] = (0.0, 1.0)
+    clients: int = 1
+    common: int = 0
+
+    @property
+    def total(self) -> int:
+        """How many examples are sought."""
+        return self.count * self.clients
+
+
+@dataclass(frozen=True)
+class Search:
+    """How the inputs are sought whose update matches.
+
+    `squared`: the squared distance, by L-BFGS (Zhu et al. 2019). `cosine`: the angle alone, with
+    `variation` times the images' total variation, by Adam on signs (Geiping et al. 2020). The
+    best of so many `restarts` is taken, by its distance, which the attacker sees; none is begun
+    when one came nearer than `near`.
+    """
+
+    distance: Literal["squared", "cosine"]
+    iterations: int
+    restarts: int = 1
+    variation: float = 0.0
+    near: float = 1e-4
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """Examples and their labels, and the distance that their update is left at.
+
+    `by`: the search that found them, or `guess` where there was nothing to search by.
+    """
+
+    examples: Float64s
+    labels: Int64s
+    value: float
+    by: str
+
+
+def reconstruct(
+    reading: Reading,
+    known: Knowledge,
+    searches: Sequence[Search],
+    draw: torch.Generator,
+    labels: Int64s | Literal["joint"] | None = None,
+) -> Reconstruction:
+    """The examples behind a reading: by each search in turn, until one explains it.
+
+    Labels are given, or recovered first, or `joint`: sought together with the examples, as Zhu
+    et al. do; so they are too where the model does not end in a dense layer. A reading of a
+    direction alone is matched by its angle. One that says nothing leaves the typical example.
+    """
+    if not (reading.weight * reading.estimate**2).any():
+        return _guess(known)
+    distance = Distance(reading, known.prior.device.type)
+    if labels is None:
+        labels = recovered_labels(reading, known)
+    if isinstance(labels, str):
+        labels = _joint_labels(reading, known, distance, searches[0], draw)
+    usable = [s for s in searches if reading.scaled or s.distance == "cosine"]
+    result = _guess(known)
+    for search in usable:
+        found = _search(known, distance, search, labels, draw)
+        examples = found.point.clamp(*known.box).cpu().double().numpy()
+        result = Reconstruction(examples, labels, found.value, search.distance)
+        if found.value < search.near:
+            break
+    return result
+
+
+def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
+    """By the last layer; `joint` where there is none to read."""
+    training = known.training
+    layer = LastLayer.of(training.model, known.probes)
+    if layer is None:
+        return "joint"
+    plan = training.plan
+    one_step = training.steps(known.count) == 1 and plan.optimizer == "sgd"
+    scale = plan.lr if one_step and reading.scaled else None
+    return recover(reading, layer, known.total, scale)
+
+
+def _guess(known: Knowledge) -> Reconstruction:
+    examples = known.prior.expand(known.total, *known.prior.shape).cpu().double().numpy()
+    return Reconstruction(examples, np.full(known.total, known.common), float("inf"), "guess")
+
+
+def _search(
+    known: Knowledge, distance: Distance, search: Search, labels: Int64s, draw: torch.Generator
+) -> Found:
+    device = known.prior.device
+    classes = _classes(known)
+    targets = torch.nn.functional.one_hot(torch.from_numpy(labels), classes).float().to(device)
+    measure = distance.squared if search.distance == "squared" else distance.cosine
+
+    def objective(examples: Tensor) -> Tensor:
+        apart = measure(known.training.update(examples, targets, known.clients))
+        return apart + search.variation * total_variation(examples) if search.variation else apart
+
+    best = Found(_start(known, draw, 0), float("inf"))
+    for attempt in range(search.restarts):
+        start = _start(known, draw, attempt)
+        if search.distance == "squared":
+            found = by_lbfgs(objective, start, search.iterations)
+        else:
+            found = by_signed_adam(objective, start, search.iterations, known.box)
+        best = min(best, found, key=lambda candidate: candidate.value)
+        if best.value < search.near:
+            break
+    return best
+
+
+def _joint_labels(
+    reading: Reading, known: Knowledge, distance: Distance, search: Search, draw: torch.Generator
+) -> Int64s:
+    """Labels sought as free distributions over the classes, beside the examples."""
+    measure = distance.squared if reading.scaled else distance.cosine
+    shape, classes = (known.total, *known.prior.shape), _classes(known)
+    pixels = known.prior.numel() * known.total
+
+    def objective(point: Tensor) -> Tensor:
+        targets = point[pixels:].view(-1, classes).softmax(1)
+        return measure(known.training.update(point[:pixels].view(shape), targets, known.clients))
+
+    best = Found(torch.empty(0), float("inf"))
+    for attempt in range(search.restarts):
+        start = _start(known, draw, attempt).reshape(-1)
+        logits = torch.randn(known.total * classes, generator=draw).to(start.device)
+        found = by_lbfgs(objective, torch.cat([start, logits]), search.iterations)
+        best = found if found.value < best.value or not len(best.point) else best
+        if best.value < search.near:
+            break
+    return best.point[pixels:].view(-1, classes).argmax(1).cpu().numpy()
+
+
+def _start(known: Knowledge, draw: torch.Generator, attempt: int) -> Tensor:
+    """Noise around the typical example, three times as wide with every attempt."""
+    spread = 0.05 * (known.box[1] - known.box[0]) * 3**attempt
+    noise = torch.randn((known.total, *known.prior.shape), generator=draw)
+    return known.prior + spread * noise.to(known.prior.device)
+
+
+def _classes(known: Knowledge) -> int:
+    with torch.no_grad():
+        return int(known.training.model(known.probes[:1]).shape[1])

@@ -1,0 +1,73 @@
+"""How near reconstructions came: each original with the reconstruction that is its."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from fedveil._arrays import Float64s, Int64s
+from fedveil.attacks import pictures
+from fedveil.privacy.finding import Measured
+from fedveil.privacy.intervals import median, share
+
+
+def paired(originals: Float64s, found: Float64s) -> Float64s:
+    """`found` in the order of `originals`: the assignment of the least squared error in sum."""
+    flat, other = originals.reshape(len(originals), -1), found.reshape(len(found), -1)
+    costs = ((flat[:, None] - other[None]) ** 2).mean(-1)
+    columns = linear_sum_assignment(costs)[1]
+    return found[columns]
+
+
+def labels_in_common(labels: Int64s, found: Int64s) -> int:
+    """How many labels two lists have in common, counted as often as both have them."""
+    classes = 1 + int(max(labels.max(), found.max()))
+    held, guessed = (np.bincount(each, minlength=classes) for each in (labels, found))
+    return int(np.minimum(held, guessed).sum())
+
+
+@dataclass
+class Score:
+    """What was reached over many examples, with values in [0, 1], beside a guess for all."""
+
+    guess: Float64s
+    common: int
+    originals: list[Float64s] = field(default_factory=list)
+    found: list[Float64s] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    right: int = 0
+
+    def add(self, originals: Float64s, labels: Int64s, found: Float64s, guessed: Int64s) -> None:
+        """One client's examples and what was made of its report."""
+        self.originals += list(originals)
+        self.found += list(paired(originals, found))
+        self.labels += labels.tolist()
+        self.right += labels_in_common(labels, guessed)
+
+    @property
+    def are_images(self) -> bool:
+        """Whether examples are [channels, height, width], one channel or three."""
+        return self.guess.ndim == 3 and self.guess.shape[0] in (1, 3)
+
+    def figures(self) -> list[Measured]:
+        """Medians over the examples, and the share of the labels that were recovered."""
+        by = {"mse": pictures.mse, "psnr": pictures.psnr}
+        if self.are_images and min(self.guess.shape[1:]) >= 4:
+            by["ssim"] = pictures.ssim
+        figures = []
+        for name, likeness in by.items():
+            guess = np.median([likeness(x, self.guess) for x in self.originals])
+            pairs = zip(self.originals, self.found, strict=True)
+            values = [likeness(x, z) for x, z in pairs]
+            figures.append(median(name, values, guess=float(guess)))
+        guessed = self.labels.count(self.common) / len(self.labels)
+        cases = len(self.labels)
+        return [*figures, share("label accuracy", self.right, cases, guess=guessed)]
+
+    def grid(self, columns: int = 8) -> bytes:
+        """A picture: originals above, reconstructions below."""
+        shown: Sequence[list[Float64s]] = (self.originals[:columns], self.found[:columns])
+        return pictures.grid(list(shown))

@@ -1,0 +1,227 @@
+"""Examples from a reading of their update, and the attack on a job's clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.attacks.chance import generator
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.gradient import inversion
+from fedveil.attacks.gradient.inversion import Bounds, attack
+from fedveil.attacks.gradient.matching import Distance, total_variation
+from fedveil.attacks.gradient.recovered_examples import Score, labels_in_common, paired
+from fedveil.attacks.gradient.reconstruction import Knowledge, Search, reconstruct
+from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
+from fedveil.attacks.target import Target
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.federated.job import Job
+from fedveil.learning.models import lenet_smooth, logistic
+from fedveil.learning.trainer import TrainingPlan
+from fedveil.learning.weight_layout import Layout
+from fedveil.protections.positions import POSITIONS
+from fedveil.protections.reading import Reading
+
+SHAPE, CLASSES = (1, 8, 8), 4
+SQUARED = Search("squared", 150, restarts=2)
+COSINE = Search("cosine", 250, variation=0.0005)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def images(count: int) -> torch.Tensor:
+    """Bright squares on black, where they differ."""
+    x = torch.zeros(count, *SHAPE)
+    for i, image in enumerate(x):
+        image[0, 1 + i % 4 : 4 + i % 4, 2 : 5 + i % 3] = 1 - 0.1 * i
+    return x
+
+
+def knowledge(model: nn.Module, count: int, epochs: int = 1, clients: int = 1) -> Knowledge:
+    plan = TrainingPlan(epochs, 2, "sgd", 0.1, 0.0, 0.0)
+    training = UnrolledTraining(model, plan, Layout(model).vector())
+    prior = torch.full(SHAPE, 0.25)
+    return Knowledge(training, count, prior, prior[None], clients=clients, common=2)
+
+
+def built(name: str = "lenet_smooth") -> nn.Module:
+    torch.manual_seed(3)
+    return (logistic if name == "logistic" else lenet_smooth)(SHAPE, CLASSES)
+
+
+def report(known: Knowledge, x: torch.Tensor, labels: list[int]) -> Reading:
+    targets = nn.functional.one_hot(torch.tensor(labels), CLASSES).float()
+    return Reading.exact(known.training.update(x, targets, known.clients).detach().numpy())
+
+
+def error(x: torch.Tensor, found: np.ndarray) -> float:
+    return float(((paired(x.double().numpy(), found) - x.double().numpy()) ** 2).mean())
+
+
+@pytest.mark.parametrize("model", ["lenet_smooth", "logistic"])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_single_image_is_recovered(model: str, epochs: int) -> None:
+    known, x = knowledge(built(model), 1, epochs), images(1)
+    found = reconstruct(report(known, x, [1]), known, [SQUARED], generator(0))
+    assert found.labels.tolist() == [1]
+    assert found.by == "squared"
+    assert error(x, found.examples) < 1e-3 < error(x, known.prior[None].numpy())
+
+
+def test_a_batch_of_two_is_recovered_over_several_steps() -> None:
+    known, x = knowledge(built(), 2, epochs=3), images(2)
+    found = reconstruct(report(known, x, [0, 3]), known, [SQUARED], generator(0))
+    assert found.labels.tolist() == [0, 3]
+    assert error(x, found.examples) < 1e-2
+
+
+def test_the_mean_of_two_clients_is_taken_apart() -> None:
+    known, x = knowledge(built(), 1, epochs=2, clients=2), images(2)
+    found = reconstruct(report(known, x, [0, 3]), known, [SQUARED], generator(0))
+    assert found.labels.tolist() == [0, 3]
+    assert error(x, found.examples) < 1e-2
+
+
+def test_labels_are_sought_together_with_the_image() -> None:
+    known, x = knowledge(built(), 1), images(1)
+    reading = report(known, x, [3])
+    found = reconstruct(reading, known, [SQUARED], generator(0), labels="joint")
+    assert found.labels.tolist() == [3]
+    assert error(x, found.examples) < 1e-2
+
+
+def test_a_direction_alone_is_matched_by_its_angle() -> None:
+    known, x = knowledge(built(), 1), images(1)
+    exact = report(known, x, [1])
+    direction = Reading(17 * exact.estimate, exact.weight, scaled=False)
+    found = reconstruct(direction, known, [SQUARED, COSINE], generator(0))
+    assert found.by == "cosine"
+    assert found.labels.tolist() == [1]
+    assert error(x, found.examples) < 0.02 < error(x, known.prior[None].numpy())
+
+
+def test_what_the_squares_explain_is_not_sought_again() -> None:
+    known, x = knowledge(built(), 1), images(1)
+    found = reconstruct(report(known, x, [1]), known, [SQUARED, COSINE], generator(0))
+    assert found.by == "squared"
+    unexplained = replace(SQUARED, iterations=2, restarts=1)
+    found = reconstruct(report(known, x, [1]), known, [unexplained, COSINE], generator(0))
+    assert found.by == "cosine"
+
+
+def test_a_reading_of_nothing_leaves_the_guess() -> None:
+    known = knowledge(built(), 3)
+    dimension = known.training.layout.dimension
+    found = reconstruct(Reading.nothing(dimension), known, [SQUARED, COSINE], generator(0))
+    assert found.by == "guess"
+    assert found.labels.tolist() == [2, 2, 2]
+    assert np.allclose(found.examples, 0.25)
+
+
+def test_noise_gives_nothing_better_than_the_guess() -> None:
+    known, x = knowledge(built(), 1), images(1)
+    noise = Seeded(0, "noise").generator().standard_normal(known.training.layout.dimension)
+    reading = Reading(noise, np.ones_like(noise))
+    found = reconstruct(reading, known, [SQUARED, COSINE], generator(0))
+    assert error(x, found.examples) > error(x, known.prior[None].numpy())
+
+
+def test_distances_count_entries_by_their_weight() -> None:
+    reading = Reading(np.array([3.0, 4.0, 100.0]), np.array([2.0, 2.0, 0.0]))
+    distance = Distance(reading)
+    assert distance.squared(torch.tensor([3.0, 4.0, 0.0])).item() == 0
+    assert distance.squared(torch.tensor([3.0, -1.0, 0.0])).item() == pytest.approx(1)
+    assert distance.cosine(torch.tensor([6.0, 8.0, 5.0])).item() == pytest.approx(0, abs=1e-6)
+    assert distance.cosine(torch.tensor([4.0, -3.0, 5.0])).item() == pytest.approx(1)
+
+
+def test_total_variation() -> None:
+    x = torch.zeros(1, 1, 2, 3)
+    x[0, 0, 1] = torch.tensor([1.0, 1.0, 0.0])
+    assert total_variation(x).item() == pytest.approx(2 / 3 + 1 / 4)
+    assert total_variation(torch.ones(2, 5)).item() == 0
+
+
+def test_a_reconstruction_is_held_against_its_own_original() -> None:
+    originals = np.stack([np.full((1, 8, 8), v) for v in (0.0, 0.5, 1.0)])
+    assert np.array_equal(paired(originals, originals[[2, 0, 1]] * 0.9), originals * 0.9)
+    assert labels_in_common(np.array([0, 0, 1]), np.array([0, 1, 1])) == 2
+
+
+def test_figures_stand_beside_the_guess() -> None:
+    score = Score(np.full((1, 8, 8), 0.5), common=1)
+    originals = np.stack([np.zeros((1, 8, 8)), np.ones((1, 8, 8))])
+    score.add(originals, np.array([1, 0]), originals[::-1] * 0.9, np.array([0, 0]))
+    figures = {figure.name: figure for figure in score.figures()}
+    assert figures["mse"].value == pytest.approx(0.005)
+    assert figures["mse"].guess == 0.25
+    assert figures["label accuracy"].value == figures["label accuracy"].guess == 0.5
+    assert set(figures) == {"mse", "psnr", "ssim", "label accuracy"}
+    rows = Score(np.zeros(5), common=0)
+    rows.add(np.ones((1, 5)), np.array([0]), np.ones((1, 5)), np.array([0]))
+    assert [figure.name for figure in rows.figures()] == ["mse", "psnr", "label accuracy"]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """Clients of one scan each, and cohorts of three."""
+    return Target.of(
+        Job(
+            model="logistic",
+            clients={"number": 1437, "fraction": 0.002},
+            training={"epochs": 1},
+            protection={"pw_encrypt": {"reconstruct_secrets_threshold": 2}},
+        )
+    )
+
+
+def _small(squared: int = 60, cosine: int = 30) -> Bounds:
+    return Bounds(3, 4, 10, (Search("squared", squared), Search("cosine", cosine, 1, 0.05)))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inversion, "bounds", lambda effort: _small())
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("position", POSITIONS)
+def test_any_position_is_attacked(target: Target, position: str) -> None:
+    pictures: dict[str, bytes] = {}
+    steps: list[tuple[int, int]] = []
+    watch = Watch(lambda done, total, what: steps.append((done, total)), pictures.__setitem__)
+    finding = attack(target.under(position), "quick", watch)
+    assert (finding.attack, finding.protection) == ("gradient", position)
+    assert list(pictures) == finding.pictures == [f"gradient-{position}.png"]
+    assert pictures[finding.pictures[0]].startswith(b"\x89PNG")
+    assert steps[-1] == (3, 3)
+    assert finding.figure("mse").cases >= 3
+    assert np.isfinite([figure.value for figure in finding.figures]).all()
+    secret = POSITIONS[position].phases != ("report",)
+    whose = "the aggregate of 3 clients" if secret else "one client's report"
+    assert finding.saw == f"{whose}; 1 examples and 1 local steps a client"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plain_report_is_inverted(target: Target) -> None:
+    finding = attack(target.under("not_encrypt"), "quick", Watch())
+    assert finding.figure("mse").value < 1e-3 < finding.figure("mse").guess
+    assert finding.figure("label accuracy").value == 1
+    assert finding.settings["found by"] == {"squared": 3}
+    assert finding.epsilon == np.inf
+
+
+def test_what_no_effort_reaches_is_said() -> None:
+    job = Job(model="logistic", clients={"number": 10}, data={"name": "digits"})
+    with pytest.raises(AttackImpossible) as told:
+        attack(Target.of(job), "quick", Watch())
+    assert str(told.value) == (
+        "gradient inversion seeks at most 16 examples of a client behind 20 local steps at this "
+        "effort, and every client has 143 or more and takes 80 or more: choose a greater effort, "
+        "or a job of more clients or fewer epochs"
+    )

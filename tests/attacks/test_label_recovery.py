@@ -1,0 +1,129 @@
+"""Labels, from what training does to the last layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.attacks.gradient.label_recovery import LastLayer, recover
+from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
+from fedveil.entropy import Seeded
+from fedveil.learning.models import lenet_smooth
+from fedveil.learning.trainer import TrainingPlan
+from fedveil.learning.weight_layout import Layout
+from fedveil.protections.reading import Reading
+
+CLASSES = 5
+LR = 0.1
+
+
+def read(model: nn.Module, x: torch.Tensor, labels: list[int], epochs: int = 1) -> Reading:
+    plan = TrainingPlan(epochs, len(labels), "sgd", LR, 0.0, 0.0)
+    training = UnrolledTraining(model, plan, Layout(model).vector())
+    targets = nn.functional.one_hot(torch.tensor(labels), CLASSES).float()
+    return Reading.exact(training.update(x, targets).detach().numpy())
+
+
+def layer_of(model: nn.Module, probes: torch.Tensor) -> LastLayer:
+    layer = LastLayer.of(model, probes)
+    assert layer is not None
+    return layer
+
+
+def net(bias: bool = True, activation: type[nn.Module] = nn.Sigmoid) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 12), activation(), nn.Linear(12, CLASSES, bias=bias)
+    )
+
+
+def images(count: int) -> torch.Tensor:
+    draw = Seeded(0, "images").generator()
+    return torch.from_numpy(draw.random((count, 1, 6, 6), dtype=np.float32))
+
+
+@pytest.mark.parametrize("epochs", [1, 6])
+@pytest.mark.parametrize(
+    "model",
+    [net(), net(bias=False), net(bias=False, activation=nn.Tanh), lenet_smooth((1, 6, 6), CLASSES)],
+    ids=["bias", "rows", "rows of tanh", "lenet_smooth"],
+)
+def test_the_label_of_a_single_example_is_recovered_for_certain(
+    model: nn.Module, epochs: int
+) -> None:
+    layer = layer_of(model, torch.zeros(1, 1, 6, 6))
+    for label in range(CLASSES):
+        for image in images(4):
+            reading = read(model, image[None], [label], epochs)
+            assert recover(reading, layer, 1).tolist() == [label]
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 4], [2] * 5, [0, 1, 1, 1, 3, 3]])
+def test_counts_are_exact_where_the_softmax_is_known(labels: list[int], scaled: bool) -> None:
+    """At weights of zero it gives every class alike, whatever the input."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    layer = layer_of(model, images(3))
+    reading = read(model, images(len(labels)), labels)
+    if scaled:
+        assert recover(reading, layer, len(labels), LR).tolist() == labels
+    else:
+        direction = replace(reading, estimate=1000 * reading.estimate, scaled=False)
+        assert recover(direction, layer, len(labels)).tolist() == labels
+
+
+def test_one_label_of_each_is_told_by_the_size_of_the_step() -> None:
+    """The gradient is nothing: only who knows the step's size can tell that from a small one."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    labels = list(range(CLASSES))
+    reading = read(model, images(CLASSES), labels)
+    assert recover(reading, layer_of(model, images(3)), CLASSES, LR).tolist() == labels
+
+
+def test_a_batch_through_a_net() -> None:
+    model, labels = net(), [0, 0, 0, 1, 3, 3, 4, 4]
+    reading = read(model, images(8), labels)
+    assert recover(reading, layer_of(model, images(8)), 8, LR).tolist() == labels
+
+
+def test_entries_that_say_nothing_do_not_count() -> None:
+    """The bias is unread and half of each row is noise that the reading disowns."""
+    model = net()
+    layer = layer_of(model, images(8))
+    assert layer.bias is not None
+    reading = read(model, images(1), [3])
+    estimate, weight = reading.estimate.copy(), reading.weight.copy()
+    noise = Seeded(0, "noise").generator()
+    unread = np.arange(layer.weight.start, layer.weight.stop, 2)
+    for places in (unread, layer.bias):
+        weight[places] = 0
+        estimate[places] += 100 * noise.standard_normal(len(estimate[places]))
+    assert recover(Reading(estimate, weight), layer, 1, LR).tolist() == [3]
+
+
+def test_noise_on_the_bias_is_averaged_over_the_rows() -> None:
+    """A bias alone would be right about half of the time at this noise."""
+    model = net()
+    layer = layer_of(model, images(8))
+    right = 0
+    for attempt in range(20):
+        reading = read(model, images(1), [attempt % CLASSES])
+        noise = Seeded(attempt, "noise").generator().standard_normal(len(reading.estimate))
+        noised = Reading(reading.estimate + LR * 0.5 * noise, reading.weight)
+        right += recover(noised, layer, 1, LR).tolist() == [attempt % CLASSES]
+    assert right >= 15
+
+
+def test_a_model_that_ends_otherwise_has_no_last_layer() -> None:
+    scaled = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES), nn.Tanh())
+    convolution = nn.Sequential(nn.Conv2d(1, CLASSES, 6), nn.Flatten())
+    for model in (scaled, convolution):
+        assert LastLayer.of(model, images(1)) is None

@@ -1,0 +1,117 @@
+"""Local training that can be differentiated takes the steps of the real trainer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from support.training_parts import clients, plan, train
+from torch import nn
+
+from fedveil._arrays import Int64s
+from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
+from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan
+from fedveil.learning.weight_layout import Layout
+
+CLASSES = 3
+
+
+class InOrder(ClientData):
+    """A client that takes its examples as they lie, every epoch."""
+
+    def batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
+        for _ in range(plan.epochs):
+            for start in range(0, len(self), plan.batch_size):
+                yield np.arange(start, min(start + plan.batch_size, len(self)))
+
+
+def small(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(18, CLASSES)
+    )
+
+
+def unrolled(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.ndarray:
+    training = UnrolledTraining(model, plan, Layout(model).vector())
+    targets = nn.functional.one_hot(client.y, CLASSES).float()
+    return training.update(client.x, targets).detach().numpy()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": 1, "batch_size": 7},
+        {"epochs": 3, "batch_size": 3},
+        {"momentum": 0.9, "weight_decay": 0.01},
+        {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01},
+    ],
+)
+def test_the_update_is_the_trainers_on_the_same_order(changes: dict[str, object]) -> None:
+    model, steps = small(), plan(**changes)
+    (client,) = clients((1, 8, 8), CLASSES, (7,))
+    ordered = InOrder(client.x, client.y, client.entropy)
+    (real,) = train(LoopTrainer(copy.deepcopy(model), steps), model, [ordered])
+    assert np.abs(real).max() > 0.01
+    assert np.allclose(unrolled(model, steps, client), real, rtol=1e-3, atol=2e-6)
+
+
+def test_no_order_matters_where_a_batch_holds_everything() -> None:
+    model, steps = small(), plan(epochs=4, batch_size=7)
+    (client,) = clients((1, 8, 8), CLASSES, (7,))
+    (real,) = train(LoopTrainer(copy.deepcopy(model), steps), model, [client])
+    assert np.allclose(unrolled(model, steps, client), real, rtol=1e-3, atol=2e-6)
+
+
+def test_several_clients_give_the_mean_of_their_updates() -> None:
+    model, steps = small(), plan(epochs=2, batch_size=2)
+    one, two = clients((1, 8, 8), CLASSES, (4, 4))
+    training = UnrolledTraining(model, steps, Layout(model).vector())
+    x, y = torch.cat([one.x, two.x]), torch.cat([one.y, two.y])
+    both = training.update(x, nn.functional.one_hot(y, CLASSES).float(), clients=2)
+    mean = (unrolled(model, steps, one) + unrolled(model, steps, two)) / 2
+    assert np.allclose(both.detach().numpy(), mean, rtol=1e-5, atol=1e-8)
+
+
+def test_the_first_step_loses_no_digits_to_the_weights() -> None:
+    """The difference of two large weights would be rounded at theirs."""
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.fill_(1000.0)
+        model.bias.fill_(1000.0)
+    training = UnrolledTraining(model, plan(epochs=1, lr=1e-6), Layout(model).vector())
+    update = training.update(torch.tensor([[1.0]]), torch.tensor([[1.0, 0.0]]))
+    assert torch.allclose(update, 1e-6 * torch.tensor([0.5, -0.5, 0.5, -0.5]), rtol=1e-5)
+
+
+def test_it_can_be_differentiated_through_every_step() -> None:
+    model, steps = small(), plan(epochs=2, batch_size=2)
+    (client,) = clients((1, 8, 8), CLASSES, (3,))
+    shift = 1e-2
+    x = client.x.clone().requires_grad_()
+    training = UnrolledTraining(model, steps, Layout(model).vector())
+    one_hot = nn.functional.one_hot(client.y, CLASSES).float()
+    (slope,) = torch.autograd.grad(training.update(x, one_hot).square().sum(), x)
+    place = tuple(np.unravel_index(int(slope.abs().argmax()), slope.shape))
+    ends = []
+    for sign in (1, -1):
+        moved = client.x.clone()
+        moved[place] += sign * shift
+        ends.append(training.update(moved, one_hot).square().sum().item())
+    assert slope[place].item() == pytest.approx((ends[0] - ends[1]) / (2 * shift), rel=0.02)
+
+
+def test_buffers_and_frozen_weights_stay() -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, CLASSES)
+    )
+    model[0].bias.requires_grad_(False)
+    (client,) = clients((4,), CLASSES, (6,))
+    once, again = (unrolled(model, plan(), client) for _ in range(2))
+    layout = Layout(model)
+    assert np.array_equal(once, again)
+    assert not once[~layout.trainable].any()
+    assert once[layout.trainable].any()
