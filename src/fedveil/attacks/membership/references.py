@@ -66,7 +66,7 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 
     A model and the next are trained on complements, so that half of the models hold an example.
     """
-    if integer("models", models, 4) % 2:
+    if integer("models", models, 2) % 2:
         raise InvalidValue(f"models = {models} is odd, an even number is needed")
     held = np.zeros((models, examples), np.bool_)
     for pair in range(0, models, 2):

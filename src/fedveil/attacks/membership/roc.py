@@ -32,9 +32,7 @@ def figures(name: str, members: Float64s, others: Float64s, threshold: float) ->
     ]
 
 
-def balanced_accuracy(
-    name: str, members: Float64s, others: Float64s, threshold: float
-) -> Measured:
+def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold: float) -> Measured:
     """The mean of two shares: members above the threshold, and others not above it.
 
     Whoever holds each of both shares' intervals to be true, with probability sqrt(0.95), holds
