@@ -30,6 +30,7 @@ from fedveil.attacks.membership.shadow_models import shadow_attack
 from fedveil.attacks.target import Target
 from fedveil.entropy import Entropy, Seeded
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.intervals import share
 
 #: Attacks on a trained model, by the name in their figures; those that bring their threshold.
 METHODS: dict[str, Method] = {
@@ -104,9 +105,15 @@ class Case:
         return cls(pool, members, model, attacked, others[0], references, entropy)
 
     def on_model(self) -> list[Measured]:
-        """The figures of every attack on the trained model."""
+        """The figures of every attack on the trained model, after how good it is."""
         given = answers(self.model, self.pool.x, self.pool.y)
-        found = []
+        right = given.truth == given.top[:, 0]
+        found = [
+            share("accuracy on members", int(right[self.members].sum()), int(self.members.sum())),
+            share(
+                "accuracy on others", int(right[~self.members].sum()), int((~self.members).sum())
+            ),
+        ]
         for name, method in METHODS.items():
             limit = _OWN_THRESHOLD.get(name)
             limit = threshold(method, self.references) if limit is None else limit
