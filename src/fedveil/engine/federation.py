@@ -111,6 +111,7 @@ class Engine(ABC):
 class Federation:
     """One job being run in one folder by one engine; what it opens is closed with `stack`.
 
+    `dataset` stands in for the one that the job names, such as a part of it.
     The folder is opened when data, model and protection are known to be good, so that a job that
     cannot run leaves nothing behind.
     """
@@ -122,10 +123,11 @@ class Federation:
         open_folder: Callable[[], RunFolder],
         stack: ExitStack,
         warn: Callable[[str], None] | None = None,
+        dataset: Dataset | None = None,
     ) -> None:
         began = time.perf_counter()
         self._engine = engine
-        self._dataset = load(job.data.name)
+        self._dataset = load(job.data.name) if dataset is None else dataset
         self.job = job = engine.settle(job, self._dataset)
         shape = ModelShape(self._dataset.example_shape, self._dataset.classes)
         self._model = make_model(job, shape)

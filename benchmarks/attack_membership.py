@@ -1,0 +1,144 @@
+"""How well membership is told from a trained model and from single reports: docs/attacks.md.
+
+    FEDVEIL_DATA=FOLDER python benchmarks/attack_membership.py [PART ...] [--effort quick]
+
+overfitted: Location-30 and purchase100-synthetic with the dense net of the literature, MNIST with
+LeNet, 1,000 to 2,000 members each, without protection. positions: Location-30 under every position
+at two or three strengths. At quick the parts take 4 and 6 minutes of one core; half of that goes
+into each job's four reference runs, of which standard has 16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from fedveil.attacks.effort import Effort, Watch
+from fedveil.attacks.membership.membership import attack
+from fedveil.attacks.target import Target
+from fedveil.data.datasets import load
+from fedveil.federated.job import Job
+from fedveil.privacy import told
+from fedveil.privacy.finding import Finding
+
+FOUR = ("clients={number: 4, fraction: 1.0}",)
+TWENTY = ("clients={number: 20, fraction: 1.0}",)
+ADAM = "training={epochs: 10, batch_size: 50, optimizer: adam, lr: 0.001}"
+OVERFITTED = {
+    "Location-30, dense net": (
+        "data.name=attack_membership:location", "model=purchase_dnn", *FOUR, "rounds=4", ADAM,
+    ),
+    "purchase100-synthetic, dense net": (
+        "data.name=attack_membership:purchase", "model=purchase_dnn", *FOUR, "rounds=4",
+        "training={epochs: 5, batch_size: 50, optimizer: adam, lr: 0.001}",
+    ),
+    "MNIST, LeNet": (
+        "data.name=attack_membership:mnist", "model=lenet", *FOUR, "rounds=10",
+        "training={epochs: 10, batch_size: 20, lr: 0.1}",
+    ),
+}  # fmt: skip
+MANY = (
+    "data.name=attack_membership:location", "model=mlp", *TWENTY, "rounds=10",
+    "training={epochs: 10, batch_size: 10, lr: 0.2}",
+)  # fmt: skip
+POSITIONS = {
+    "not_encrypt": (),
+    "pw_encrypt": ("protection.pw_encrypt.reconstruct_secrets_threshold=11",),
+    "pw_encrypt, central_eps 50": (
+        "protection.pw_encrypt.reconstruct_secrets_threshold=11",
+        "protection.pw_encrypt.central_eps=50",
+    ),
+    **{f"dp_encrypt, dp_eps {e}": (f"protection.dp_encrypt.dp_eps={e}",) for e in (5000, 500, 50)},
+    **{f"signds, sign_eps {e}": (f"protection.signds.sign_eps={e}",) for e in (100, 10, 1)},
+    **{
+        f"{name}, eps {e}": (f"protection.unary.eps={e}",)
+        for name in ("rr", "oue")
+        for e in (9.6, 4.8, 1)
+    },
+}
+SHOWN = (
+    "accuracy on members", "accuracy on others", "loss balanced accuracy",
+    "calibrated loss balanced accuracy", "shadow models balanced accuracy", "LiRA AUC",
+    "LiRA TPR at 1.0% FPR", "report's gradient balanced accuracy", "report's gradient AUC",
+    "report's gradient TPR at 1.0% FPR", "report's loss AUC",
+)  # fmt: skip
+
+
+def location() -> tuple[object, ...]:
+    """2,000 examples to train on, of which the attack makes half members."""
+    return _cut("location30", 2000)
+
+
+def purchase() -> tuple[object, ...]:
+    """The same of the made-up shoppers, 4,000."""
+    return _cut("purchase100-synthetic", 4000)
+
+
+def mnist() -> tuple[object, ...]:
+    """The same of the digits, 2,000."""
+    return _cut("mnist", 2000)
+
+
+def _cut(name: str, examples: int) -> tuple[object, ...]:
+    data = load(name)
+    return data.train.x[:examples], data.train.y[:examples], data.test.x[:1000], data.test.y[:1000]
+
+
+def found(name: str, overrides: Sequence[str], effort: Effort) -> Finding:
+    """The finding of a job."""
+    watch = Watch(lambda done, total, what: print(f"  {what}", file=sys.stderr, flush=True))
+    finding = attack(Target.of(Job.load(None, overrides)), effort, watch)
+    print(f"{name}: {finding.seconds:.0f} s", file=sys.stderr, flush=True)
+    return finding
+
+
+def overfitted(effort: Effort, only: str) -> None:
+    """Every figure without protection."""
+    for name, job in OVERFITTED.items():
+        if only in name:
+            finding = found(name, job, effort)
+            print(f"{name}, effort {effort}")
+            for figure in finding.figures:
+                print(f"    {figure}", flush=True)
+
+
+def positions(effort: Effort, only: str) -> None:
+    """A line for each position and strength."""
+    print(f"| position, effort {effort} | epsilon of the run | {' | '.join(SHOWN)} |")
+    print("|---" * (2 + len(SHOWN)) + "|")
+    for name, settings in POSITIONS.items():
+        if not name.startswith(only):
+            continue
+        position = name.partition(",")[0]
+        finding = found(name, (*MANY, f"protection.name={position}", *settings), effort)
+        figures = {figure.name: figure for figure in finding.figures}
+        cells = [
+            f"{figures[shown].value:.3f} [{figures[shown].low:.3f}, {figures[shown].high:.3f}]"
+            if shown in figures
+            else "-"
+            for shown in SHOWN
+        ]
+        spent = told(finding.epsilon, finding.delta)
+        print(f"| {name} | {spent} | {' | '.join(cells)} |", flush=True)
+
+
+PARTS = {"overfitted": overfitted, "positions": positions}
+
+
+def main() -> None:
+    """Run the parts that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--effort", default="quick", choices=("quick", "standard", "full"))
+    parser.add_argument("--only", default="", help="a data set, or a position, by its first word")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for part in arguments.parts:
+        PARTS[part](arguments.effort, arguments.only)
+
+
+if __name__ == "__main__":
+    main()

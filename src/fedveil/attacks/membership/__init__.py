@@ -1,0 +1,1 @@
+"""Telling the examples that a model was trained on from others."""

@@ -1,0 +1,60 @@
+"""What a model answers to examples, as far as membership attacks look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil._arrays import Float32s, Float64s, Int64s
+from fedveil.errors import AttackImpossible
+
+_BATCH = 1000
+#: How many of the largest probabilities an attack model is shown.
+TOP = 3
+
+
+@dataclass(frozen=True)
+class Answers:
+    """`truth[i]` is ln p of example i's true class, minus its loss.
+
+    `margin[i]` is ln(p / (1 - p)) of that class, whose law over models is nearly normal (Carlini
+    et al. 2022); `top[i]` the largest ln p in descending order, whatever their classes.
+    """
+
+    truth: Float64s
+    margin: Float64s
+    top: Float64s
+
+    @property
+    def columns(self) -> Float64s:
+        """All of them, a row for each example."""
+        return np.column_stack([self.truth, self.margin, self.top])
+
+
+@torch.no_grad()
+def answers(model: nn.Module, x: Float32s, y: Int64s) -> Answers:
+    """What the model answers to labelled examples."""
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    parts = [
+        _of(model(torch.tensor(x[i : i + _BATCH], device=device)), y[i : i + _BATCH])
+        for i in range(0, len(y), _BATCH)
+    ]
+    model.train(was_training)
+    found = [np.concatenate(values) for values in zip(*parts, strict=True)]
+    if not all(np.isfinite(values).all() for values in found):
+        raise AttackImpossible("the model gives no finite answers: there is nothing to attack")
+    return Answers(*found)
+
+
+def _of(logits: torch.Tensor, labels: Int64s) -> tuple[Float64s, Float64s, Float64s]:
+    log_p = torch.log_softmax(logits.double(), 1).cpu()
+    place = torch.from_numpy(labels)[:, None]
+    truth = log_p.gather(1, place)[:, 0]
+    rest = torch.logsumexp(log_p.scatter(1, place, -torch.inf), 1)
+    top = log_p.topk(min(TOP, log_p.shape[1]), 1).values
+    return truth.numpy(), (truth - rest).numpy(), top.numpy()

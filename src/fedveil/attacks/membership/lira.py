@@ -1,0 +1,21 @@
+"""The likelihood-ratio attack without models that hold the example (offline LiRA).
+
+Source: Carlini et al. 2022, "Membership inference attacks from first principles", section VI: the
+margin ln(p / (1 - p)) of the true class is nearly normal over models trained without the example.
+"""
+
+from __future__ import annotations
+
+from fedveil._arrays import Float64s
+from fedveil.attacks.membership.answers import Answers
+from fedveil.attacks.membership.references import References
+
+
+def lira(answers: Answers, references: References) -> Float64s:
+    """By how many standard deviations the margin exceeds those of the references outside.
+
+    The one-sided test of "not a member", in whose order 1 - Pr[Z > z] rises too. The standard
+    deviation is one for all examples, as the source advises for few references.
+    """
+    mean, deviation = references.outside(lambda given: given.margin)
+    return (answers.margin - mean) / deviation

@@ -1,0 +1,137 @@
+"""Membership attacks on a job or a run: the model it trains, and single clients' reports.
+
+The attacker knows the job, all of it, and has examples of which it asks whether they were trained
+on. Its reference models are the same job run on random halves of these examples, under the same
+protection; every threshold is chosen on references, where it knows who is a member.
+
+A job is first run on a random half of its training examples: they are the members, the other half
+is not. A run is taken as it is: its training examples are the members, its test examples are not,
+and the references are trained on halves of both together.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from fedveil._arrays import Bools
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.membership.answers import answers
+from fedveil.attacks.membership.lira import lira
+from fedveil.attacks.membership.loss_threshold import calibrated_loss, loss
+from fedveil.attacks.membership.references import Method, References, halves, threshold
+from fedveil.attacks.membership.rehearsal import Pool, play_round, rehearse, split
+from fedveil.attacks.membership.report_scores import ReportScores
+from fedveil.attacks.membership.roc import best_threshold, figures
+from fedveil.attacks.membership.shadow_models import shadow_attack
+from fedveil.attacks.target import Target
+from fedveil.entropy import Entropy, Seeded
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.intervals import share
+
+#: Attacks on a trained model, by the name in their figures; those that bring their threshold.
+METHODS: dict[str, Method] = {
+    "loss": loss,
+    "calibrated loss": calibrated_loss,
+    "shadow models": shadow_attack,
+    "LiRA": lira,
+}
+_OWN_THRESHOLD = {"shadow models": 0.0}
+
+
+def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
+    """All attacks on the trained model, and on the reports of one round."""
+    began = time.perf_counter()
+    count = by_effort(effort, 4, 16, 64)
+    case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
+    reporters = by_effort(effort, 8, 32, 100)
+    found = [*case.on_model(), *case.on_reports(reporters)]
+    watch.step(count + 2, count + 2, "reports")
+    promised = target.promised(target.job.rounds)
+    who = "its training and its test examples" if target.trained else "its training examples"
+    return Finding(
+        attack="membership",
+        effort=effort,
+        protection=target.job.protection.name,
+        figures=found,
+        settings=target.settings,
+        epsilon=promised.epsilon,
+        delta=promised.delta,
+        saw=f"the model after {target.job.rounds} rounds, the reports of one round, and {count} "
+        f"models trained by the same job on halves of {who}",
+        seconds=time.perf_counter() - began,
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is attacked, and which of the pool's examples it was trained on, with references.
+
+    `target` is the job on its members, at the weights that the attacked round starts from.
+    `other` is the same job on what the first reference holds.
+    """
+
+    pool: Pool
+    members: Bools
+    model: nn.Module
+    target: Target
+    other: Target
+    references: References
+    entropy: Entropy
+
+    @classmethod
+    def of(cls, target: Target, count: int, entropy: Entropy, watch: Watch) -> Case:
+        """Train the model of a job, and as many references."""
+        dataset, job = target.dataset, target.job
+        pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
+        members = np.arange(len(pool)) < len(dataset.train)
+        model, attacked = target.model, target
+        if not target.trained:
+            members = halves(len(pool), 2, entropy.stream("members"))[0]
+            watch.step(0, count + 2, "the job on half of its examples")
+            attacked = pool.target(target, split(members)[0], job.seed)
+            model = rehearse(attacked)
+        held = halves(len(pool), count, entropy.stream("halves"))
+        given, others = [], []
+        for i, row in enumerate(held):
+            watch.step(i + 1, count + 2, f"reference {i + 1} of {count}")
+            seed = entropy.stream("seed", i).integer(1 << 31)
+            others.append(pool.target(target, split(row)[0], seed))
+            given.append(answers(rehearse(others[-1]), pool.x, pool.y))
+        references = References(given, held, pool.y)
+        return cls(pool, members, model, attacked, others[0], references, entropy)
+
+    def on_model(self) -> list[Measured]:
+        """The figures of every attack on the trained model, after how good it is."""
+        given = answers(self.model, self.pool.x, self.pool.y)
+        right = given.truth == given.top[:, 0]
+        found = [
+            share("accuracy on members", int(right[self.members].sum()), int(self.members.sum())),
+            share(
+                "accuracy on others", int(right[~self.members].sum()), int((~self.members).sum())
+            ),
+        ]
+        for name, method in METHODS.items():
+            limit = _OWN_THRESHOLD.get(name)
+            limit = threshold(method, self.references) if limit is None else limit
+            scores = method(given, self.references)
+            found += figures(name, scores[self.members], scores[~self.members], limit)
+        return found
+
+    def on_reports(self, most: int) -> list[Measured]:
+        """The figures of the attacks on the reports of at most so many clients in one round."""
+        x, y = self.pool.x, self.pool.y
+        scores = ReportScores(self.target.model, self.target.weights)
+        attacked = play_round(self.target, *split(self.members), most, self.entropy)
+        rehearsed = play_round(self.other, *split(self.references.held[0]), most, self.entropy)
+        scorers = {"report's gradient": scores.along}
+        if all(reading.scaled for reading in attacked.readings):
+            scorers["report's loss"] = scores.moved
+        found = []
+        for name, scorer in scorers.items():
+            limit = best_threshold(*rehearsed.scores(scorer, x, y))
+            found += figures(name, *attacked.scores(scorer, x, y), limit)
+        return found

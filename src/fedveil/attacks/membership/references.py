@@ -1,0 +1,88 @@
+"""Models that an attacker trained on examples of its choice, to know what membership changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from fedveil._arrays import Bools, Float64s, Int64s
+from fedveil._validate import integer
+from fedveil.attacks.membership.answers import Answers
+from fedveil.attacks.membership.roc import best_threshold
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class References:
+    """`answers[r]` are reference r's to the same examples; `held[r, i]`: it was trained on i.
+
+    `y` are the examples' labels.
+    """
+
+    answers: Sequence[Answers]
+    held: Bools
+    y: Int64s
+
+    def __post_init__(self) -> None:
+        shape = (len(self.answers), len(self.y))
+        if self.held.shape != shape:
+            raise InvalidValue(f"held has shape {self.held.shape}, {shape} is needed")
+        if self.held.all(axis=0).any():
+            first = int(np.argmax(self.held.all(axis=0)))
+            raise InvalidValue(
+                f"every reference model was trained on example {first}: at least one must not be"
+            )
+
+    def without(self, which: int) -> References:
+        """All but one."""
+        kept = [r for r in range(len(self.answers)) if r != which]
+        return References([self.answers[r] for r in kept], self.held[kept], self.y)
+
+    def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
+        """A quantity under the models that were not trained on the example.
+
+        Its mean for each example, and one standard deviation from those means for all; 1 where no
+        two such models tell it.
+        """
+        values = np.stack([of(answers) for answers in self.answers])
+        out = ~self.held
+        counts = out.sum(axis=0)
+        means: Float64s = np.where(out, values, 0).sum(axis=0) / counts
+        squares = float(np.where(out, (values - means) ** 2, 0).sum())
+        freedom = int((counts - 1).sum())
+        return means, float(np.sqrt(squares / freedom)) if squares else 1.0
+
+
+#: Scores of a model's answers by what references tell: larger where likelier a member.
+Method: TypeAlias = Callable[[Answers, References], Float64s]
+
+
+def halves(examples: int, models: int, entropy: Entropy) -> Bools:
+    """Which example each of an even number of models is trained on: random halves.
+
+    A model and the next are trained on complements, so that half of the models hold an example.
+    """
+    if integer("models", models, 2) % 2:
+        raise InvalidValue(f"models = {models} is odd, an even number is needed")
+    held = np.zeros((models, examples), np.bool_)
+    for pair in range(0, models, 2):
+        held[pair, entropy.permutation(examples)[: examples // 2]] = True
+        held[pair + 1] = ~held[pair]
+    return held
+
+
+def threshold(method: Method, references: References) -> float:
+    """The best threshold for models of which the attacker knows the members: its references.
+
+    Each is attacked with the others; the scores that a threshold is later used on are not seen.
+    """
+    members, others = [], []
+    for which, answers in enumerate(references.answers):
+        scores = method(answers, references.without(which))
+        members.append(scores[references.held[which]])
+        others.append(scores[~references.held[which]])
+    return best_threshold(np.concatenate(members), np.concatenate(others))

@@ -1,0 +1,114 @@
+"""Which examples one client trained on, from what its report tells.
+
+The attacker knows the weights that the round started from, the reading of the report, and the
+examples that it asks about; it needs no model of its own. Scores are larger where an example is
+likelier one of the client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, jvp
+
+from fedveil._arrays import Float32s, Float64s, Int64s
+from fedveil.learning.weight_layout import Layout
+from fedveil.protections.reading import Reading
+
+_BATCH = 500
+_Weights: TypeAlias = dict[str, torch.Tensor]
+#: Scores of labelled examples by one reading.
+Scorer: TypeAlias = Callable[[Reading, Float32s, Int64s], Float64s]
+
+
+class ReportScores:
+    """Scores by the reports of a round that starts from `weights`, with `model`'s architecture."""
+
+    def __init__(self, model: nn.Module, weights: Float32s) -> None:
+        self._model = model
+        self._layout = Layout(model)
+        self._weights = weights
+
+    def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
+        """How fast each example's loss falls along the reading: its estimate, entries as weighted.
+
+        That is the inner product of the example's negative gradient with a vector of norm 1, and
+        needs only the update's direction. 0 where the report says nothing.
+        """
+        weighted = reading.estimate * reading.weight
+        norm = float(np.linalg.norm(weighted))
+        if not norm:
+            return np.zeros(len(y))
+        start = self._views(self._weights)
+        direction = self._views((weighted / norm).astype(np.float32))
+        return self._of_batches(x, y, lambda losses: -jvp(losses, (start,), (direction,))[1])
+
+    def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
+        """By how much each example's loss falls where the weights move by the estimate.
+
+        For a reading that has the update's size; 0 where the report says nothing.
+        """
+        if reading.empty:
+            return np.zeros(len(y))
+        before = self._views(self._weights)
+        after = self._views((self._weights + reading.estimate).astype(np.float32))
+        return self._of_batches(x, y, lambda losses: losses(before) - losses(after))
+
+    def _views(self, vector: Float32s) -> _Weights:
+        views = self._layout.views(torch.from_numpy(vector))
+        named = zip(self._layout.entries, views, strict=True)
+        return {entry.name: view for entry, view in named}
+
+    @torch.no_grad()
+    def _of_batches(
+        self,
+        x: Float32s,
+        y: Int64s,
+        score: Callable[[Callable[[_Weights], torch.Tensor]], torch.Tensor],
+    ) -> Float64s:
+        self._model.eval()
+        parts = []
+        for i in range(0, len(y), _BATCH):
+            images, labels = (torch.from_numpy(part[i : i + _BATCH]) for part in (x, y))
+
+            def losses(
+                weights: _Weights, x: torch.Tensor = images, y: torch.Tensor = labels
+            ) -> torch.Tensor:
+                logits = functional_call(self._model, weights, (x,))
+                return nn.functional.cross_entropy(logits, y, reduction="none")
+
+            parts.append(score(losses).double().numpy())
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Round:
+    """The reports of one round, read, and the rows of a table of examples to ask about.
+
+    Client i trained on `held[i]`; nobody on `strangers[i]`, which it is asked about besides.
+    """
+
+    readings: Sequence[Reading]
+    held: Sequence[Int64s]
+    strangers: Sequence[Int64s]
+
+    def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
+        """Of members and of strangers, of all clients together.
+
+        From each score its mean under the other clients' reports is taken, who never saw the
+        example either: what every report does to it is its difficulty.
+        """
+        members, others = [], []
+        for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):
+            asked = np.concatenate([held, strangers])
+            scores = [score(reading, x[asked], y[asked]) for reading in self.readings]
+            rest = [scored for j, scored in enumerate(scores) if j != i]
+            mine = scores[i] - np.mean(rest, axis=0) if rest else scores[i]
+            members.append(mine[: len(held)])
+            others.append(mine[len(held) :])
+        return np.concatenate(members), np.concatenate(others)

@@ -1,0 +1,107 @@
+"""How well scores tell members from others: figures with intervals.
+
+A score is larger where an example is likelier a member. `members` are the scores of examples that
+are, `others` those of examples that are not; guessing reaches what every figure names.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedveil._arrays import Float64s
+from fedveil._lazy import special
+from fedveil.privacy.finding import CONFIDENCE, Measured
+from fedveil.privacy.intervals import share
+
+#: The false-positive rates at which an attack that names few people is measured.
+LOW_RATES = (0.01, 0.001)
+
+
+def figures(name: str, members: Float64s, others: Float64s, threshold: float) -> list[Measured]:
+    """Of the attack `name`: balanced accuracy at the threshold, AUC, and the rates of few errors.
+
+    A threshold that was not chosen on these scores makes the balanced accuracy an honest one.
+    """
+    low = [true_positives(f"{name} TPR at {r:.1%} FPR", members, others, r) for r in LOW_RATES]
+    return [
+        balanced_accuracy(f"{name} balanced accuracy", members, others, threshold),
+        area(f"{name} AUC", members, others),
+        *low,
+    ]
+
+
+def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold: float) -> Measured:
+    """The mean of two shares: members above the threshold, and others not above it.
+
+    Whoever holds each of both shares' intervals to be true, with probability sqrt(0.95), holds
+    their mean to be true with 0.95: members and others are drawn independently.
+    """
+    each = math.sqrt(CONFIDENCE)
+    caught = share("caught", int((members > threshold).sum()), len(members), confidence=each)
+    spared = share("spared", int((others <= threshold).sum()), len(others), confidence=each)
+    value, low, high = (
+        (getattr(caught, part) + getattr(spared, part)) / 2 for part in ("value", "low", "high")
+    )
+    return Measured(name, value, low, high, 0.5, len(members) + len(others))
+
+
+def best_threshold(members: Float64s, others: Float64s) -> float:
+    """Where the balanced accuracy on these scores is largest: a score above it is a member's.
+
+    The middle of the gap between the two scores that it separates; infinite where no threshold
+    does better than to call nobody a member.
+    """
+    values = np.unique(np.concatenate([members, others]))
+    above = [len(s) - np.searchsorted(np.sort(s), values, "right") for s in (members, others)]
+    gain = above[0] / len(members) - above[1] / len(others)
+    best = int(np.argmax(gain))
+    if gain[best] <= 0:
+        return math.inf
+    return float(values[best] / 2 + values[best + 1] / 2)
+
+
+def true_positives(name: str, members: Float64s, others: Float64s, rate: float) -> Measured:
+    """The share of members that score above the k-th highest other, k = floor(rate (n + 1)).
+
+    One more non-member would pass with probability k / (n + 1) at most, so that guessing reaches
+    no more than the rate. The interval is exact for that threshold. With fewer others than
+    1 / rate - 1 there is no such threshold: the figure is NaN and may be anything.
+    """
+    k = math.floor(rate * (len(others) + 1) + 1e-9)
+    if k == 0:
+        return Measured(name, math.nan, 0.0, 1.0, rate, len(members))
+    threshold = np.sort(others)[-k]
+    return share(name, int((members > threshold).sum()), len(members), guess=rate)
+
+
+def area(name: str, members: Float64s, others: Float64s) -> Measured:
+    """Pr[a member outscores another], ties counting half: the area under the ROC curve.
+
+    The interval is DeLong's (1988), on the scale of log-odds, where it cannot leave [0, 1]. Where
+    his variance is 0 (all members above all others, or all scores equal) it says nothing: there
+    the interval is the exact one for as many disjoint pairs as there are.
+    """
+    m, n = len(members), len(others)
+    wins, losses = _outscored(members, others), _outscored(others, members)
+    value = float(wins.mean())
+    variance = wins.var(ddof=1) / m + losses.var(ddof=1) / n if min(m, n) > 1 else 0.0
+    if not variance or not 0 < value < 1:
+        pairs = min(m, n)
+        exact = share(name, round(value * pairs), pairs)
+        return Measured(name, value, exact.low, exact.high, 0.5, m + n)
+    middle = math.log(value / (1 - value))
+    reach = float(-special().ndtri((1 - CONFIDENCE) / 2)) * math.sqrt(variance)
+    reach /= value * (1 - value)
+    low, high = (float(special().expit(middle + side * reach)) for side in (-1, 1))
+    return Measured(name, value, low, high, 0.5, m + n)
+
+
+def _outscored(scores: Float64s, others: Float64s) -> Float64s:
+    """For each score, the share of the others that lie below it, those equal to it by half."""
+    ordered = np.sort(others)
+    below = np.searchsorted(ordered, scores, "left")
+    up_to = np.searchsorted(ordered, scores, "right")
+    result: Float64s = (below + up_to) / (2 * len(others))
+    return result

@@ -1,0 +1,309 @@
+"""Members of an overfitted model are found, and nothing where there is nothing to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil._arrays import Bools, Float32s, Int64s
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.membership.answers import Answers, answers
+from fedveil.attacks.membership.lira import lira
+from fedveil.attacks.membership.loss_threshold import calibrated_loss, loss
+from fedveil.attacks.membership.membership import attack
+from fedveil.attacks.membership.references import Method, References, halves, threshold
+from fedveil.attacks.membership.report_scores import ReportScores, Round
+from fedveil.attacks.membership.roc import area, balanced_accuracy, best_threshold
+from fedveil.attacks.membership.shadow_models import shadow_attack
+from fedveil.attacks.target import Target
+from fedveil.data.examples import Dataset, make_dataset
+from fedveil.engine.simulation import simulate
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible, InvalidValue
+from fedveil.federated.job import Job
+from fedveil.learning.weight_layout import Layout
+from fedveil.protections.reading import Reading
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+METHODS = [loss, calibrated_loss, shadow_attack, lira]
+EXAMPLES, FEATURES, CLASSES = 240, 30, 4
+
+
+def clouds() -> Dataset:
+    """Points around the centres of four classes, too few to learn more than by heart."""
+    generator = np.random.default_rng(5)
+    y = np.arange(EXAMPLES + 40) % CLASSES
+    centres = generator.normal(0, 0.25, (CLASSES, FEATURES))
+    x = (centres[y] + generator.normal(0, 1, (len(y), FEATURES))).astype(np.float32)
+    return make_dataset("clouds", (x[:EXAMPLES], y[:EXAMPLES]), (x[EXAMPLES:], y[EXAMPLES:]))
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, CLASSES))
+
+
+def trained(x: Float32s, y: Int64s, seed: int) -> nn.Module:
+    """A net that knows its examples by heart."""
+    torch.manual_seed(seed)
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return clouds()
+
+
+@pytest.fixture(scope="module")
+def references(data: Dataset) -> References:
+    x, y = data.train.x, data.train.y
+    held = halves(EXAMPLES, 6, Seeded(1, "halves"))
+    models = [trained(x[row], y[row], seed) for seed, row in enumerate(held)]
+    return References([answers(model, x, y) for model in models], held, y)
+
+
+@pytest.fixture(scope="module")
+def members() -> Bools:
+    return halves(EXAMPLES, 2, Seeded(2, "members"))[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_members_are_found(
+    method: Method, data: Dataset, references: References, members: Bools
+) -> None:
+    x, y = data.train.x, data.train.y
+    scores = method(answers(trained(x[members], y[members], 99), x, y), references)
+    found = area("", scores[members], scores[~members])
+    assert found.low > 0.65
+    limit = threshold(method, references)
+    assert balanced_accuracy("", scores[members], scores[~members], limit).low > 0.6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_that_saw_nobody_betrays_nobody(
+    method: Method, data: Dataset, references: References, members: Bools
+) -> None:
+    torch.manual_seed(7)
+    scores = method(answers(net(), data.train.x, data.train.y), references)
+    found = area("", scores[members], scores[~members])
+    assert found.low < 0.5 < found.high
+
+
+def test_calibration_takes_the_difficulty_away() -> None:
+    """An easy stranger has a smaller loss than a hard member, and no smaller one than expected."""
+    held = np.array([[False, False], [False, False]])
+    reference = given(truth=[-2.0, -0.1])
+    known = References([reference, given(truth=[-4.0, -0.3])], held, np.zeros(2, np.int64))
+    attacked = given(truth=[-1.0, -0.2])
+    assert loss(attacked, known).tolist() == [-1.0, -0.2]
+    assert calibrated_loss(attacked, known) == pytest.approx([2.0, 0.0])
+
+
+def test_lira_is_a_z_score_of_the_references_outside() -> None:
+    """Those that hold the example do not count; the deviation is one for all examples."""
+    held = np.array([[False, True], [False, False], [True, False]])
+    margins = [[1.0, 50.0], [3.0, 4.0], [70.0, 6.0]]
+    known = References([given(margin=row) for row in margins], held, np.zeros(2, np.int64))
+    # Means 2 and 5; squares 1 + 1 + 1 + 1 with two of the four values' freedom left.
+    expected = [(4 - 2) / np.sqrt(2), (4 - 5) / np.sqrt(2)]
+    assert lira(given(margin=[4.0, 4.0]), known) == pytest.approx(expected)
+
+
+def given(truth: list[float] | None = None, margin: list[float] | None = None) -> Answers:
+    values = [np.array(part if part is not None else [0.0, 0.0]) for part in (truth, margin)]
+    return Answers(values[0], values[1], np.zeros((2, 1)))
+
+
+def test_an_example_that_every_reference_holds_is_refused() -> None:
+    held = np.array([[True, False], [True, True]])
+    with pytest.raises(InvalidValue, match="every reference model was trained on example 0: at "):
+        References([given(), given()], held, np.zeros(2, np.int64))
+
+
+def test_each_example_is_in_half_of_the_references() -> None:
+    held = halves(11, 6, Seeded(0, "any"))
+    assert (held.sum(axis=0) == 3).all()
+    assert not np.array_equal(held[0], held[2])
+    with pytest.raises(InvalidValue, match="models = 5 is odd, an even number is needed"):
+        halves(11, 5, Seeded(0, "any"))
+
+
+def test_a_margin_is_the_log_odds_of_the_true_class() -> None:
+    model = nn.Linear(2, 3)
+    x, y = np.array([[0.3, -1.0], [2.0, 0.5]], np.float32), np.array([2, 0])
+    p = torch.softmax(model(torch.from_numpy(x)), 1)[[0, 1], [2, 0]].detach().numpy()
+    found = answers(model, x, y)
+    assert found.truth == pytest.approx(np.log(p), abs=1e-6)
+    assert found.margin == pytest.approx(np.log(p / (1 - p)), abs=1e-5)
+
+
+def test_a_margin_stays_finite_where_a_probability_is_one() -> None:
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[200.0], [0.0]]))
+    assert answers(model, np.ones((1, 1), np.float32), np.zeros(1, np.int64)).margin == [200.0]
+
+
+def test_a_model_of_no_finite_answers_is_not_attacked() -> None:
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.fill_(torch.nan)
+    with pytest.raises(AttackImpossible, match="the model gives no finite answers"):
+        answers(model, np.ones((1, 1), np.float32), np.zeros(1, np.int64))
+
+
+# Reports.
+
+
+def test_the_gradient_score_is_the_inner_product() -> None:
+    model, generator = net(), np.random.default_rng(8)
+    layout = Layout(model)
+    weights = layout.vector()
+    x = generator.normal(size=(3, FEATURES)).astype(np.float32)
+    y = np.array([0, 3, 1])
+    reading = Reading(generator.normal(size=len(weights)), generator.random(len(weights)))
+    direction = reading.estimate * reading.weight
+    direction /= np.linalg.norm(direction)
+    expected = []
+    for image, label in zip(torch.from_numpy(x), torch.from_numpy(y), strict=True):
+        value = nn.functional.cross_entropy(model(image[None]), label[None])
+        gradients = torch.autograd.grad(value, list(model.parameters()))
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).numpy()
+        expected.append(-flat @ direction)
+    assert ReportScores(model, weights).along(reading, x, y) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_loss_score_is_what_the_update_gains(data: Dataset) -> None:
+    model = net()
+    weights = Layout(model).vector()
+    x, y = data.train.x[:5], data.train.y[:5]
+    other = trained(x, y, 3)
+    reading = Reading.exact(Layout(other).vector() - weights)
+    gain = answers(other, x, y).truth - answers(model, x, y).truth
+    assert ReportScores(model, weights).moved(reading, x, y) == pytest.approx(gain, abs=1e-5)
+
+
+Scores = Callable[[ReportScores], object]
+
+
+def played(data: Dataset, readings: Callable[[Float32s], Reading]) -> tuple[ReportScores, Round]:
+    """Three clients of thirty examples, who train on them from common weights."""
+    torch.manual_seed(0)
+    start = net()
+    weights = Layout(start).vector()
+    held = [np.arange(30 * i, 30 * i + 30) for i in range(3)]
+    strangers = [rows + 120 for rows in held]
+    made = []
+    for rows in held:
+        torch.manual_seed(0)
+        local = net()
+        optimizer = torch.optim.SGD(local.parameters(), lr=0.3)
+        x, y = torch.from_numpy(data.train.x[rows]), torch.from_numpy(data.train.y[rows])
+        for _ in range(20):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(local(x), y).backward()
+            optimizer.step()
+        made.append(readings(Layout(local).vector() - weights))
+    return ReportScores(start, weights), Round(made, held, strangers)
+
+
+@pytest.mark.parametrize("scorer", ["along", "moved"])
+def test_a_plain_report_betrays_its_clients_examples(data: Dataset, scorer: str) -> None:
+    scores, round = played(data, Reading.exact)
+    found = area("", *round.scores(getattr(scores, scorer), data.train.x, data.train.y))
+    assert found.low > 0.65
+    assert found.cases == 180
+
+
+@pytest.mark.parametrize("scorer", ["along", "moved"])
+def test_a_report_that_says_nothing_betrays_nobody(data: Dataset, scorer: str) -> None:
+    scores, round = played(data, lambda update: Reading.nothing(len(update)))
+    found = round.scores(getattr(scores, scorer), data.train.x, data.train.y)
+    assert area("", *found).value == 0.5
+    assert balanced_accuracy("", *found, best_threshold(*found)).value == 0.5
+
+
+def test_only_the_direction_of_a_reading_counts_along_it(data: Dataset) -> None:
+    scores, round = played(data, Reading.exact)
+    reading, x, y = round.readings[0], data.train.x[:9], data.train.y[:9]
+    shorter = Reading(reading.estimate / 100, reading.weight * 7, scaled=False)
+    assert scores.along(shorter, x, y) == pytest.approx(scores.along(reading, x, y), rel=1e-4)
+
+
+# A job and a run.
+
+
+def job(**changes: object) -> Job:
+    return Job(
+        **{
+            "data": {"name": "test_membership:tables"},
+            "model": "test_membership:net",
+            "clients": {"number": 4, "fraction": 1.0},
+            "rounds": 4,
+            "training": {"epochs": 25, "batch_size": 10, "lr": 0.3},
+            "simulation": {"workers": 0},
+            **changes,
+        }
+    )
+
+
+def tables() -> tuple[object, ...]:
+    data = clouds()
+    return data.train.x, data.train.y, data.test.x, data.test.y
+
+
+def test_a_job_is_run_on_half_of_its_examples_and_its_members_are_found() -> None:
+    steps: list[tuple[int, int]] = []
+    watch = Watch(step=lambda done, total, what: steps.append((done, total)))
+    finding = attack(Target.of(job()), "quick", watch)
+    assert (finding.attack, finding.effort, finding.protection) == (
+        "membership", "quick", "not_encrypt",
+    )  # fmt: skip
+    for name in ("loss", "calibrated loss", "shadow models", "LiRA", "report's loss"):
+        assert finding.figure(f"{name} AUC").low > 0.55, name
+    assert finding.figure("LiRA balanced accuracy").cases == EXAMPLES
+    assert finding.figure("report's gradient AUC").cases == EXAMPLES
+    assert finding.epsilon == np.inf
+    assert steps == [(i, 6) for i in (0, 1, 2, 3, 4, 6)]
+
+
+def test_masked_reports_betray_nobody_and_their_sum_does() -> None:
+    masked = {"name": "pw_encrypt", "pw_encrypt": {"reconstruct_secrets_threshold": 2}}
+    finding = attack(Target.of(job(protection=masked)), "quick", Watch())
+    assert finding.figure("report's loss AUC").value == 0.5
+    assert finding.figure("report's gradient balanced accuracy").value == 0.5
+    assert finding.figure("LiRA AUC").low > 0.55
+
+
+def test_a_runs_model_is_attacked_as_it_is(tmp_path: object) -> None:
+    """Its training examples are the members, its test examples are not."""
+    run = simulate(job(), f"{tmp_path}/run")
+    finding = attack(Target.of_run(run.folder), "quick", Watch())
+    assert finding.figure("loss AUC").cases == EXAMPLES + 40
+    data = clouds()
+    inside, outside = (answers(run.model, p.x, p.y).truth for p in (data.train, data.test))
+    assert finding.figure("loss AUC").value == area("", inside, outside).value > 0.6
+
+
+def test_owners_stay_together(tmp_path: object) -> None:
+    """A job whose clients are its data's owners is attacked with theirs."""
+    owned = job(data={"name": "test_membership:owned", "split": "by_client"}, clients={})
+    finding = attack(Target.of(owned), "quick", Watch())
+    assert finding.figure("report's loss AUC").low > 0.5
+
+
+def owned() -> dict[str, object]:
+    x, y, x_test, y_test = tables()
+    owners = np.arange(EXAMPLES) // (EXAMPLES // 4)
+    return {
+        "x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test, "client_ids": owners,
+    }  # fmt: skip

@@ -1,0 +1,101 @@
+"""The figures of membership attacks: by hand, by other means, and how often intervals hold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from fedveil.attacks.membership.roc import (
+    area,
+    balanced_accuracy,
+    best_threshold,
+    figures,
+    true_positives,
+)
+
+
+def test_by_hand() -> None:
+    members, others = np.array([0.9, 0.8, 0.4, 0.3]), np.array([0.7, 0.3, 0.2, 0.1])
+    # Of 16 pairs: 0.9 and 0.8 win 4 each, 0.4 wins 3, 0.3 wins 2 and draws 1.
+    assert area("auc", members, others).value == 13.5 / 16
+    at = balanced_accuracy("", members, others, 0.5)
+    assert (at.value, at.guess, at.cases) == ((2 / 4 + 3 / 4) / 2, 0.5, 8)
+    # The second highest of four others is passed by one more of them in 2 of 5 cases.
+    assert true_positives("", members, others, 0.4).value == 3 / 4
+    assert true_positives("", members, others, 0.2).value == 2 / 4
+    assert math.isnan(true_positives("", members, others, 0.19).value)
+
+
+def test_the_best_threshold_lies_in_the_gap_that_it_separates() -> None:
+    assert best_threshold(np.array([3.0, 4.0, 1.0]), np.array([0.0, 1.0, 2.0])) == 2.5
+    assert best_threshold(np.ones(3), np.ones(4)) == math.inf
+    assert best_threshold(np.zeros(3), np.ones(4)) == math.inf
+    apart = best_threshold(np.array([2.0]), np.array([1.0]))
+    assert balanced_accuracy("", np.array([2.0]), np.array([1.0]), apart).value == 1
+
+
+def test_ties_win_nothing() -> None:
+    """Scores that are all equal are a guess, whichever way a threshold falls."""
+    found = figures("nothing", np.zeros(2000), np.zeros(3000), math.inf)
+    assert [figure.value for figure in found] == [0.5, 0.5, 0.0, 0.0]
+    assert [figure.guess for figure in found] == [0.5, 0.5, 0.01, 0.001]
+    assert found[1].low < 0.5 < found[1].high
+
+
+def test_the_area_is_the_reference_libraries() -> None:
+    generator = np.random.default_rng(1)
+    members, others = generator.normal(1, 1, 130).round(1), generator.normal(0, 2, 70).round(1)
+    truth = np.repeat([1, 0], [130, 70])
+    value = roc_auc_score(truth, np.concatenate([members, others]))
+    assert area("", members, others).value == pytest.approx(value, abs=1e-12)
+
+
+def test_delongs_variance_is_that_of_the_covariances_of_placements() -> None:
+    """By pairs, as the formula of DeLong et al. is written."""
+    generator = np.random.default_rng(2)
+    members, others = generator.normal(0.7, 1, 40), generator.normal(0, 1, 30)
+    psi = (members[:, None] > others[None]).astype(float)
+    value = psi.mean()
+    variance = psi.mean(1).var(ddof=1) / 40 + psi.mean(0).var(ddof=1) / 30
+    odds = math.log(value / (1 - value))
+    reach = stats.norm.ppf(0.975) * math.sqrt(variance) / (value * (1 - value))
+    found = area("", members, others)
+    assert found.low == pytest.approx(1 / (1 + math.exp(reach - odds)), rel=1e-9)
+    assert found.high == pytest.approx(1 / (1 + math.exp(-reach - odds)), rel=1e-9)
+
+
+def test_perfect_separation_is_known_as_well_as_disjoint_pairs_tell() -> None:
+    found = area("", np.arange(10.0) + 100, np.arange(20.0))
+    assert (found.value, found.high) == (1, 1)
+    assert found.low == pytest.approx(0.025 ** (1 / 10))
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.5])
+def test_intervals_cover(shift: float) -> None:
+    """Of normal scores every figure is known: at most 5% miss, up to the chance of 400 trials."""
+    generator = np.random.default_rng(3)
+    missed = np.zeros(3, int)
+    for _ in range(400):
+        members, others = generator.normal(shift, 1, 150), generator.normal(0, 1, 120)
+        tenth = np.sort(others)[-12]
+        known = [
+            (balanced_accuracy("", members, others, shift / 2), stats.norm.cdf(shift / 2)),
+            (area("", members, others), stats.norm.cdf(shift / math.sqrt(2))),
+            (true_positives("", members, others, 0.1), stats.norm.sf(tenth - shift)),
+        ]
+        missed += [not found.low <= truth <= found.high for found, truth in known]
+    assert (missed <= stats.binom.ppf(1 - 1e-4, 400, 0.05)).all(), missed
+
+
+def test_guessing_reaches_no_more_than_the_rate() -> None:
+    """A member that is like the others passes the threshold in at most that share of cases."""
+    generator = np.random.default_rng(4)
+    hits = sum(
+        true_positives("", generator.random(1), generator.random(199), 0.01).value == 1
+        for _ in range(4000)
+    )
+    assert hits <= stats.binom.ppf(1 - 1e-4, 4000, 0.01)
