@@ -1,4 +1,4 @@
-"""The labels that are trained on under LabelDP: drawn once for a run, read back where it goes on."""
+"""The labels that are trained on under LabelDP: drawn once for a run, and kept in a file."""
 
 from __future__ import annotations
 
