@@ -18,18 +18,18 @@ import numpy.typing as npt
 import torch
 
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import InvalidValue, RunFolderError
+from fedveil.errors import RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.message import Message, only_fields, take_array
+from fedveil.message import Message
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.kept_job import keep_job
 from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Metrics, Record, Recorder
 from fedveil.record.run_folder import METRICS, MODEL, RunFolder, uninterrupted
-from fedveil.record.sealed_message import intact, sealed, unsealed
-from fedveil.vertical import account
+from fedveil.record.sealed_message import intact
+from fedveil.vertical import account, told_labels
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.party import Party
@@ -42,7 +42,6 @@ from fedveil.vertical.task import Subset, Task, averages, files_of
 from fedveil.vertical.vertical_job import VerticalJob
 
 Progress = Callable[[Record], None]
-_LABELS = "labels"
 
 
 @dataclass(frozen=True)
@@ -269,22 +268,15 @@ class PartyRun:
         classes = self.setting.task.classes
         assert classes is not None, "make_task has checked it"
         mechanism = LabelDP(settings.eps)
-        path = self.setting.folder.path / _LABELS
+        path = self.setting.folder.path / told_labels.LABELS
         if path.exists():
-            with intact(path):
-                kept = unsealed(path.read_bytes())
-                only_fields(kept, "labels")
-                told = take_array(kept, "labels", np.int64, (rows.count,))
-                if (told < 0).any() or (told >= classes).any():
-                    raise InvalidValue(f"field labels holds others than {classes} classes")
+            told = told_labels.kept(path, rows, classes)
         elif any(held(self.setting.folder)):
             raise RunFolderError(f"{path} is missing: the run is trained on what it holds")
         else:
-            truth = rows.labels.reshape(-1).long().numpy()
-            told = mechanism.perturb_classes(truth, classes, self.setting.entropy.stream("labels"))
-            self.setting.folder.write_atomically(_LABELS, sealed({"labels": told}))
-        labels = torch.from_numpy(told.copy()).to(rows.labels.dtype).reshape(rows.labels.shape)
-        self._rows["train"] = replace(rows, labels=labels)
+            told = told_labels.drawn(rows, mechanism, classes, self.setting.entropy)
+            self.setting.folder.write_atomically(told_labels.LABELS, told_labels.file_of(told))
+        self._rows["train"] = told
         return mechanism.loss
 
 

@@ -1,0 +1,1 @@
+"""Attacks on what crosses between the parties of a split model."""

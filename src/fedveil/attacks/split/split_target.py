@@ -1,0 +1,250 @@
+"""A vertical job as an attacker meets it: the split model, who holds what, and what crosses."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil.errors import AttackImpossible, RunFolderError
+from fedveil.link.channel import Exchange, Send, drive_together
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.mechanisms.label_dp import LabelDP
+from fedveil.message import Message
+from fedveil.privacy.ledger import project
+from fedveil.privacy.promise import Figure
+from fedveil.record.model_file import read_model
+from fedveil.record.run_folder import JOB, MODEL
+from fedveil.vertical import told_labels
+from fedveil.vertical.crossing import from_wire
+from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
+from fedveil.vertical.party import Party
+from fedveil.vertical.rows import Rows, align
+from fedveil.vertical.schedule import Transfer, micro_sizes
+from fedveil.vertical.split import Crossing, SplitModel, module_of
+from fedveil.vertical.task import SUBSETS, Subset, Task
+from fedveil.vertical.vertical_blocks import PrivacySettings
+from fedveil.vertical.vertical_job import VerticalJob
+
+Positions = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """What crossed in one step, by part, as its receiver has it; rows as the batch has them.
+
+    `outputs` are what parts of one party gave to another's: numbers, or the bits of EmbeddingDP as
+    0.0 and 1.0. `gradients` are what came back for them, of the step's mean loss, added up where
+    two parties sent one, as the part's owner adds them.
+    """
+
+    outputs: Mapping[str, torch.Tensor]
+    gradients: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SplitTarget:
+    """A vertical job, its split model with weights, and every party's rows in the agreed order.
+
+    `told` are the labels that training reads, after LabelDP; the true ones are in `rows`.
+    `trained`: whether the weights are a run's result, or the initial ones.
+    """
+
+    job: VerticalJob
+    task: Task
+    split: SplitModel
+    rows: Mapping[Subset, Mapping[str, Rows]]
+    told: Rows
+    trained: bool = False
+
+    @classmethod
+    def of(cls, job: VerticalJob) -> SplitTarget:
+        """A job before its first step, all of its parties on this machine."""
+        return cls._made(job, None)
+
+    @classmethod
+    def of_run(cls, folder: str | Path) -> SplitTarget:
+        """A finished run of all parties in one process, by its folder: the models it ended with."""
+        path = Path(folder)
+        if not (path / JOB).is_file():
+            raise RunFolderError(f"{path} is not a run's folder: it has no {JOB}")
+        target = cls._made(VerticalJob.load(path / JOB), path)
+        for party in target.split.parties:
+            held = path / party / MODEL
+            if not held.is_file():
+                raise RunFolderError(
+                    f"{path} holds no finished run of all parties: {party} has no {MODEL} in it"
+                )
+            owned = target.split.owned_by(party)
+            read_model(held, nn.ModuleDict({part.name: module_of(part) for part in owned}))
+        return replace(target, trained=True)
+
+    @classmethod
+    def _made(cls, job: VerticalJob, folder: Path | None) -> SplitTarget:
+        task = make_task(job, folder)
+        split = make_split(job, task)
+        rows = {subset: _rows(task, split, subset) for subset in SUBSETS}
+        told = _told(job, task, rows["train"][split.leader], folder)
+        return cls(job, task, split, rows, told)
+
+    def under(self, privacy: PrivacySettings) -> SplitTarget:
+        """The same parts, weights and rows under another `privacy` block of the job."""
+        job = self.job.model_copy(update={"privacy": privacy})
+        split = make_split(job, self.task)
+        split.joined().load_state_dict(self.split.joined().state_dict())
+        told = _told(job, self.task, self.rows["train"][split.leader], None)
+        return replace(self, job=job, split=split, told=told)
+
+    @property
+    def examples(self) -> int:
+        """How many examples are trained on."""
+        return self.told.count
+
+    def crossing(self, part: str) -> Crossing:
+        """The crossing of a part, of those to several parties the first."""
+        for crossing in self.split.crossings:
+            if crossing.part == part:
+                return crossing
+        known = ", ".join(dict.fromkeys(each.part for each in self.split.crossings)) or "none"
+        raise AttackImpossible(
+            f"what the part {part} gives does not cross between parties: {known} does"
+        )
+
+    def promised(self, part: str, reports: int = 1) -> Figure:
+        """What the ledger states of an example that a part's output was sent of so many times."""
+        privacy = self.crossing(part).privacy
+        values = int(np.prod(self.crossing(part).output))
+        charges = EmbeddingDP(None if privacy is None else privacy.eps).loss.charges(values)
+        times = 1 if privacy is not None and privacy.reuse else reports
+        figure = project(charges, times, self.job.privacy.delta)["run_every_round"]
+        assert figure is not None, "the example is in every report"
+        return figure
+
+    def crossed(self, positions: Positions, step: int = 1) -> Crossed:
+        """What crosses where the training examples at `positions` are a step of the job.
+
+        The parties are the run's own, each on a copy of its parts: nothing is learnt. Another
+        `step` draws other reports of the same examples, as another epoch would, and the run's first
+        step sends exactly what is here for its examples and the initial weights. Under `reuse` an
+        example's first report is repeated.
+        """
+        heard: list[tuple[str, Message]] = []
+        parties = self._parties()
+        with threads(self.job.threads):
+            exchanges = {
+                name: _tapped(name, party.step(step, self._read(name).batch(positions)), heard)
+                for name, party in parties.items()
+            }
+            drive_together(exchanges)
+        return self._arrived(heard, step, micro_sizes(len(positions), self.job.in_flight))
+
+    def outputs(self, part: str, positions: Positions, reports: int = 1) -> torch.Tensor:
+        """What the receiver has of a part's output: [reports, examples, *output]."""
+        steps = range(1, reports + 1)
+        return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
+
+    def gradient(self, part: str, positions: Positions) -> torch.Tensor:
+        """What comes back to a part's owner in a step on these examples: [examples, *output]."""
+        gradients = self.crossed(positions).gradients
+        if part not in gradients:
+            raise AttackImpossible(f"no gradient comes back to the part {part}")
+        return gradients[part]
+
+    @cached_property
+    def _reports(self) -> Reports:
+        return Reports(report_entropy(self.job))
+
+    def _read(self, party: str) -> Rows:
+        return self.told if party == self.split.leader else self.rows["train"][party]
+
+    def _parties(self) -> dict[str, Party]:
+        split = copy.deepcopy(self.split)
+        return {
+            name: Party(
+                name,
+                split,
+                loss=self.task.loss if name == split.leader else None,
+                in_flight=self.job.in_flight,
+                seed=self.job.seed,
+                device=self.job.device,
+                tell_loss=False,
+                report=self._reports,
+            )
+            for name in split.parties
+        }
+
+    def _arrived(
+        self, heard: list[tuple[str, Message]], step: int, sizes: tuple[int, ...]
+    ) -> Crossed:
+        """The tensors among the messages, checked and decoded as their receivers do."""
+        found: dict[tuple[Crossing, bool], dict[int, torch.Tensor]] = defaultdict(dict)
+        for sender, message in heard:
+            if message.get("kind") != "tensor":
+                continue
+            name, micro = message["name"], message["micro"]
+            assert isinstance(name, str)
+            assert isinstance(micro, int)
+            gradient = name.endswith(".grad")
+            for crossing in self.split.crossings:
+                transfer = Transfer(crossing, micro, gradient)
+                if crossing.part == name.removesuffix(".grad") and transfer.sender == sender:
+                    rows = sizes[micro]
+                    tensor = from_wire(message, transfer, training=True, step=step, rows=rows)
+                    found[crossing, gradient][micro] = tensor
+        outputs: dict[str, torch.Tensor] = {}
+        returned: dict[str, list[torch.Tensor]] = defaultdict(list)
+        for (crossing, gradient), by_micro in found.items():
+            whole = torch.cat([by_micro[micro] for micro in range(len(sizes))])
+            if gradient:
+                returned[crossing.part].append(whole)
+            else:
+                outputs[crossing.part] = whole
+        gradients = {part: functools.reduce(torch.add, whole) for part, whole in returned.items()}
+        return Crossed(outputs, gradients)
+
+
+def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
+    """The party's side of a conversation; what it sends is also heard here."""
+    answer: Message | None = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        if isinstance(request, Send):
+            heard.append((party, request.message))
+        answer = yield request
+
+
+def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
+    """Every party's rows of the examples that all hold, in the order that a run agrees on."""
+    owned = {name: task.owned(name, subset) for name in (task.leader, *task.followers)}
+    positions = align({name: columns.ids for name, columns in owned.items()}, task.leader)
+    return {
+        name: Rows.aligned(columns, split.columns(name), positions[name])
+        for name, columns in owned.items()
+    }
+
+
+def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows:
+    """The leader's training rows with the labels that are trained on; a run keeps its own."""
+    settings = job.privacy.label_dp
+    if settings is None or rows.labels is None:
+        return rows
+    assert task.classes is not None, "make_task has checked it"
+    if folder is not None:
+        return told_labels.kept(folder / task.leader / told_labels.LABELS, rows, task.classes)
+    return told_labels.drawn(rows, LabelDP(settings.eps), task.classes, report_entropy(job))
