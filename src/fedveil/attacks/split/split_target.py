@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from fedveil.vertical.crossing import from_wire
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.party import Party
-from fedveil.vertical.rows import Rows, align
+from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.schedule import Transfer, micro_sizes
 from fedveil.vertical.split import Crossing, SplitModel, module_of
 from fedveil.vertical.task import SUBSETS, Subset, Task
@@ -140,8 +140,21 @@ class SplitTarget:
         step sends exactly what is here for its examples and the initial weights. Under `reuse` an
         example's first report is repeated.
         """
-        heard: list[tuple[str, Message]] = []
+        return self._step(self._parties(), positions, step)
+
+    def begun(self, steps: int) -> Iterator[tuple[Positions, Crossed]]:
+        """The run's steps from these weights on, as many: the examples of each, and what crosses.
+
+        The parties train on copies of their parts, which the next step goes on from.
+        """
+        order = Order(self.job.seed, self.examples, self.job.batch_size)
         parties = self._parties()
+        for step in range(1, steps + 1):
+            positions = order.of_step(step)
+            yield positions, self._step(parties, positions, step)
+
+    def _step(self, parties: Mapping[str, Party], positions: Positions, step: int) -> Crossed:
+        heard: list[tuple[str, Message]] = []
         with threads(self.job.threads):
             exchanges = {
                 name: _tapped(name, party.step(step, self._read(name).batch(positions)), heard)

@@ -1,0 +1,197 @@
+"""`fedveil attack labels`: a follower of a split job reads the labels from its gradients."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedveil._arrays import Float64s, Int64s
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.split.label_reading import (
+    Window,
+    by_known,
+    by_norm,
+    ceiling,
+    decided,
+    directions,
+    leak_auc,
+    named,
+    partition,
+    true_of,
+)
+from fedveil.attacks.split.split_target import Crossed, SplitTarget
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.intervals import share
+
+#: So many examples' labels the attacker knows, as evenly over the classes as they come.
+KNOWN = 10
+#: Steps that are looked at together: over more of them the leader's part moves too far.
+_WINDOW = 20
+
+
+def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
+    """What the first follower reads of the labels, from a first step alone and from many steps.
+
+    Step 1 is played with several batches; in each of them the attacker knows one label of every
+    class, 10 at most. Over the steps it knows 10, of the examples that come first; or none, and
+    is told which of the groups that it found is which class, so that most are right.
+    """
+    began = time.perf_counter()
+    follower = _Follower.of(target)
+    steps = by_effort(effort, 60, 300, 2000)
+    figures = [_first_step(follower, by_effort(effort, 15, 40, 100), watch)]
+    run = follower.begun(steps, watch)
+    early = np.unique(run.windows[0].places)
+    known = early[_spread(run.true[early], KNOWN, Seeded(0, "known").generator())]
+    everywhere = np.arange(len(run.true))
+    others = np.setdiff1d(everywhere, known)
+    guesses = follower.guesses(run, known)
+    figures.append(follower.share(f"{KNOWN} labels known", guesses, run.true, others))
+    blind = follower.blind(run, everywhere)
+    figures.append(follower.share("no label known", blind, run.true, everywhere))
+    if follower.classes == 2:
+        rare = run.true == follower.shares.argmin()
+        scores = by_known(run.windows, len(rare), known, run.true[known], 2)
+        sides = scores[:, follower.shares.argmin()] - scores[:, follower.shares.argmax()]
+        figures.append(leak_auc("direction AUC", sides[others], rare[others]))
+        figures.append(leak_auc("norm AUC", run.norms, rare))
+    figures.append(Measured("ceiling", ceiling(follower.eps, follower.shares)))
+    return Finding(
+        attack="labels",
+        effort=effort,
+        protection="none" if follower.eps is None else "label_dp",
+        figures=figures,
+        settings={**target.job.privacy.model_dump(mode="json"), "steps": steps},
+        epsilon=math.inf if follower.eps is None else follower.eps,
+        saw=f"gradients of {', '.join(follower.parts) or 'nothing'} at {follower.party}",
+        seconds=time.perf_counter() - began,
+    )
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Some of a run's steps: directions, each example's norms added up, and its true label."""
+
+    windows: list[Window]
+    norms: Float64s
+    true: Int64s
+
+
+@dataclass(frozen=True)
+class _Follower:
+    """The follower of a job that attacks, and what it is held to know of the classes."""
+
+    target: SplitTarget
+    party: str
+    parts: tuple[str, ...]
+    true: Int64s
+    classes: int
+    eps: float | None
+
+    @classmethod
+    def of(cls, target: SplitTarget) -> _Follower:
+        """The first follower that a gradient comes back to; where none does, the first."""
+        classes, followers = target.task.classes, target.split.followers
+        if classes is None:
+            raise AttackImpossible(
+                f"labels are read from gradients where they are classes, and task.name = "
+                f"{target.job.task.name} has others; next tokens are an attack on tokens"
+            )
+        if not followers:
+            raise AttackImpossible("nothing crosses: every part belongs to the leader")
+        back = [c for c in target.split.crossings if c.gradient and c.sender in followers]
+        party = back[0].sender if back else followers[0]
+        parts = tuple(crossing.part for crossing in back if crossing.sender == party)
+        labels = target.rows["train"][target.split.leader].labels
+        assert labels is not None, "the leader has labels"
+        told = target.job.privacy.label_dp
+        true = labels.numpy().astype(np.int64)
+        return cls(target, party, parts, true, classes, None if told is None else told.eps)
+
+    @cached_property
+    def shares(self) -> Float64s:
+        """How large the classes are, which is held to be public."""
+        return np.bincount(self.true, minlength=self.classes) / len(self.true)
+
+    def looks(self, crossed: Crossed, examples: int) -> list[Float64s]:
+        """What came back in a step, part by part; zeros where nothing does."""
+        found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
+        return found or [np.zeros((examples, 1))]
+
+    def begun(self, steps: int, watch: Watch) -> _Begun:
+        """What the follower has of the first steps."""
+        came, looks = [], []
+        for positions, crossed in self.target.begun(steps):
+            came.append(positions)
+            looks.append(self.looks(crossed, len(positions)))
+            watch.step(len(looks), steps, "steps")
+        examples = np.unique(np.concatenate(came))
+        windows, norms = [], np.zeros(len(examples))
+        for first in range(0, steps, _WINDOW):
+            within = slice(first, first + _WINDOW)
+            places = np.searchsorted(examples, np.concatenate(came[within]))
+            joined = [np.concatenate(look) for look in zip(*looks[within], strict=True)]
+            windows.append(Window(places, directions(joined)))
+            np.add.at(norms, places, by_norm(joined))
+        return _Begun(windows, norms, self.true[examples])
+
+    def guesses(self, run: _Begun, known: Int64s) -> Int64s:
+        """The classes by directions and the labels known at `known`.
+
+        Under LabelDP groups are found first: not all of the known labels are those told.
+        """
+        if self.eps is not None:
+            return self.blind(run, known)
+        labels = run.true[known]
+        scores = by_known(run.windows, len(run.true), known, labels, self.classes)
+        return decided(scores, int(self.shares.argmax()))
+
+    def blind(self, run: _Begun, known: Int64s) -> Int64s:
+        """The classes of groups that were found without a label; those at `known` name them."""
+        groups = partition(run.windows, len(run.true), self.classes)
+        told = named(groups, known, run.true[known], self.classes)
+        found = true_of(told, self.eps, self.shares)
+        found[run.norms == 0] = self.shares.argmax()
+        return found
+
+    def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
+        """How many are right, beside the share of the most common class."""
+        common = float((true[of] == self.shares.argmax()).mean())
+        return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
+
+
+def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
+    """The share of labels right in a first step, over several that might have been it."""
+    size = follower.target.job.batch_size
+    drawn = Seeded(0, "first step").generator()
+    guesses, truth, judged, before = [], [], [], 0
+    for number in range(batches):
+        positions = drawn.permutation(len(follower.true))[:size]
+        looks = follower.looks(follower.target.crossed(positions), len(positions))
+        run = _Begun(
+            [Window.of(directions(looks))], by_norm(looks), true := follower.true[positions]
+        )
+        known = _spread(true, min(KNOWN, follower.classes), drawn)
+        guesses.append(follower.guesses(run, known))
+        truth.append(true)
+        judged.append(before + np.setdiff1d(np.arange(len(true)), known))
+        before += len(true)
+        watch.step(number + 1, batches, "first steps")
+    return follower.share("step 1", *map(np.concatenate, (guesses, truth, judged)))
+
+
+def _spread(labels: Int64s, count: int, drawn: np.random.Generator) -> Int64s:
+    """The places of so many examples, drawn evenly from all classes as far as they have any."""
+    order = drawn.permutation(len(labels))
+    turns = np.empty(len(labels), np.int64)
+    for value in np.unique(labels):
+        of_class = order[labels[order] == value]
+        turns[of_class] = np.arange(len(of_class))
+    chosen: Int64s = order[np.argsort(turns[order], kind="stable")][:count]
+    return chosen

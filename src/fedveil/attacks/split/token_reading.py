@@ -1,0 +1,207 @@
+"""Tokens read from what crosses in the language model's split, by whoever holds the layers between.
+
+The embedding sends a vector of each token, as numbers or as EmbeddingDP's bits; the gradient that
+comes back to the layers' owner is a function of the next token. The attacker holds a table of the
+words' vectors: the leader's own, which a shared seed gives away, an older copy of it, or one that
+it learnt from windows whose text it knows. It may hold text of the same kind besides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil._arrays import Float64s, Int64s
+from fedveil._lazy import special
+from fedveil._validate import integer, positive
+
+#: No bit is held to be surer than that.
+_SUREST = 1e-6
+#: Words in a text that weigh as much as what is held of all texts before it is read.
+_BEFORE = 20.0
+
+
+def lie(eps: float | None) -> float:
+    """The probability that EmbeddingDP flips a bit, 1 / (1 + e^(eps/2)); 0 for None."""
+    return 0.0 if eps is None else float(special().expit(-eps / 2))
+
+
+def nearest(sent: Float64s, known: Float64s) -> Int64s:
+    """The row of `known` [words, values] nearest to each of `sent` [tokens, values].
+
+    Bits are nearest to the bits of a table. Of equally near rows it is the first.
+    """
+    distances = (known**2).sum(axis=1) - 2 * (sent @ known.T)
+    found: Int64s = distances.argmin(axis=1).astype(np.int64)
+    return found
+
+
+def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
+    """The probability that EmbeddingDP sends 1 for each of `values`.
+
+    `blur` is the spread of what the attacker's values are off by, as of an older table: then a
+    value near 0 says little of its bit. With 0 the values are the ones that are sent.
+    """
+    if blur:
+        true = special().ndtr(values / positive("blur", blur))
+    else:
+        true = (values > 0).astype(np.float64)
+    q = lie(eps)
+    told: Float64s = q + (1 - 2 * q) * true
+    return told
+
+
+def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64s:
+    """ln Pr[these reports | word], [tokens, words].
+
+    `ones` [tokens, values] is how many of so many reports have a 1, `ones_odds` [words, values] the
+    probability of a 1 in each. With one report and a known table its order is that of `nearest`.
+    """
+    told = np.clip(ones_odds, _SUREST, 1 - _SUREST)
+    no = np.log1p(-told)
+    found: Float64s = ones @ (np.log(told) - no).T + reports * no.sum(axis=1)
+    return found
+
+
+def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
+    """As `bit_likelihood` of numbers that are off by a normal error of that spread."""
+    squares = (known**2).sum(axis=1) - 2 * (sent @ known.T) + (sent**2).sum(axis=1, keepdims=True)
+    found: Float64s = squares / (-2 * positive("blur", blur) ** 2)
+    return found
+
+
+def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
+    """A table from known text: the mean of what crossed for each word, and how often it did.
+
+    Bits begin as one report of 1/2, so that the means are probabilities of a 1. A word that never
+    came up has the mean of all.
+    """
+    counts = np.bincount(tokens, minlength=words)
+    sums = np.zeros((words, sent.shape[1]))
+    np.add.at(sums, tokens, sent)
+    middle = sent.mean(axis=0)
+    return (sums + middle) / (counts[:, np.newaxis] + 1), counts
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a text says of others of its kind: how frequent each word is, and each after each."""
+
+    words: Float64s
+    after: Float64s
+
+    @classmethod
+    def of(cls, tokens: Int64s, words: int) -> Habits:
+        """From a text in its order; a pair that never came up is as likely as its second word."""
+        single = np.bincount(tokens, minlength=words) + 1.0
+        single /= single.sum()
+        pairs = np.zeros((words, words))
+        np.add.at(pairs, (tokens[:-1], tokens[1:]), 1)
+        counts = pairs.sum(axis=1, keepdims=True)
+        return cls(single, (pairs + _BEFORE * single) / (counts + _BEFORE))
+
+    def posterior(self, likelihood: Float64s) -> Float64s:
+        """[texts, length, words]: how likely each word is at each place, given all reports.
+
+        `likelihood` is logarithmic and has the same shape. The text is taken for a Markov chain of
+        these frequencies; its forward and backward passes give the posterior of each place.
+        """
+        seen = np.exp(likelihood - likelihood.max(axis=2, keepdims=True))
+        forward, backward = np.empty_like(seen), np.empty_like(seen)
+        length = seen.shape[1]
+        before = np.broadcast_to(self.words, seen[:, 0].shape)
+        behind = np.ones_like(seen[:, 0])
+        for place in range(length):
+            forward[:, place] = _shares(before * seen[:, place])
+            before = forward[:, place] @ self.after
+            back = length - 1 - place
+            backward[:, back] = behind
+            behind = _shares((behind * seen[:, back]) @ self.after.T)
+        return _shares(forward * backward)
+
+
+def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
+    """The word at each place [texts, length] that is most likely to be right.
+
+    Without habits all words are equally likely beforehand.
+    """
+    odds_of = likelihood if habits is None else habits.posterior(likelihood)
+    found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
+    return found
+
+
+def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens: int) -> Int64s:
+    """The next tokens, from what comes back for `hidden` [places, values], sent to a head.
+
+    The head's scores are inner products with the rows of `word`, and the loss is the mean
+    cross-entropy of so many tokens. Then tokens · gradient = (mean of the rows by their
+    probabilities) - (row of the next token): it is the row nearest to the difference.
+    """
+    scores = hidden @ word.T
+    scores -= scores.max(axis=1, keepdims=True)
+    expected = _shares(np.exp(scores)) @ word
+    return nearest(expected - tokens * gradients, word)
+
+
+def bit_told(eps: float | None, reports: int = 1) -> float:
+    """How often the majority of so many reports of a bit is its truth; ties are guessed."""
+    n, q = integer("reports", reports, 1), lie(eps)
+    lies = np.arange(n + 1)
+    law = _binomial(n, q)
+    return float(law[2 * lies < n].sum() + law[2 * lies == n].sum() / 2)
+
+
+def bit_information(eps: float | None) -> float:
+    """What one report of an even bit tells of it, in bits: 1 - h(q); h is the binary entropy.
+
+    No attacker finds a word of so many equally likely ones from fewer than log2(words) of them,
+    reports of it and of its neighbours together, but by luck.
+    """
+    q = lie(eps)
+    entropy = 0.0 if q == 0 else -(q * math.log2(q) + (1 - q) * math.log2(1 - q))
+    return 1 - entropy
+
+
+def ceiling(values: int, words: int, eps: float | None) -> float:
+    """How often the likeliest word is right of words with independent even codes.
+
+    One report of `values` bits, all words equally likely, ties guessed. The true code agrees with
+    the report in A ~ Bin(values, 1 - q) bits and every other one in Bin(values, 1/2) of its own:
+
+        sum over a of  Pr[A = a] · (F(a)^words - F(a - 1)^words) / (words · f(a)),
+
+    f and F the law and the distribution of Bin(values, 1/2). It is exact.
+    """
+    integer("words", words, 1)
+    true = _binomial(values, lie(eps))[::-1]
+    log_f = _log_binomial(values)
+    upto = np.minimum(np.cumsum(np.exp(log_f)), 1.0)
+    below = np.concatenate([[0.0], upto[:-1]])
+    f = np.exp(log_f)
+    best = np.where(
+        words * f > 1e-6,
+        (upto**words - below**words) / np.maximum(words * f, 1e-6),
+        upto ** (words - 1),
+    )
+    return float(np.clip(true @ best, 0, 1))
+
+
+def _binomial(n: int, p: float) -> Float64s:
+    """The law of Bin(n, p) on 0..n."""
+    k = np.arange(n + 1)
+    log_choose = _log_binomial(n) + n * math.log(2)
+    law: Float64s = np.exp(log_choose + special().xlogy(k, p) + special().xlog1py(n - k, -p))
+    return law
+
+
+def _log_binomial(n: int) -> Float64s:
+    k, gammaln = np.arange(n + 1), special().gammaln
+    law: Float64s = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) - n * math.log(2)
+    return law
+
+
+def _shares(values: Float64s) -> Float64s:
+    shares: Float64s = values / values.sum(axis=-1, keepdims=True)
+    return shares

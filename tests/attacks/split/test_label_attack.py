@@ -1,0 +1,77 @@
+"""The attack on labels, aimed at jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.split.labels import attack
+from fedveil.attacks.split.split_target import SplitTarget
+from fedveil.errors import AttackImpossible
+from fedveil.privacy.finding import Finding
+from fedveil.vertical import VerticalJob
+from fedveil.vertical.rows import Order
+
+
+def found(privacy: dict[str, Any], **settings: Any) -> Finding:
+    settings = {"task": {"name": "tabular"}, **settings}
+    return attack(SplitTarget.of(VerticalJob(privacy=privacy, **settings)), "quick", Watch())
+
+
+@pytest.fixture(scope="module")
+def plain() -> Finding:
+    return found({})
+
+
+def test_two_classes_are_read_at_the_first_step_of_a_table(plain: Finding) -> None:
+    assert plain.figure("step 1").value == 1
+    assert plain.figure("no label known").value == 1
+    assert plain.figure("10 labels known").value == 1
+    assert plain.figure("direction AUC").value == 1
+    assert plain.figure("step 1").guess == pytest.approx(0.627, abs=0.05)
+    assert plain.protection == "none"
+    assert plain.epsilon == np.inf
+    assert plain.saw == "gradients of bank_wide, bank_deep at bank"
+
+
+def test_label_dp_leaves_its_formula() -> None:
+    reached = found({"label_dp": {"eps": 1.0}})
+    figure, ceiling = reached.figure("no label known"), reached.figure("ceiling").value
+    assert figure.low <= ceiling <= figure.high
+    assert ceiling == pytest.approx(np.e / (1 + np.e), abs=1e-12)
+    assert reached.epsilon == 1
+    assert reached.protection == "label_dp"
+
+
+def test_without_a_gradient_the_most_common_class_is_guessed() -> None:
+    reached = found({"embedding_dp": {"gradient": "none"}})
+    for name in ("step 1", "10 labels known", "no label known"):
+        figure = reached.figure(name)
+        assert figure.value == figure.guess
+    assert reached.figure("norm AUC").value == 0.5
+
+
+def test_the_halves_of_digits_are_read() -> None:
+    task = {"name": "mnist_halves", "mnist_halves": {"width": 64}}
+    reached = found({}, task=task)
+    assert reached.figure("step 1").value >= 0.99
+    assert reached.figure("10 labels known").value >= 0.99
+
+
+def test_labels_that_are_numbers_are_refused() -> None:
+    with pytest.raises(AttackImpossible, match=r"are classes, and task\.name = tabular"):
+        found({}, task={"name": "tabular", "tabular": {"table": "diabetes"}})
+
+
+def test_steps_are_the_runs_own() -> None:
+    """The first step is what the target plays alone; the second goes on from what it learnt."""
+    target = SplitTarget.of(VerticalJob(task={"name": "tabular"}))
+    steps = list(target.begun(2))
+    order = Order(target.job.seed, target.examples, target.job.batch_size)
+    for number, (positions, crossed) in enumerate(steps, start=1):
+        assert np.array_equal(positions, order.of_step(number))
+        alone = target.crossed(positions, number).gradients["bank_deep"]
+        assert bool((alone == crossed.gradients["bank_deep"]).all()) == (number == 1)

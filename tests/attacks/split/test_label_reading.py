@@ -1,0 +1,166 @@
+"""Labels read from gradients: all where the leader's part is linear, by chance from nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedveil._arrays import Float64s, Int64s
+from fedveil.attacks.split.label_reading import (
+    Window,
+    by_known,
+    by_norm,
+    by_sign,
+    ceiling,
+    decided,
+    directions,
+    leak_auc,
+    named,
+    partition,
+)
+from fedveil.entropy import Seeded
+from fedveil.mechanisms.label_dp import LabelDP
+from fedveil.privacy.intervals import share
+
+ROWS, VALUES = 400, 12
+
+
+def drawn(classes: int, odds: Float64s | None = None) -> tuple[Int64s, np.random.Generator]:
+    source = Seeded(3, "labels", classes).generator()
+    return source.choice(classes, ROWS, p=odds).astype(np.int64), source
+
+
+def returned(labels: Int64s, classes: int, source: np.random.Generator) -> Float64s:
+    """What comes back from a linear part: the probabilities less a 1 at the label, through it."""
+    weights = source.standard_normal((classes, VALUES))
+    scores = source.standard_normal((len(labels), classes)) / 2
+    odds = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    gradients: Float64s = (odds - np.eye(classes)[labels]) @ weights / len(labels)
+    return gradients
+
+
+def everywhere(labels: Int64s, guesses: Int64s) -> bool:
+    return bool((labels == guesses).all())
+
+
+def test_of_two_classes_the_sign_is_the_label() -> None:
+    labels, source = drawn(2)
+    rows = directions([returned(labels, 2, source)])
+    groups = partition([Window.of(rows)], ROWS, 2)
+    assert everywhere(labels, groups) or everywhere(labels, 1 - groups)
+    places = np.array([int(np.flatnonzero(labels == 0)[0])])
+    assert everywhere(labels, named(groups, places, labels[places], 2))
+    assert leak_auc("sign", by_sign(rows), labels == labels[0]).value in (0, 1)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_ten_known_labels_name_all_of_them(classes: int) -> None:
+    labels, source = drawn(classes)
+    rows = directions([returned(labels, classes, source)])
+    places = np.concatenate([np.flatnonzero(labels == c)[: 10 // classes] for c in range(classes)])
+    assert everywhere(
+        labels, by_known([Window.of(rows)], ROWS, places, labels[places], classes).argmax(axis=1)
+    )
+
+
+def test_three_classes_part_without_a_known_label() -> None:
+    labels, source = drawn(3)
+    groups = partition([Window.of(directions([returned(labels, 3, source)]))], ROWS, 3)
+    assert everywhere(labels, named(groups, np.arange(ROWS), labels, 3))
+
+
+def test_a_class_of_which_none_is_known_is_not_guessed() -> None:
+    labels, source = drawn(3)
+    rows = directions([returned(labels, 3, source)])
+    places = np.flatnonzero(labels != 1)[:8]
+    scores = by_known([Window.of(rows)], ROWS, places, labels[places], 3)
+    assert not (scores.argmax(axis=1)[labels != 1] == 1).any()
+
+
+def test_what_windows_tell_adds_up() -> None:
+    """One window of these gradients leaves doubts, thirty of them leave none."""
+    labels, source = drawn(2)
+    side = 2.0 * labels[:, np.newaxis] - 1
+    noise = 4 * source.standard_normal((30, ROWS, VALUES))
+    windows = [Window.of(directions([side + each])) for each in noise]
+    right = []
+    for given in (windows[:1], windows):
+        groups = partition(given, ROWS, 2)
+        right.append(float((named(groups, np.arange(ROWS), labels, 2) == labels).mean()))
+    assert right[0] < 0.95
+    assert right[1] > 0.99
+
+
+def test_the_middles_move_with_the_leaders_weights() -> None:
+    """Each window's gradients are turned by a little; in the end they point to the other class."""
+    labels, source = drawn(2)
+    windows = []
+    for turn in np.linspace(0, np.pi, 20):
+        side = np.array([np.cos(turn), np.sin(turn)])
+        rows = (2.0 * labels[:, np.newaxis] - 1) * side + 0.2 * source.standard_normal((ROWS, 2))
+        windows.append(Window.of(directions([rows])))
+    places = np.arange(10)
+    for last in (windows[:1], windows[10:], windows):
+        scores = by_known(last, ROWS, places, labels[places], 2)
+        assert everywhere(labels, scores.argmax(axis=1))
+    late = by_known([windows[0], *windows[1:]], ROWS, places, labels[places], 2) - by_known(
+        windows[:-1], ROWS, places, labels[places], 2
+    )
+    assert everywhere(labels, late.argmax(axis=1)), "the last window alone, with earlier middles"
+
+
+def test_the_rarer_class_has_the_larger_norm() -> None:
+    """Where a network has learnt that a tenth of the examples are of class 1."""
+    labels, _ = drawn(2, np.array([0.9, 0.1]))
+    gradients = np.where(labels == 1, 0.9, -0.1)[:, np.newaxis] * np.ones((1, VALUES))
+    assert leak_auc("norm", by_norm([gradients]), labels == 1).value == 1
+
+
+@pytest.mark.parametrize("eps", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("classes", [2, 4])
+def test_label_dp_leaves_what_the_formula_says(classes: int, eps: float) -> None:
+    labels, source = drawn(classes)
+    told = LabelDP(eps).perturb_classes(labels, classes, Seeded(5))
+    groups = partition([Window.of(directions([returned(told, classes, source)]))], ROWS, classes)
+    read = named(groups, np.arange(ROWS), told, classes)
+    assert everywhere(told, read), "what was told is read exactly"
+    reached = share("right", int((read == labels).sum()), ROWS, confidence=0.999)
+    assert reached.low <= ceiling(eps, np.full(classes, 1 / classes)) <= reached.high
+
+
+def test_the_ceiling_is_bayes_rule() -> None:
+    even = np.array([0.5, 0.5])
+    assert ceiling(np.log(3), even) == pytest.approx(0.75, abs=1e-12)
+    assert ceiling(None, even) == 1
+    assert ceiling(0.0, np.full(4, 0.25)) == pytest.approx(0.25, abs=1e-12)
+    # Told the rarer class: 0.1 * 3/4 against 0.9 * 1/4, so that the more common one is guessed.
+    assert ceiling(np.log(3), np.array([0.9, 0.1])) == pytest.approx(0.9, abs=1e-12)
+    # 0.6 * 3/4 where 0 is told, 0.4 * 3/4 where 1 is.
+    assert ceiling(np.log(3), np.array([0.6, 0.4])) == pytest.approx(0.75, abs=1e-12)
+
+
+def test_nothing_returned_is_guessing() -> None:
+    labels, _ = drawn(2, np.array([0.7, 0.3]))
+    rows = directions([np.zeros((ROWS, VALUES))])
+    places = np.array([int(np.flatnonzero(labels == c)[0]) for c in range(2)])
+    guesses = decided(by_known([Window.of(rows)], ROWS, places, labels[places], 2), common=0)
+    assert not guesses.any()
+    assert leak_auc("norm", by_norm([np.zeros((ROWS, VALUES))]), labels == 1).value == 0.5
+    assert not partition([Window.of(rows)], ROWS, 3).any()
+
+
+def test_without_a_known_label_no_class_has_a_score() -> None:
+    labels, source = drawn(3)
+    none = np.empty(0, np.int64)
+    scores = by_known([Window.of(directions([returned(labels, 3, source)]))], ROWS, none, none, 3)
+    assert (decided(scores, common=2) == 2).all()
+
+
+def test_an_auc_counts_pairs() -> None:
+    positive = np.array([True, True, False, False, False])
+    measured = leak_auc("x", np.array([3.0, 1.0, 2.0, 1.0, 0.0]), positive)
+    assert measured.value == pytest.approx((3 + 0.5 + 1) / 6, abs=1e-12)
+    assert (measured.low, measured.high) == (0, 1)
+    many = leak_auc("x", np.arange(2000.0), np.arange(2000) >= 1000)
+    assert many.value == 1
+    assert many.low == pytest.approx(1 - np.sqrt(np.log(40) / 2000), abs=1e-12)
