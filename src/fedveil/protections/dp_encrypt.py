@@ -82,7 +82,7 @@ class DPEncrypt(Protection):
         mechanism = GaussianMechanism(
             settings.dp_eps, settings.dp_delta, settings.dp_norm_clip, settings.noise
         )
-        self._loss = mechanism.loss
+        self._loss, self.norm_clip = mechanism.loss, mechanism.clip
         self._form: _Form
         if settings.noise == "discrete":
             self._form = _GridForm(mechanism, self.dimension)
