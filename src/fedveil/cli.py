@@ -14,7 +14,7 @@ import typer
 import fedveil
 from fedveil import attack_cli, vertical_cli
 from fedveil._version import __version__
-from fedveil.errors import JobError, MissingExtra
+from fedveil.errors import JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, Exit, ended
 from fedveil.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.plain_text import console, say
@@ -133,11 +133,21 @@ def budget(
 
 @app.command()
 def audit(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="A run's folder: what was found in it; tries nothing."),
+    ] = None,
     trials: Annotated[
         int, typer.Option(min=1000, help="Outputs of each mechanism for each of two inputs.")
     ] = 20_000,
 ) -> None:
-    """Try to refute what every mechanism claims; exits 1 where a claim is refuted."""
+    """Try to refute what every mechanism claims, or print what a run's audit and attacks found.
+
+    Exits 1 where a claim is refuted.
+    """
+    if folder is not None:
+        _print_findings(folder)
+        return
     from fedveil.audit_cases import cases
 
     refuted = False
@@ -146,6 +156,24 @@ def audit(
         refuted |= result.refuted
         say(f"{case.name}: {result}")
     if refuted:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _print_findings(folder: Path) -> None:
+    from fedveil.privacy.promise import Figure
+    from fedveil.record.finding_lines import read_findings
+
+    findings = read_findings(folder)
+    if not findings:
+        raise RunFolderError(
+            f"{folder} holds no findings: a run with audit.canaries has one, and `fedveil attack` "
+            f"adds some"
+        )
+    for finding in findings:
+        promised = Figure(finding.epsilon, finding.delta)
+        verdict = "refuted" if finding.refutes else "not refuted"
+        say(f"{finding}; saw {finding.saw}; promised: {promised}: {verdict}")
+    if any(finding.refutes for finding in findings):
         raise typer.Exit(Exit.FAILED)
 
 

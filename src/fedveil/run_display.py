@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fedveil.engine.federation import Run
 from fedveil.engine.run_records import LOST, without_report
+from fedveil.privacy.finding import CONFIDENCE, Finding
 from fedveil.privacy.loss import format_delta
 from fedveil.privacy.promise import Figure, told
 from fedveil.record.byte_count import shown_bytes
@@ -90,6 +91,8 @@ class RunDisplay:
             rows["AUC"] = f"{last['auc']:.4f}"
         rows["upload"] = f"{shown_bytes(last.get('bytes_up_per_client', 0))} per client and round"
         rows["epsilon"] = "\n".join(_spent(last))
+        if run.audit is not None:
+            rows["audit"] = _audited(run.audit)
         rows["randomness"] = last.get("randomness", "")
         for name, value in rows.items():
             table.add_row(name, str(value))
@@ -124,6 +127,18 @@ def describe(record: Record) -> str:
     if record["void"]:
         parts.append("void")
     return _BETWEEN.join(parts)
+
+
+def _audited(audit: Finding) -> str:
+    """What the canaries found, and whether it is more than the ledger states."""
+    bound, alone, most = (figure.value for figure in audit.figures[:3])
+    verdict = "NOT WHAT WAS PROMISED" if audit.refutes else "not refuted"
+    return (
+        f"epsilon at least {bound:g} at confidence {CONFIDENCE:g}, of {most:g} that "
+        f"{audit.figures[0].cases} canaries can show;\n{alone:g} if they tell nothing of each "
+        f"other; promised for the run, in every round: "
+        f"{told(audit.epsilon, audit.delta)}: {verdict}"
+    )
 
 
 #: The ledger's figures, and what each is for.

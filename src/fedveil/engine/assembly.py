@@ -84,6 +84,11 @@ def make_trainer(job: Job, model: nn.Module) -> Trainer:
 def check_buffers(job: Job, layout: Layout) -> None:
     """Refuse to perturb BatchNorm statistics: a noisy variance may be negative."""
     buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
+    if buffers and job.audit.canaries:
+        raise ModelInvalid(
+            f"audit.canaries = {job.audit.canaries}: canaries move every averaged tensor, which "
+            f"the buffers {', '.join(buffers)} do not survive: use a model without them"
+        )
     if buffers and job.protection.noised:
         raise ModelInvalid(
             f"protection.name = {job.protection.name} perturbs every averaged tensor, which the "

@@ -30,6 +30,7 @@ from fedveil.engine.assembly import (
     report_entropy,
 )
 from fedveil.engine.budget import thin_promise
+from fedveil.engine.canaries import Canaries
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.job_protection import in_clear
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
@@ -41,9 +42,11 @@ from fedveil.federated.job import Job
 from fedveil.learning.evaluate import evaluate
 from fedveil.learning.weight_layout import Layout
 from fedveil.message import take_array
+from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
 from fedveil.record.begun_rounds import Attempts
+from fedveil.record.finding_lines import add_finding
 from fedveil.record.kept_job import keep_job
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.model_file import model_bytes
@@ -67,6 +70,8 @@ class Run:
     ledger: Ledger
     #: Why it ended before its last round; None where it did not.
     stopped: str | None = None
+    #: What an audit's canaries found, where the job has any.
+    audit: Finding | None = None
 
 
 class Engine(ABC):
@@ -140,6 +145,7 @@ class Federation:
         self._weights = self._layout.vector()
         self._protection = engine.protection(job, self._layout.dimension)
         self._state: State = self._protection.initial_state()
+        self._canaries = Canaries(job, self._protection)
         self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
         self._fingerprint = _fingerprint(job, self._dataset, engine.identify(), shape.fingerprint)
@@ -157,7 +163,8 @@ class Federation:
         keep_job(self._folder, job, own_names)
         self._recorder = Recorder(self._folder, metrics, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
-        self._executor = engine.start(job, shape, self._protection, self._recorder.event)
+        executor = engine.start(job, shape, self._protection, self._recorder.event)
+        self._executor = self._canaries.beside(executor)
         stack.callback(self._executor.close)
         randomness = f"randomness of reports: {report_entropy(job).description}"
         thin = list(filter(None, [thin_promise(job, self._protection)]))
@@ -186,6 +193,7 @@ class Federation:
             self._protection.check_state(saved.protection)
             self._state = saved.protection
             self._ledger = Ledger.from_state(saved.ledger)
+            self._canaries.restore(saved.canaries)
             if self._ledger.adaptive != self._protection.adaptive:
                 raise InvalidValue("field adaptive is not the protection's")
         metrics = Metrics.vouched(self._folder, saved.metrics_bytes, saved.metrics_digest)
@@ -222,21 +230,26 @@ class Federation:
             self._recorder.event(f"ended after round {self._done} without a result: {failure}")
             raise RunFailed(f"{failure}; the record is in {self._folder.path}")
         self._layout.write(torch.from_numpy(self._weights))
+        claim = self._ledger.figures(self.job.privacy.delta)["run_every_round"]
+        audit = self._canaries.finding(claim)
         with uninterrupted():
+            if audit is not None:
+                add_finding(self._folder, audit)
+                self._recorder.event(str(audit))
             self._folder.write_atomically(MODEL, model_bytes(self._model))
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
             if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
                 figures = ", ".join(f"{k} {v:.4f}" for k, v in self._quality().items())
                 self._recorder.event(f"the model at its end: {figures}")
-        return Run(
-            self.job, self._recorder.records, self._model, self._folder.path, self._ledger, stopped
-        )
+        records, path = self._recorder.records, self._folder.path
+        return Run(self.job, records, self._model, path, self._ledger, stopped, audit)
 
     def _round(self, number: int) -> Record:
         began = time.perf_counter()
-        cohort = self._cohort(number)
+        drawn = self._cohort(number)
         spending = self._protection.spending(self._state)
-        self._check_limit(spending, cohort, number)
+        self._check_limit(spending, drawn, number)
+        cohort = [*drawn, *self._canaries.clients]
         context = RoundContext(cohort, number, self._weights, self._state)
         server = self._protection.server_round(context)
         self._executor.open(context)
@@ -247,6 +260,7 @@ class Federation:
         if outcome.hopeless is not None:
             raise RunStopped(f"every client of round {number} failed: {outcome.hopeless}")
         outcome.bytes_down += len(cohort) * self._weights.nbytes
+        outcome.charged.difference_update(self._canaries.clients)
         if applied is None and outcome.charged:
             self._state = self._protection.cut_off(self._state, self._ledger.charges(spending))
         self._ledger.record_many(spending, round=number, clients=sorted(outcome.charged))
@@ -259,6 +273,7 @@ class Federation:
             "clients": len(cohort),
             "reports": applied or 0,
             **counted(outcome),
+            **self._canaries.counted(),
             **quality,
             **self._privacy(),
             **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
@@ -268,6 +283,7 @@ class Federation:
 
     def _apply(self, aggregate: Aggregate) -> int:
         """Move the model; gives the number of reports in the aggregate."""
+        self._canaries.saw(aggregate)
         self._weights = self._optimizer.step(self._weights, aggregate.update)
         self._state = aggregate.state
         return aggregate.reports
@@ -367,6 +383,7 @@ class Federation:
             optimizer=self._optimizer.state(),
             protection=self._state,
             ledger=self._ledger.to_state(),
+            canaries=self._canaries.state(),
         ).write(self._folder)
 
 

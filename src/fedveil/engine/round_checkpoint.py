@@ -7,7 +7,7 @@ random state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
 LATEST = f"{CHECKPOINT}/latest"
-_MESSAGES = ("optimizer", "protection", "ledger")
+_MESSAGES = ("optimizer", "protection", "ledger", "canaries")
 _PLAIN = {"round": int, "metrics_bytes": int, "metrics_digest": str, "fingerprint": str}
 
 
@@ -34,12 +34,15 @@ class Checkpoint:
     optimizer: Mapping[str, npt.NDArray[np.float64]]
     protection: Message
     ledger: Message
+    #: The evidence of an audit's canaries; left out of the file where there is none.
+    canaries: Message = field(default_factory=dict)
 
     def write(self, folder: RunFolder) -> None:
         """Replace the folder's checkpoint."""
-        held = vars(self)
-        encoded = {name: encode(held[name]) for name in _MESSAGES}
-        folder.write_atomically(LATEST, sealed(held | encoded))
+        held = vars(self) | {name: encode(vars(self)[name]) for name in _MESSAGES}
+        if not self.canaries:
+            del held["canaries"]
+        folder.write_atomically(LATEST, sealed(held))
 
     @classmethod
     def read(cls, folder: RunFolder) -> Checkpoint | None:
@@ -52,6 +55,7 @@ class Checkpoint:
             return None
         with intact(path):
             held: dict[str, Any] = unsealed(path.read_bytes())
+            held.setdefault("canaries", encode({}))
             only_fields(held, *(field.name for field in fields(cls)))
             for name, kind in _PLAIN.items():
                 take(held, name, kind)

@@ -16,6 +16,9 @@ LOST = ("rejected", "withheld", "failed")
 #: The same of reports that are in it and say nothing of an update, as far as the run is told.
 UNUSABLE = "unusable"
 
+#: The canaries among a round's clients and reports, where a run has any.
+CANARIES = "canaries"
+
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
 _NEEDED = {
@@ -73,7 +76,8 @@ def check(records: Sequence[Record], rounds: int) -> None:
 
 
 def _usable(record: Record) -> bool:
-    return bool(record["reports"] > sum(record[UNUSABLE].values()))
+    reports = record["reports"] - record.get(CANARIES, 0)
+    return bool(reports > sum(record[UNUSABLE].values()))
 
 
 def _fits(name: str, value: object) -> bool:

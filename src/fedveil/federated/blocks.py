@@ -133,6 +133,23 @@ class PrivacySettings(Block):
     )
 
 
+class AuditSettings(Block):
+    """An audit of the run by itself, in simulation (docs/attacks.md)."""
+
+    canaries: int = Field(
+        0,
+        ge=0,
+        description="canary clients beside the others in every round, which a bound on the run's "
+        "epsilon is found with; at most as many as clients are drawn. 0: no audit",
+    )
+    norm: float | None = Field(
+        None,
+        gt=0,
+        description="L2 norm of a canary's update; null: the most that the protection lets "
+        "through, or 1 where it clips no norm",
+    )
+
+
 class SimulationSettings(Block):
     """How one machine plays all parts."""
 
@@ -220,6 +237,7 @@ class JobFields(CheckedJob):
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     protection: ProtectionSettings = Field(default_factory=ProtectionSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
+    audit: AuditSettings = Field(default_factory=AuditSettings)
     simulation: SimulationSettings = Field(default_factory=SimulationSettings)
     deployment: DeploymentSettings = Field(default_factory=DeploymentSettings)
     record: RecordSettings = Field(default_factory=RecordSettings)
@@ -238,7 +256,7 @@ class JobFields(CheckedJob):
 
     @property
     def clients_per_round(self) -> int:
-        """The size of every round's cohort: round(fraction * number), at least 1."""
+        """How many clients a round draws: round(fraction * number), at least 1."""
         if self.clients.number is None:
             raise InvalidValue(
                 "clients.number = null is not known before the data is read; "
@@ -248,6 +266,8 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """How many clients there are, as far as it is known."""
-        number = self.clients.number
-        return Cohort(number, None if number is None else self.clients_per_round)
+        """How many clients there are, canaries and all, as far as it is known."""
+        number, more = self.clients.number, self.audit.canaries
+        if number is None:
+            return Cohort(None, None)
+        return Cohort(number + more, self.clients_per_round + more)

@@ -112,6 +112,28 @@ def _enough_to_start(job: JobFields) -> str | None:
     return f"deployment.start_clients = {wanted} is outside [1, {number}], the clients there are"
 
 
+@RULES.rule("clients", "audit.canaries")
+def _canaries_few(job: JobFields) -> str | None:
+    """`audit.canaries` is at most the number of clients that a round draws."""
+    if job.clients.number is None or job.audit.canaries <= job.clients_per_round:
+        return None
+    return (
+        f"audit.canaries = {job.audit.canaries} is outside [0, {job.clients_per_round}]: more "
+        f"canaries than clients that a round draws would drown what these have learnt"
+    )
+
+
+@RULES.rule("protection", "audit.canaries")
+def _reports_auditable(job: JobFields) -> str | None:
+    """`audit.canaries` needs `fidelity: per_client`: other reports are not private on their own."""
+    if not job.audit.canaries or getattr(job.protection.settings, "fidelity", "") != "aggregate":
+        return None
+    return (
+        f"audit.canaries = {job.audit.canaries} needs protection.unary.fidelity = 'per_client': "
+        f"a report under 'aggregate' is not private on its own, which the audit would find"
+    )
+
+
 for _position in POSITIONS.values():
     for _rule in _position.advice:
         RULES.advised(_of_position(_position, _rule))

@@ -54,7 +54,7 @@ class Audit:
     def __str__(self) -> str:
         claimed = Figure(self.claim.epsilon, self.claim.delta)
         verdict = "refuted" if self.refuted else "not refuted"
-        found, reachable = _rounded_down(self.bound), _rounded_down(self.reachable)
+        found, reachable = rounded_down(self.bound), rounded_down(self.reachable)
         return (
             f"claimed: {claimed}; found: epsilon at least {found} at confidence "
             f"{self.confidence:g}, of {reachable} that {self.trials} trials can show: {verdict}"
@@ -257,6 +257,7 @@ def _callable(mechanism: Mechanism) -> Callable[[Any, Entropy], Any]:
     )
 
 
-def _rounded_down(bound: float) -> str:
-    """What was found, with four digits: no more than was found."""
-    return f"{float(Context(prec=4, rounding=ROUND_FLOOR).create_decimal(as_written(bound))):g}"
+def rounded_down(bound: float, digits: int = 4) -> str:
+    """What was found, with so many digits: no more than was found."""
+    context = Context(prec=digits, rounding=ROUND_FLOOR)
+    return f"{float(context.create_decimal(as_written(bound))):g}"

@@ -15,6 +15,8 @@ from fedveil.errors import InvalidValue
 
 #: How much work an attack may do, and how many cases it is tried on.
 EFFORTS = ("quick", "standard", "full")
+#: How the name of a lower bound on epsilon begins.
+BOUND = "epsilon at least"
 #: The confidence of every interval.
 CONFIDENCE = 0.95
 
@@ -62,6 +64,12 @@ class Finding:
 
     def __post_init__(self) -> None:
         choice("effort", self.effort, EFFORTS)
+
+    @property
+    def refutes(self) -> bool:
+        """Whether a lower bound on epsilon is above what the ledger states."""
+        bounds = (figure.value for figure in self.figures if figure.name.startswith(BOUND))
+        return any(bound > self.epsilon for bound in bounds)
 
     def figure(self, name: str) -> Measured:
         """The figure of that name."""

@@ -230,6 +230,8 @@ class Protection(ABC):
     rules: ClassVar[tuple[Rule, ...]] = ()
     advice: ClassVar[tuple[Rule, ...]] = ()
     dialect: ClassVar[Dialect] = Dialect(theirs=False)
+    #: The longest update (L2 norm) that it tells of as it is; infinite where it shortens none.
+    norm_clip: float = math.inf
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
 

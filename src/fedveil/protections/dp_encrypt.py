@@ -83,7 +83,7 @@ class DPEncrypt(Protection):
         self._mechanism = GaussianMechanism(
             settings.dp_eps, settings.dp_delta, settings.dp_norm_clip, settings.noise
         )
-        self._loss = self._mechanism.loss
+        self._loss, self.norm_clip = self._mechanism.loss, self._mechanism.clip
         self._form: _Form
         if settings.noise == "discrete":
             self._form = _GridForm(self._mechanism, self.dimension)

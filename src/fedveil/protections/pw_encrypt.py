@@ -95,10 +95,10 @@ class PWEncrypt(Protection):
         self.fixed = FixedPoint(settings.clip, settings.entry_bits)
         self.largest_weight = settings.max_examples if context.weighting == "by_size" else 1
         largest = self.fixed.largest * self.largest_weight
-        self.central = settings.central_noise(self.fixed.step, context.dimension)
+        central = self.central = settings.central_noise(self.fixed.step, context.dimension)
         if self.central is not None and context.weighting != "equal":
             raise InvalidValue("central_eps needs clients that count equally: weighting = equal")
-        beyond = 0 if self.central is None else self.central.reach
+        beyond, self.norm_clip = (0, math.inf) if central is None else (central.reach, central.clip)
         self.ring = Ring.for_sum(context.clients_per_round, largest, beyond)
         self._identities: dict[ClientId, Identity] = {}
         #: The last model that was digested, in which round, and its digest.

@@ -74,6 +74,7 @@ class Unary(Protection):
     def __init__(self, settings: UnarySettings, context: JobContext) -> None:
         super().__init__(settings, context)
         self.encoding(settings.eps)
+        self.norm_clip = settings.clip * self.dimension**0.5
         if settings.adaptive and settings.total_eps is None and not context.simulated:
             raise InvalidValue(
                 "protection.unary.total_eps is not given: outside simulation adaptive needs it, "

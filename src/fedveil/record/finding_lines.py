@@ -16,13 +16,14 @@ FINDINGS = "attacks.jsonl"
 
 
 def add_finding(folder: RunFolder, finding: Finding) -> None:
-    """Append a line; a line that was cut off by a killed process is dropped."""
+    """Append a line, unless it is there; one that was cut off by a killed process is dropped."""
     path = folder.path / FINDINGS
     with explained(folder.path):
         old = path.read_bytes() if path.exists() else b""
     whole = old[: old.rfind(b"\n") + 1]
     line = json.dumps(_plain(dataclasses.asdict(finding)), allow_nan=False) + "\n"
-    folder.write_atomically(FINDINGS, whole + line.encode())
+    if line.encode() not in whole.splitlines(keepends=True):
+        folder.write_atomically(FINDINGS, whole + line.encode())
 
 
 def read_findings(path: Path) -> list[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,22 +62,44 @@ class ClientsData:
         return ClientData(torch.from_numpy(self.x[mine]), torch.from_numpy(self.y[mine]), entropy)
 
 
-class LocalTraining:
+class Training(ABC):
+    """Where the updates of a round's clients come from."""
+
+    #: How many clients train at once, and must where there are so many.
+    chunk: int
+    least: int
+
+    @abstractmethod
+    def open(self, round: int, model: Update) -> None:
+        """Begin a round with these global weights."""
+
+    @abstractmethod
+    def examples(self, client: ClientId) -> int:
+        """How many examples the client has."""
+
+    @abstractmethod
+    def updates(self, clients: Sequence[ClientId]) -> Iterator[Answer]:
+        """`Trained` for each of the clients, in their order, or `Failed` where training raised."""
+
+
+class LocalTraining(Training):
     """Trains the clients of one round after another, each on its own examples."""
 
     def __init__(self, trainer: Trainer, data: ClientsData, entropy: Entropy) -> None:
         self.trainer = trainer
         self.data = data
+        self.chunk, self.least = trainer.chunk, trainer.least
         self._entropy = entropy
         self._round = 0
 
     def open(self, round: int, model: Update) -> None:
-        """Begin a round with these global weights."""
         self._round = round
         self.trainer.start(model)
 
+    def examples(self, client: ClientId) -> int:
+        return self.data.examples(client)
+
     def updates(self, clients: Sequence[ClientId]) -> Iterator[Answer]:
-        """`Trained` for each of the clients, in their order, or `Failed` where training raised."""
         for start in range(0, len(clients), self.trainer.chunk):
             yield from self._together(deque(clients[start : start + self.trainer.chunk]))
 
@@ -103,7 +126,7 @@ class ClientSide:
     """Serves the clients of one round after another."""
 
     def __init__(
-        self, protection: Protection, training: LocalTraining, model: Update, entropy: Entropy
+        self, protection: Protection, training: Training, model: Update, entropy: Entropy
     ) -> None:
         self.protection = protection
         self.model = model
@@ -115,12 +138,12 @@ class ClientSide:
     @property
     def chunk(self) -> int:
         """How many clients are trained at once, and `answers` are best asked for."""
-        return self._training.trainer.chunk
+        return self._training.chunk
 
     @property
     def least(self) -> int:
         """How many clients `answers` must be asked for at once, where there are so many."""
-        return self._training.trainer.least
+        return self._training.least
 
     def open(self, round: int) -> None:
         """Begin a round: the model's weights are the new ones, the last round's halves are gone."""
@@ -148,7 +171,7 @@ class ClientSide:
 
         def train() -> tuple[Update, int]:
             if isinstance(trained, Trained):
-                return trained.update, self._training.data.examples(client)
+                return trained.update, self._training.examples(client)
             raise ClientWithheld(trained.reason if isinstance(trained, Failed) else "")
 
         def respond() -> Message:
@@ -172,7 +195,7 @@ class ClientSide:
                 client=client,
                 round=self._round,
                 model=self.model,
-                examples=self._training.data.examples(client),
+                examples=self._training.examples(client),
                 entropy=self._entropy.stream("report", self._round, client),
             )
         )

@@ -30,6 +30,12 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
             f"simulation.dropouts = {job.simulation.dropouts} is a fault plan of the simulator; "
             f"on other machines clients fall silent by themselves: leave it out"
         )
+    if job.audit.canaries:
+        raise DeploymentError(
+            f"audit.canaries = {job.audit.canaries}: the canaries of an audit are clients of the "
+            f"simulator; on other machines they would be let into a model that is used: leave it "
+            f"out"
+        )
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, load(job.data.name)).clients)
     data = job.model_dump()

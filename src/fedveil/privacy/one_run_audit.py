@@ -1,0 +1,250 @@
+"""A lower bound on the epsilon of one run, from one run.
+
+The game: m canaries have a fair coin each, of their own. A canary whose coin shows 1 (it is "in")
+puts one input into the run, one whose coin shows 0 puts another; here these are a client's whole
+data, so that the coin decides which of two neighbours, replace-one, the run is given. Whoever sees
+what the run releases scores every canary, and guesses some of the coins by the scores. If the run
+is (epsilon, delta)-differentially private, many guesses cannot all be right, whatever the run does,
+and however much the canaries' outcomes hang together (Steinke, Nasr and Jagielski, 2023):
+
+    Pr[right >= v] <= b(v) + 2 m delta max over i of (b(v - i) - b(v)) / i,
+
+where b(v) = Pr[Binomial(guesses, e^epsilon / (1 + e^epsilon)) >= v]. An epsilon at which that is
+below 1 - confidence is refuted; the bound is the largest such. How many coins are guessed must not
+depend on the coins: it is planned from the claim alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil._arrays import Bools, Float64s
+from fedveil._lazy import special
+from fedveil._validate import finite_vector, integer, within
+from fedveil.errors import InvalidValue
+from fedveil.privacy.audit import rounded_down
+from fedveil.privacy.finding import CONFIDENCE
+from fedveil.privacy.gaussian_curve import analytic_sigma
+from fedveil.privacy.promise import Figure
+
+#: An epsilon that stands for 0 where a curve needs one, and where every search gives up.
+_LEAST, _MOST = 2.0**-100, 2.0**20
+#: A plan is one of m, m / 2, m / 4 and so on guesses, and never fewer than these.
+_FEWEST = 8
+
+
+def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
+    """The coins of the scores farthest from 0, so many: how many of them are above it, and below.
+
+    For scores that are likelier positive where the canary is in, and symmetric about 0.
+    """
+    order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
+    above = int((scores[order] >= 0).sum())
+    return above, len(order) - above
+
+
+def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) -> int:
+    """How many guesses are right: the highest scores are said to be in, the lowest to be out."""
+    order = np.argsort(-scores, kind="stable")
+    above, below = order[:highest], order[len(order) - lowest :]
+    return int(included[above].sum()) + int((~included[below]).sum())
+
+
+def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """How likely so many right guesses are at most, under (epsilon, delta): the theorem above."""
+    tail = special().bdtrc
+    chance = 1 / (1 + math.exp(-epsilon))
+    exact = float(tail(right - 1, guesses, chance)) if right else 1.0
+    if delta == 0 or right == 0:
+        return exact
+    i = np.arange(1, right + 1)
+    wider = np.where(i < right, tail(np.maximum(right - i - 1, 0), guesses, chance), 1.0)
+    return min(1.0, exact + 2 * canaries * delta * max(0.0, float(np.max((wider - exact) / i))))
+
+
+def lower_bound(
+    canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
+) -> float:
+    """The largest epsilon that so many right guesses refute at `delta`; 0 where they refute none.
+
+    It is above a run's epsilon with probability at most 1 - confidence.
+    """
+    error = _checked(canaries, guesses, right, delta, confidence)
+    return _largest(lambda eps: p_value(canaries, guesses, right, eps, delta) <= error)
+
+
+def gaussian_lower_bound(
+    canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
+) -> float:
+    """The same for a run that is Gaussian, and better: its whole curve is put to the test.
+
+    What is refuted is that replacing a canary is at least as hard to tell as N(0, 1) from
+    N(mu, 1), where mu is that of (epsilon, delta) (Mahloujifar, Melis and Chaudhuri, 2024). A run
+    that is (epsilon, delta)-private by other noise than Gaussian may be refuted though it is.
+    """
+    error = _checked(canaries, guesses, right, delta, confidence)
+    if delta == 0:
+        raise InvalidValue("delta = 0 is promised by no Gaussian noise")
+    return _largest(lambda eps: _curve_refuted(canaries, guesses, right, _mu(eps, delta), error))
+
+
+def independent_lower_bound(
+    canaries: int, right: int, *, delta: float, gaussian: bool, confidence: float = CONFIDENCE
+) -> float:
+    """The bound from all coins guessed, if no canary's outcome tells anything of another's.
+
+    A guess is then right with probability at most (e^epsilon + delta) / (1 + e^epsilon), or, in a
+    Gaussian run, Phi(mu / 2), each by itself; Clopper and Pearson bound that probability.
+    """
+    error = _checked(canaries, canaries, right, delta, confidence)
+    least = float(special().betaincinv(right, canaries - right + 1, error)) if right else 0.0
+    if gaussian and delta > 0:
+        mu = 2 * float(special().ndtri(least))
+        return _largest(lambda eps: _mu(eps, delta) <= mu)
+    return max(0.0, math.log(max(least - delta, _LEAST)) - math.log1p(-least))
+
+
+@dataclass(frozen=True)
+class OneRunAudit:
+    """What the scores of one run show of a claim.
+
+    `bound`: epsilon is at least that, whatever else holds. `alone`: the same if canaries tell
+    nothing of each other. Both hold at once at `confidence`. `reachable`: what `bound` could have
+    been at most, every guess being right.
+    """
+
+    claim: Figure
+    canaries: int
+    guesses: int
+    right: int
+    right_of_all: int
+    bound: float
+    alone: float
+    reachable: float
+    confidence: float = CONFIDENCE
+
+    @property
+    def refuted(self) -> bool:
+        """Whether one of the two bounds is above the claim."""
+        return max(self.bound, self.alone) > self.claim.epsilon
+
+    def __str__(self) -> str:
+        found, alone, most = map(rounded_down, (self.bound, self.alone, self.reachable))
+        return (
+            f"epsilon at least {found} at confidence {self.confidence:g}, of {most} that "
+            f"{self.canaries} canaries can show ({alone} if they tell nothing of each other)"
+        )
+
+
+def audit_run(
+    scores: Float64s,
+    included: Bools,
+    claim: Figure,
+    *,
+    gaussian: bool = False,
+    confidence: float = CONFIDENCE,
+) -> OneRunAudit:
+    """Audit one run by its canaries' scores: positive where a canary seems to be in.
+
+    `included`: their coins. `gaussian`: whether the claim is that of Gaussian noise; where it is
+    not, no more is assumed than the claim's two numbers.
+    """
+    scores = np.asarray(finite_vector("scores", scores), np.float64)
+    m = integer("canaries", len(scores), 1)
+    if included.shape != scores.shape or included.dtype != bool:
+        raise InvalidValue(f"included is {included.dtype} {included.shape}, a bit a score is due")
+    delta, gaussian = claim.delta, gaussian and claim.delta > 0
+    each = 1 - (1 - confidence) / 2
+    bound = gaussian_lower_bound if gaussian else lower_bound
+    guesses = planned(m, claim, gaussian=gaussian, confidence=each)
+    right = right_guesses(scores, included, *surest(scores, guesses))
+    of_all = right_guesses(scores, included, *surest(scores, m))
+    return OneRunAudit(
+        claim, m, guesses, right, of_all,
+        bound=bound(m, guesses, right, delta=delta, confidence=each),
+        alone=independent_lower_bound(m, of_all, delta=delta, gaussian=gaussian, confidence=each),
+        reachable=bound(m, guesses, guesses, delta=delta, confidence=each),
+        confidence=confidence,
+    )  # fmt: skip
+
+
+def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
+    """How many coins to guess, known before the run: what would show most of a claim that is exact.
+
+    Gaussian noise of the claim's curve makes a canary's log-likelihood ratio N(mu² / 2, mu²) where
+    it is in; the plan takes one standard deviation fewer right guesses than are to be expected.
+    All coins are guessed where no Gaussian noise has the claim.
+    """
+    if not (0 < claim.delta < 1 and 0 < claim.epsilon < _MOST):
+        return canaries
+    mu = _mu(claim.epsilon, claim.delta)
+    bound = gaussian_lower_bound if gaussian else lower_bound
+    best, most = canaries, 0.0
+    guesses = canaries
+    while guesses >= min(canaries, _FEWEST):
+        hit = _expected_share(mu, guesses / canaries)
+        right = math.floor(guesses * hit - math.sqrt(guesses * hit * (1 - hit)))
+        shown = bound(canaries, guesses, max(right, 0), delta=claim.delta, confidence=confidence)
+        if shown > most:
+            best, most = guesses, shown
+        guesses //= 2
+    return best
+
+
+def _expected_share(mu: float, share: float) -> float:
+    """How many of the surest guesses, such a share of all, are right under N(±mu² / 2, mu²)."""
+
+    def beyond(threshold: float) -> Float64s:
+        tails: Float64s = special().ndtr(np.array([mu / 2, -mu / 2]) - threshold / mu)
+        return tails
+
+    low, high = 0.0, mu * (mu / 2 + 40)
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if beyond(middle).sum() > share else (low, middle)
+    right, wrong = beyond(low)
+    return float(right / (right + wrong))
+
+
+def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) -> bool:
+    """Algorithm 3 of the source: whether `right` of `guesses` contradict a Gaussian of `mu`."""
+    ndtr, ndtri = special().ndtr, special().ndtri
+    r, h = error * right / m, error * (guesses - right) / m
+    for i in range(right - 1, -1, -1):
+        higher = max(h, float(ndtr(ndtri(r) - mu)))
+        if higher == h:
+            break
+        h, r = higher, min(r + i / (guesses - i) * (higher - h), 1.0)
+    return r + h > guesses / m
+
+
+def _mu(epsilon: float, delta: float) -> float:
+    """The distance, in standard deviations, at which Gaussian noise is (epsilon, delta)-private."""
+    return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
+
+
+def _largest(refuted: Callable[[float], bool]) -> float:
+    """The largest epsilon that is refuted, from below to the last bits; 0 where none is."""
+    low, high = 0.0, 1.0
+    if not refuted(low):
+        return 0.0
+    while refuted(high):
+        low, high = high, 2 * high
+        if high > _MOST:
+            return low
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def _checked(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
+    """The error that is allowed, the arguments being possible."""
+    integer("canaries", canaries, 1)
+    integer("guesses", guesses, 0, canaries)
+    integer("right", right, 0, guesses)
+    within("delta", delta, 0, 1, open_high=True)
+    return 1 - within("confidence", confidence, 0, 1, open_low=True, open_high=True)
