@@ -169,7 +169,7 @@ def _mount(attack: Attack, targets: Sequence[Any], effort: Effort, folder: RunFo
         with _progress() as step:
             watch = Watch(step, lambda name, data: _keep(folder, attack, name, data))
             found = attack.mount(target, effort, watch)
-        found = replace(found, seconds=time.perf_counter() - began)
+        found = replace(found, attack=attack.name, seconds=time.perf_counter() - began)
         add_finding(folder, found)
         show(found)
     say(f"written to {folder.path / FINDINGS}")
