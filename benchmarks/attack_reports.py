@@ -98,7 +98,7 @@ def embedding() -> None:
     vectors = Seeded(0).generator().normal(size=(200, 64))
     for eps in (0.5, 1.0, 5.0):
         for reuse in (False, True):
-            source = Seeded(1, "embedding", reuse)
+            source = Seeded(1, "embedding", int(reuse))
             found = repetition.embedding_repeated(vectors, eps, reuse=reuse, entropy=source)
             for count, share in found.items():
                 epsilon = repetition.embedding_epsilon(64, eps, count, 1e-5, reuse=reuse)
