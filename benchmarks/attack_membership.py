@@ -107,13 +107,15 @@ def overfitted(effort: Effort, only: str) -> None:
 
 def positions(effort: Effort, only: str) -> None:
     """A line for each position and strength."""
-    print(f"| position, effort {effort} | epsilon of the run | {' | '.join(SHOWN)} |")
-    print("|---" * (2 + len(SHOWN)) + "|")
+    print(f"| position, effort {effort} | epsilon of a report | of the run | {' | '.join(SHOWN)} |")
+    print("|---" * (3 + len(SHOWN)) + "|")
     for name, settings in POSITIONS.items():
         if not name.startswith(only):
             continue
         position = name.partition(",")[0]
-        finding = found(name, (*MANY, f"protection.name={position}", *settings), effort)
+        overrides = (*MANY, f"protection.name={position}", *settings)
+        report = Target.of(Job.load(None, overrides)).promised()
+        finding = found(name, overrides, effort)
         figures = {figure.name: figure for figure in finding.figures}
         cells = [
             f"{figures[shown].value:.3f} [{figures[shown].low:.3f}, {figures[shown].high:.3f}]"
@@ -121,7 +123,7 @@ def positions(effort: Effort, only: str) -> None:
             else "-"
             for shown in SHOWN
         ]
-        spent = told(finding.epsilon, finding.delta)
+        spent = f"{told(*report[:2])} | {told(finding.epsilon, finding.delta)}"
         print(f"| {name} | {spent} | {' | '.join(cells)} |", flush=True)
 
 

@@ -271,6 +271,7 @@ def test_a_job_is_run_on_half_of_its_examples_and_its_members_are_found() -> Non
     for name in ("loss", "calibrated loss", "shadow models", "LiRA", "report's loss"):
         assert finding.figure(f"{name} AUC").low > 0.55, name
     assert finding.figure("LiRA balanced accuracy").cases == EXAMPLES
+    assert finding.figure("accuracy on members").low > finding.figure("accuracy on others").high
     assert finding.figure("report's gradient AUC").cases == EXAMPLES
     assert finding.epsilon == np.inf
     assert steps == [(i, 6) for i in (0, 1, 2, 3, 4, 6)]

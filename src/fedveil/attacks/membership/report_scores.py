@@ -7,6 +7,7 @@ likelier one of the client's.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -30,8 +31,8 @@ class ReportScores:
     """Scores by the reports of a round that starts from `weights`, with `model`'s architecture."""
 
     def __init__(self, model: nn.Module, weights: Float32s) -> None:
-        self._model = model
-        self._layout = Layout(model)
+        self._model = copy.deepcopy(model).cpu().eval()
+        self._layout = Layout(self._model)
         self._weights = weights
 
     def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
@@ -71,7 +72,6 @@ class ReportScores:
         y: Int64s,
         score: Callable[[Callable[[_Weights], torch.Tensor]], torch.Tensor],
     ) -> Float64s:
-        self._model.eval()
         parts = []
         for i in range(0, len(y), _BATCH):
             images, labels = (torch.from_numpy(part[i : i + _BATCH]) for part in (x, y))
