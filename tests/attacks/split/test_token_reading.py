@@ -163,9 +163,7 @@ def test_habits_are_bayes_rule() -> None:
     each = np.zeros((3, 2))
     for code in range(8):
         words = [code >> place & 1 for place in range(3)]
-        weight = habits.words[words[0]] * math.prod(
-            habits.after[a, b] for a, b in pairwise(words)
-        )
+        weight = habits.words[words[0]] * math.prod(habits.after[a, b] for a, b in pairwise(words))
         weight *= math.exp(sum(likelihood[0, place, word] for place, word in enumerate(words)))
         for place, word in enumerate(words):
             each[place, word] += weight

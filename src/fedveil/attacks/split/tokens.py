@@ -1,4 +1,4 @@
-"""`fedveil attack tokens`: the layers' owner in a language model's split reads the leader's text."""
+"""`fedveil attack tokens`: whoever holds the layers of a split language model reads the text."""
 
 from __future__ import annotations
 
