@@ -78,8 +78,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         gradients, hidden = read.returned
         next_ones = from_gradients(gradients, hidden, split.word, read.truth.size)
         figures.append(told("next tokens, from gradients", next_ones, read.following.reshape(-1)))
-    if split.bits:
-        figures.append(Measured("ceiling of even codes", ceiling(split.shape[1], words, split.eps)))
+    most = ceiling(split.shape[1], words, split.eps) if split.bits else 1.0
+    figures.append(Measured("ceiling of even codes", most))
     promised = target.promised(split.part)
     privacy = target.job.privacy.model_dump(mode="json")
     return Finding(
