@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.split.labels import attack
 from fedveil.attacks.split.split_target import SplitTarget
+from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding
 from fedveil.vertical import VerticalJob
@@ -55,10 +57,28 @@ def test_without_a_gradient_the_most_common_class_is_guessed() -> None:
 
 
 def test_the_halves_of_digits_are_read() -> None:
-    task = {"name": "mnist_halves", "mnist_halves": {"width": 64}}
-    reached = found({}, task=task)
+    """At the first step all of them; later gradients are of examples that are nearly learnt."""
+    reached = found({}, task={"name": "mnist_halves", "mnist_halves": {"width": 64}})
     assert reached.figure("step 1").value >= 0.99
-    assert reached.figure("10 labels known").value >= 0.99
+    assert reached.figure("10 labels known").value > 0.85
+    assert reached.figure("no label known").value > 0.85
+
+
+def test_tables_of_the_parties_own_are_read(tmp_path: Path) -> None:
+    values = Seeded(1, "table").generator().standard_normal((160, 4)).round(3)
+    files = {}
+    for party, columns in (("leader", values[:, :2]), ("bank", values[:, 2:])):
+        rows = [f"{i},{a},{b},{int(values[i].sum() > 0)}" for i, (a, b) in enumerate(columns)]
+        head = "id,a,b,label" if party == "leader" else "id,a,b,c"
+        (tmp_path / party).write_text("\n".join([head, *rows]) + "\n")
+        files[party] = {
+            "path": str(tmp_path / party),
+            "without": [] if party == "leader" else ["c"],
+        }
+    files["leader"]["label"] = "label"
+    reached = found({}, task={"name": "tables", "tables": {"files": files}})
+    for name in ("step 1", "10 labels known", "no label known"):
+        assert reached.figure(name).value == 1
 
 
 def test_labels_that_are_numbers_are_refused() -> None:

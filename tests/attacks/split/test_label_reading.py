@@ -92,21 +92,19 @@ def test_what_windows_tell_adds_up() -> None:
 
 
 def test_the_middles_move_with_the_leaders_weights() -> None:
-    """Each window's gradients are turned by a little; in the end they point to the other class."""
+    """Windows of other examples each, turned by a little more until the classes change places."""
     labels, source = drawn(2)
     windows = []
-    for turn in np.linspace(0, np.pi, 20):
+    for places, turn in zip(np.split(np.arange(ROWS), 20), np.linspace(0, np.pi, 20), strict=True):
         side = np.array([np.cos(turn), np.sin(turn)])
-        rows = (2.0 * labels[:, np.newaxis] - 1) * side + 0.2 * source.standard_normal((ROWS, 2))
-        windows.append(Window.of(directions([rows])))
-    places = np.arange(10)
-    for last in (windows[:1], windows[10:], windows):
-        scores = by_known(last, ROWS, places, labels[places], 2)
-        assert everywhere(labels, scores.argmax(axis=1))
-    late = by_known([windows[0], *windows[1:]], ROWS, places, labels[places], 2) - by_known(
-        windows[:-1], ROWS, places, labels[places], 2
-    )
-    assert everywhere(labels, late.argmax(axis=1)), "the last window alone, with earlier middles"
+        rows = (2.0 * labels[places, np.newaxis] - 1) * side
+        rows += 0.2 * source.standard_normal((20, 2))
+        windows.append(Window(places, directions([rows])))
+    known = np.arange(10)
+    scores = by_known(windows, ROWS, known, labels[known], 2)
+    assert everywhere(labels, scores.argmax(axis=1))
+    groups = partition(windows, ROWS, 2)
+    assert everywhere(labels, named(groups, known, labels[known], 2))
 
 
 def test_the_rarer_class_has_the_larger_norm() -> None:

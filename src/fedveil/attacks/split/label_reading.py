@@ -125,11 +125,12 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
     """[examples, groups]: cosines to the middle of each group, added up over the windows.
 
-    The middles move with the weights of the leader's part: each window begins at those before.
+    The middles move with the weights of the leader's part: each window begins at those before, and
+    keeps the examples that came up before together.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
-        centres, near = _settled(window.rows, centres)
+        centres, near = _settled(window.rows, centres, scores[window.places])
         np.add.at(scores, window.places, near)
     return scores
 
@@ -192,17 +193,22 @@ def _likely(eps: float | None, classes: int) -> Float64s:
     return likely
 
 
-def _settled(rows: Float64s, centres: Float64s) -> tuple[Float64s, Float64s]:
-    """The centres, moved until they are the means of the rows that are nearest; the cosines."""
+def _settled(
+    rows: Float64s, centres: Float64s, before: Float64s | float = 0.0
+) -> tuple[Float64s, Float64s]:
+    """The centres, moved until they are the means of the rows that are nearest; the cosines.
+
+    What was found of the rows' examples `before` counts for which centre is nearest.
+    """
     near = rows @ centres.T
-    groups = near.argmax(axis=1)
+    groups = (near + before).argmax(axis=1)
     for _ in range(_ROUNDS):
         moved = _centres(rows, groups, len(centres))
         kept = ~moved.any(axis=1)
         moved[kept] = centres[kept]
         centres, near = moved, rows @ moved.T
-        before, groups = groups, near.argmax(axis=1)
-        if np.array_equal(before, groups):
+        last, groups = groups, (near + before).argmax(axis=1)
+        if np.array_equal(last, groups):
             break
     return centres, near
 

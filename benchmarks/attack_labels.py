@@ -1,0 +1,147 @@
+"""What followers read of labels and tokens in split training: the tables of docs/attacks.md.
+
+    python benchmarks/attack_labels.py labels [--effort quick] [--data digits]
+    python benchmarks/attack_labels.py tokens [--effort quick] [--text FILE] [--epochs 1]
+
+`labels` aims the attack at `task: tables` (the breast cancer table of scikit-learn as two CSV
+files), at the table of three classes and at halves of images, without protection and under
+LabelDP; `--data mnist` needs FEDVEIL_DATA. `tokens` aims it at `task: pangu` (tiny) before the
+first step under EmbeddingDP of several eps, and after so many epochs, where the attacker may have
+the tables from before them alone. One core; at `quick` labels take half a minute, tokens two
+minutes and the training of an epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn import datasets
+
+from fedveil.attacks.effort import Effort, Watch
+from fedveil.attacks.split import labels, tokens
+from fedveil.attacks.split.split_target import SplitTarget
+from fedveil.privacy.finding import EFFORTS, Finding
+from fedveil.vertical import VerticalJob, train
+from fedveil.vertical.vertical_blocks import PrivacySettings
+
+LABEL_DP: dict[str, Mapping[str, Any]] = {
+    "none": {},
+    "label_dp, eps 3": {"label_dp": {"eps": 3.0}},
+    "label_dp, eps 1": {"label_dp": {"eps": 1.0}},
+    "label_dp, eps 0.3": {"label_dp": {"eps": 0.3}},
+    "embedding_dp, eps 1": {"embedding_dp": {"eps": 1.0}},
+}
+EMBEDDING_DP: dict[str, Mapping[str, Any]] = {
+    "none": {},
+    "one bit, no noise": {"embedding_dp": {"eps": None}},
+    **{f"eps {eps:g}": {"embedding_dp": {"eps": eps}} for eps in (5.0, 2.0, 1.0, 0.5, 0.0)},
+}
+
+
+def shown(name: str, findings: Iterable[tuple[str, Finding]]) -> None:
+    """A table: a line for each protection, a column for each figure."""
+    heads: list[str] = []
+    for protection, finding in findings:
+        if not heads:
+            heads = [figure.name for figure in finding.figures]
+            print(
+                f"\n| {name} | {' | '.join(heads)} | guessing |\n" + "|---" * (len(heads) + 2) + "|"
+            )
+        cells = []
+        for figure in finding.figures:
+            span = "" if np.isnan(figure.low) else f" [{figure.low:.3f}, {figure.high:.3f}]"
+            cells.append(f"{figure.value:.3f}{span}")
+        cells += [""] * (len(heads) - len(cells))
+        print(
+            f"| {protection} | {' | '.join(cells)} | {finding.figures[0].guess:.3f} |", flush=True
+        )
+
+
+def two_files(folder: Path) -> dict[str, Any]:
+    """The task `tables` over the breast cancer table: the leader has its first half."""
+    bunch: Any = datasets.load_breast_cancer()
+    ids = np.arange(len(bunch.data))
+    halves = {"leader": bunch.data[:, :15], "bank": bunch.data[:, 15:]}
+    files: dict[str, dict[str, str]] = {}
+    for party, values in halves.items():
+        columns = {"id": ids} | {f"x{i}": values[:, i] for i in range(values.shape[1])}
+        columns |= {"label": bunch.target} if party == "leader" else {}
+        lines = [
+            ",".join(columns),
+            *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
+        ]
+        path = folder / f"{party}.csv"
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+        files[party] = {"path": str(path)} | ({"label": "label"} if party == "leader" else {})
+    return {"name": "tables", "tables": {"files": files}}
+
+
+def of_labels(effort: Effort, data: str) -> None:
+    """The tables of labels."""
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = {
+            "tables, 2 classes": two_files(Path(folder)),
+            "tabular (wine), 3 classes": {"name": "tabular", "tabular": {"table": "wine"}},
+            f"mnist_halves ({data}), 10 classes": {
+                "name": "mnist_halves",
+                "mnist_halves": {"data": data},
+            },
+        }
+        for name, task in tasks.items():
+            target = SplitTarget.of(VerticalJob(task=task))
+            shown(name, each(target, LABEL_DP, effort, labels))
+
+
+def of_tokens(effort: Effort, text: str | None, epochs: int) -> None:
+    """The tables of tokens."""
+    task = {"name": "pangu", "pangu": {"text": text}}
+    target = SplitTarget.of(VerticalJob(task=task))
+    shown("before the first step", each(target, EMBEDDING_DP, effort, tokens))
+    if not epochs:
+        return
+    for eps in (None, 5.0):
+        privacy = {} if eps is None else {"embedding_dp": {"eps": eps}}
+        with tempfile.TemporaryDirectory() as folder:
+            job = VerticalJob(task=task, epochs=epochs, privacy=privacy)
+            run = train(job, Path(folder) / "run")
+            target = SplitTarget.of_run(run.folder)
+            name = f"after {epochs} epochs" + ("" if eps is None else f" at eps {eps:g}")
+            kept = {
+                key: EMBEDDING_DP[key] for key in (("none",) if eps is None else ("eps 5", "eps 1"))
+            }
+            shown(name, each(target, kept, effort, tokens))
+
+
+def each(
+    target: SplitTarget, protections: Mapping[str, Mapping[str, Any]], effort: Effort, attack: Any
+) -> Iterable[tuple[str, Finding]]:
+    """The attack under each protection in turn."""
+    for protection, privacy in protections.items():
+        found = attack.attack(target.under(PrivacySettings(**privacy)), effort, Watch())
+        yield protection, found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the arguments and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("labels", "tokens"))
+    parser.add_argument("--effort", choices=EFFORTS, default="quick")
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--text")
+    parser.add_argument("--epochs", type=int, default=1)
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if given.what == "labels":
+        of_labels(given.effort, given.data)
+    else:
+        of_tokens(given.effort, given.text, given.epochs)
+
+
+if __name__ == "__main__":
+    main()

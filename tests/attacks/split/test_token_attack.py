@@ -1,0 +1,79 @@
+"""The attack on tokens, aimed at jobs of a small language model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.split.split_target import SplitTarget
+from fedveil.attacks.split.tokens import attack
+from fedveil.errors import AttackImpossible
+from fedveil.privacy.finding import Finding
+from fedveil.vertical import VerticalJob, train
+from fedveil.vertical.vertical_blocks import PrivacySettings
+from small_pangu import small_job
+
+TEXT = b"".join(b"line %d says that %d is odd or even.\n" % (n, n * n % 97) for n in range(400))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> SplitTarget:
+    path = tmp_path_factory.mktemp("text") / "own" / "text.txt"
+    return SplitTarget.of(small_job(path, TEXT, "tokenizer: bytes"))
+
+
+def found(target: SplitTarget, **privacy: Any) -> Finding:
+    return attack(target.under(PrivacySettings(**privacy)), "quick", Watch())
+
+
+def test_without_noise_every_token_is_read(target: SplitTarget) -> None:
+    for privacy in ({}, {"embedding_dp": {"eps": None}}):
+        reached = found(target, **privacy)
+        assert reached.epsilon == math.inf
+        for figure in reached.figures:
+            assert figure.value == pytest.approx(1, abs=0.05), figure.name
+
+
+def test_at_eps_0_the_vectors_say_nothing_and_the_gradient_all(target: SplitTarget) -> None:
+    reached = found(target, embedding_dp={"eps": 0})
+    for name in ("nearest", "likeliest"):
+        assert reached.figure(f"{name}, known table").value <= 3 / 257
+    habitual = reached.figure("likeliest with habits")
+    assert habitual.value == pytest.approx(habitual.guess, abs=0.05)
+    assert reached.figure("next tokens, from gradients").value == 1
+    assert reached.figure("ceiling of even codes").value == pytest.approx(1 / 257, abs=1e-9)
+    assert (reached.epsilon, reached.protection) == (0, "embedding_dp")
+
+
+def test_what_is_known_of_the_text_and_repetition_help(target: SplitTarget) -> None:
+    reached = found(target, embedding_dp={"eps": 1.5})
+    one, habits = (
+        reached.figure(name).value for name in ("likeliest, known table", "likeliest with habits")
+    )
+    many = reached.figure("likeliest of 10 reports").value
+    assert one < habits < 1
+    assert one < many <= reached.figure("likeliest of 10 reports with habits").value
+    assert one == pytest.approx(reached.figure("nearest, known table").value, abs=0.02)
+
+
+def test_no_gradient_comes_back_where_the_job_says_so(target: SplitTarget) -> None:
+    """The embedding's does not; the head's goes to the layers' owner all the same."""
+    reached = found(target, embedding_dp={"eps": 0, "gradient": "none"})
+    assert reached.figure("next tokens, from gradients").value == 1
+
+
+def test_a_runs_tables_are_read_by_a_copy_from_before_it(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "own" / "text.txt", TEXT, "tokenizer: bytes", "epochs=1")
+    run = train(job, tmp_path / "run")
+    reached = attack(SplitTarget.of_run(run.folder), "quick", Watch())
+    assert reached.figure("nearest, known table").value == 1
+    assert reached.figure("likeliest, own copy").value > 0.9
+
+
+def test_a_task_without_an_embedding_that_crosses_is_refused() -> None:
+    with pytest.raises(AttackImpossible, match="tokens are read where a language model's embed"):
+        attack(SplitTarget.of(VerticalJob(task={"name": "tabular"})), "quick", Watch())
