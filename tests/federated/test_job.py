@@ -19,8 +19,8 @@ from fedveil.protections.dp_encrypt import DPEncryptSettings
 from fedveil.protections.not_encrypt import NotEncryptSettings
 from fedveil.protections.positions import find
 from fedveil.protections.pw_settings import PWEncryptSettings
-from fedveil.protections.rr_oue import UnarySettings
 from fedveil.protections.signds import SignDSSettings
+from fedveil.protections.unary_settings import UnarySettings
 from fedveil.settings import allowed
 from job_checks import POSITIONS, at, load, problems, vectors
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -13,15 +14,18 @@ import yaml
 from flwr.serverapp.strategy import FedAvg
 
 import fedveil
-from fedveil.errors import JobError
+from fedveil.attacks.views import seen
+from fedveil.entropy import Seeded
+from fedveil.errors import InvalidValue, JobError
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from fedveil.mechanisms import GaussianMechanism
+from fedveil.protections.base import JobContext
 from flower_app_parts import FakeGrid, Node, arrays_of, charged_at_last, client_app, record_of
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 from folders import DOCS
 
 PAGE = (DOCS / "own-protection.md").read_text(encoding="utf-8")
-CODE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]  # type: ignore[index]
+CODE, READING = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 BLOCK: dict[str, Any] = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])[  # type: ignore[index]
     "protection"
 ]
@@ -109,3 +113,19 @@ def test_its_parameters_are_checked_as_any_others() -> None:
         "protection.own.eps = 0 is outside (0, inf)",
         "protection.own.mst = 1 is not a known key (did you mean most?); the keys are eps, most",
     ]
+
+
+def test_an_attacker_reads_it_as_the_page_says() -> None:
+    module = importlib.import_module("ready")
+    context = JobContext("equal", 3, clients_per_round=2, rounds=1)
+    made = module.Ready(module.ReadySettings(eps=4.0), context)
+    updates = [np.array([0.5, 0.0, -0.5], np.float32), np.array([-0.5, 0.0, 0.5], np.float32)]
+    with pytest.raises(InvalidValue, match="has several phases: its class must say in `reading`"):
+        seen(made, np.zeros(3, np.float32), updates, Seeded(0))
+    exec(READING, vars(module))
+    module.Ready.reading = module.reading
+    read = seen(made, np.zeros(3, np.float32), updates, Seeded(0)).readings
+    laws = [reading.log_likelihood for reading in read]
+    right = [law(updates[i]) - law(updates[1 - i]) for i, law in enumerate(laws) if law]
+    ideal = [2 * (r.estimate @ updates[i]) / made.mechanism.sigma**2 for i, r in enumerate(read)]
+    assert right == pytest.approx(ideal, rel=1e-3)

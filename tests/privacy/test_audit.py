@@ -16,7 +16,7 @@ from scipy import stats
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.privacy import PrivacyLoss
-from fedveil.privacy.audit import Audit, lower_bound, run
+from fedveil.privacy.audit import Audit, lower_bound, of_scores, run
 
 SEED = 20240229
 TRIALS = 12_000
@@ -307,3 +307,23 @@ def test_the_report_is_one_line():
         "claimed: epsilon 1 at delta 1e-05 (strong); found: epsilon at least 1.234 at confidence "
         "0.999, of 6.5 that 20000 trials can show: refuted"
     )
+
+
+def test_scores_of_outputs_are_audited_as_the_outputs_are() -> None:
+    """Of a binary response at epsilon 1: below it, near it; above what is claimed it is refuted."""
+    draw, keep = Seeded(8).generator(), math.e / (1 + math.e)
+    ahead, back = (draw.random(20_000) < p for p in (keep, 1 - keep))
+    scores = ahead.astype(np.float64), back.astype(np.float64)
+    found = of_scores(*scores, claim=PrivacyLoss(1.0))
+    assert 0.8 < found.bound <= 1.0
+    assert not found.refuted
+    assert of_scores(*scores, claim=PrivacyLoss(0.7)).refuted
+    certain = of_scores(np.ones(400), np.zeros(400), claim=PrivacyLoss(math.inf))
+    assert certain.bound == certain.reachable > 2.5
+
+
+def test_scores_that_are_none_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="400 scores for a and 300 for b, not as many"):
+        of_scores(np.ones(400), np.zeros(300), claim=PrivacyLoss(1.0))
+    with pytest.raises(InvalidValue, match="a score is NaN"):
+        of_scores(np.full(400, np.nan), np.zeros(400), claim=PrivacyLoss(1.0))

@@ -20,7 +20,8 @@ from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.message import decode, encode
 from fedveil.protections.base import JobContext, Spending, State
 from fedveil.protections.positions import build
-from fedveil.protections.rr_oue import Unary, UnarySettings
+from fedveil.protections.rr_oue import Unary
+from fedveil.protections.unary_settings import UnarySettings
 from round_parts import client_half, report_of, server_half
 from statistical_checks import ERROR_RATE, assert_alike, assert_follows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,3 +60,16 @@ def seen(
             server.receive(client, answer)
         messages = server.advance()
     return Seen([read[client] for client in clients], np.asarray(server.aggregate().update))
+
+
+def repeated(
+    protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
+) -> Iterator[Reading]:
+    """A reading of the report of one client with the same update, in so many rounds of a run.
+
+    Each opens with the model and the first round's state, and draws afresh. Others take part where
+    a round needs several clients, with updates of zero.
+    """
+    cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
+    for round in range(1, times + 1):
+        yield seen(protection, model, cohort, entropy, round=round).readings[0]

@@ -106,9 +106,29 @@ class GaussianMechanism:
             multiples, step = self._multiples(vector, entropy), self.grid(len(vector)).step
             np.multiply(multiples, step, out=result, dtype=np.float64, casting="unsafe")
         else:
-            shrunk = vector.astype(np.float64) * min(1.0, _stretch(vector, self.clip))
-            result[:] = shrunk + self.sigma * _normal(len(vector), entropy)
+            result[:] = self.clipped(vector) + self.sigma * _normal(len(vector), entropy)
         return result
+
+    def clipped(self, update: Vector) -> Float64s:
+        """What the noise is added to: the clipped update, on the grid where noise is discrete."""
+        vector = _real_vector(update)
+        if self.noise == "discrete":
+            step = self.grid(len(vector)).step
+            return clip_to_grid(vector, self.clip, step).astype(np.float64) * step
+        shrunk: Float64s = vector.astype(np.float64) * min(1.0, _stretch(vector, self.clip))
+        return shrunk
+
+    def log_likelihood(self, output: Float64s, update: Vector) -> float:
+        """ln of the probability, or of its density, of `output` on `update`, less a constant.
+
+        -|output - clipped|² / (2 variance): exact for outputs on the grid; of continuous noise it
+        is the law in real arithmetic, which the low bits of a float depart from.
+        """
+        variance = self.sigma**2
+        if self.noise == "discrete":
+            grid = self.grid(len(output))
+            variance = grid.noise.variance * grid.step**2
+        return -float(np.sum((output - self.clipped(update)) ** 2)) / (2 * variance)
 
     def multiples(self, update: Vector, entropy: Entropy) -> Int64s:
         """The noised update of the discrete mechanism, in steps of its grid."""

@@ -45,6 +45,11 @@ class BinaryRandomizedResponse:
         lies = self._lie.draw(truth.size, entropy).reshape(truth.shape) == 0
         return np.asarray(truth ^ lies.astype(truth.dtype))
 
+    def log_probability(self, told: bool, truth: bool) -> float:
+        """ln Pr[told | truth]."""
+        lie = 0.0 if told == truth else self.eps
+        return -lie - math.log1p(math.exp(-self.eps))
+
     def estimate_ones(self, count: float, n: int) -> float:
         """How many of n bits were 1, without bias, when `count` of them arrived as 1.
 

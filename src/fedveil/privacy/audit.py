@@ -99,9 +99,30 @@ def run(
         mechanism, a, b,
         trials=trials, confidence=confidence, entropy=entropy, delta=claim.delta, score=score,
     )  # fmt: skip
+    return Audit(claim, bound, _reachable(trials, confidence, claim.delta), trials, confidence)
+
+
+def of_scores(
+    ahead: Float64s, back: Float64s, *, claim: PrivacyLoss, confidence: float = 0.999
+) -> Audit:
+    """The same from scores of outputs for a, and of as many for b: larger where a is likelier.
+
+    The first half of either chooses the threshold, the rest is counted.
+    """
+    trials = integer("scores", len(ahead), _MIN_TRIALS)
+    if len(back) != trials:
+        raise InvalidValue(f"there are {trials} scores for a and {len(back)} for b, not as many")
+    if np.isnan(ahead).any() or np.isnan(back).any():
+        raise InvalidValue("a score is NaN")
+    bound = _played(ahead[:, None], back[:, None], [_itself], 0, confidence, claim.delta)
+    return Audit(claim, bound, _reachable(trials, confidence, claim.delta), trials, confidence)
+
+
+def _reachable(trials: int, confidence: float, delta: float) -> float:
+    """The bound where every output for a is in the event, and none for b."""
     tested, error = trials - trials // 2, (1 - confidence) / 2
-    reachable = _bound(np.array([tested]), np.array([0]), tested, error, claim.delta)
-    return Audit(claim, bound, max(0.0, float(reachable[0])), trials, confidence)
+    most = _bound(np.array([tested]), np.array([0]), tested, error, delta)
+    return max(0.0, float(most[0]))
 
 
 def lower_bound(
@@ -137,7 +158,7 @@ def lower_bound(
     release = _callable(mechanism)
     source = Secure() if entropy is None else entropy
     outputs = [[release(given, source) for _ in range(trials)] for given in (a, b)]
-    learn, choose = trials // 4, trials // 2
+    learn = trials // 4
     scorers: list[Scorer]
     if score is None:
         rows = as_rows([output for side in outputs for output in side])
@@ -146,9 +167,26 @@ def lower_bound(
         rows = np.array([[float(score(output))] for side in outputs for output in side])
         if np.isnan(rows).any():
             raise InvalidValue("score gave NaN")
-        scorers = [lambda given: given[:, 0]]
-    ahead, back = rows[:trials], rows[trials:]
-    error = (1 - confidence) / 2
+        scorers = [_itself]
+    return _played(rows[:trials], rows[trials:], scorers, learn, confidence, delta)
+
+
+def _itself(rows: Float64s) -> Float64s:
+    """The score of rows of one number, which is a score."""
+    return rows[:, 0]
+
+
+def _played(
+    ahead: Float64s,
+    back: Float64s,
+    scorers: Sequence[Scorer],
+    learn: int,
+    confidence: float,
+    delta: float,
+) -> float:
+    """The bound: the rows from `learn` to the middle choose an event, the rest is counted."""
+    trials = len(ahead)
+    choose, error = trials // 2, (1 - confidence) / 2
     event = _choose(scorers, ahead[learn:choose], back[learn:choose], error, delta)
     if event.swapped:
         ahead, back = back, ahead

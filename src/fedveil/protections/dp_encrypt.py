@@ -31,6 +31,7 @@ from fedveil.protections.base import (
 )
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
+from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
 from fedveil.settings.settings import Settings
 
@@ -79,15 +80,15 @@ class DPEncrypt(Protection):
 
     def __init__(self, settings: DPEncryptSettings, context: JobContext) -> None:
         super().__init__(settings, context)
-        mechanism = GaussianMechanism(
+        self._mechanism = GaussianMechanism(
             settings.dp_eps, settings.dp_delta, settings.dp_norm_clip, settings.noise
         )
-        self._loss = mechanism.loss
+        self._loss = self._mechanism.loss
         self._form: _Form
         if settings.noise == "discrete":
-            self._form = _GridForm(mechanism, self.dimension)
+            self._form = _GridForm(self._mechanism, self.dimension)
         else:
-            self._form = _FloatForm(mechanism, self.dimension)
+            self._form = _FloatForm(self._mechanism, self.dimension)
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
@@ -104,6 +105,19 @@ class DPEncrypt(Protection):
 
     def client_round(self, context: ClientContext) -> DPEncryptClientRound:
         return DPEncryptClientRound(context, self._form)
+
+    def reading(self, context: RoundContext, report: Message) -> Reading:
+        """The noised update, and its law around any clipped one.
+
+        That a value beyond the limit is written as the limit is left out of the law: fewer than
+        one value in 10^22 is.
+        """
+        output = self._form.read(report).astype(np.float64) * self._form.step
+
+        def log_likelihood(update: Update) -> float:
+            return self._mechanism.log_likelihood(output, update)
+
+        return Reading(output, np.ones_like(output), log_likelihood=log_likelihood)
 
 
 class DPEncryptServerRound(OneReportRound):

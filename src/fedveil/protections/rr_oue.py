@@ -7,17 +7,17 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_UP, Decimal, localcontext
 from functools import lru_cache
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.mechanisms.unary.encoding import Kind, Report, ReportKind, Running, UnaryEncoding
+from fedveil.mechanisms.unary.likelihood import log_rounded, stated_log_likelihood
 from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import PrivacyLoss, as_written
@@ -33,40 +33,12 @@ from fedveil.protections.base import (
     Update,
 )
 from fedveil.protections.one_report import OneReportClient, OneReportRound
+from fedveil.protections.reading import Reading
+from fedveil.protections.unary_settings import UnarySettings
 from fedveil.rounds.answers import ClientId
-from fedveil.settings.settings import Settings
 
 _TOKEN_BYTES = 32
 _AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(E[+-]?[0-9]{1,4})?")
-
-
-class UnarySettings(Settings):
-    """Parameters of `rr` and `oue`."""
-
-    eps: float = Field(4.8, gt=0, description="the source's epsilon, of one bit of the code")
-    cells: int = Field(
-        50, ge=1, le=4096, description="states run from -cells to cells: 2 * cells + 1 of them"
-    )
-    rounding: Literal["nearest", "stochastic"] = Field(
-        "nearest", description="to the nearest state, or to a neighbouring one without bias"
-    )
-    report: Literal["sum", "bits"] = Field(
-        "sum", description="the sum of the perturbed code's states, or the packed code itself"
-    )
-    target: Literal["weights", "update"] = Field(
-        "weights", description="what is clipped and coded: the new weights or the update"
-    )
-    clip: float = Field(1.0, gt=0, description="values are clipped to [-clip, clip]")
-    adaptive: bool = Field(
-        False, description="epsilon of the next round is eps divided by the models' similarity"
-    )
-    total_eps: float | None = Field(
-        None, gt=0, description="the run ends before a client's whole loss would pass this"
-    )
-    fidelity: Literal["per_client", "aggregate"] = Field(
-        "per_client",
-        description="aggregate draws the cohort's sum at once, exactly in law; simulation only",
-    )
 
 
 # Every client of a round asks for the same one; its exact probabilities take a while to find.
@@ -213,6 +185,29 @@ class Unary(Protection):
     def client_round(self, context: ClientContext) -> UnaryClientRound:
         return UnaryClientRound(context, self)
 
+    def coded(self, model: Update, update: Update) -> Update:
+        """What a client clips and codes: its new weights, or the update."""
+        with np.errstate(over="ignore"):  # a weight beyond float32 is clipped as others are
+            return model + update if self.settings.target == "weights" else update
+
+    def reading(self, context: RoundContext, report: Message) -> Reading:
+        """The server's estimate of every entry, and the law of its code or of the code's sum.
+
+        With `fidelity: aggregate` the states themselves. Of sums above 127 cells no likelihood is
+        stated.
+        """
+        encoding = self.encoding(take(context.state, "eps", float))
+        size = encoding.packed_size(self.dimension)
+        exact = self.settings.fidelity == "aggregate"
+        packed = take_array(report, "states" if exact else "report", "uint8", (size,))
+        sent = encoding.unpack(packed, self.dimension)
+        law = log_rounded(encoding, sent) if exact else stated_log_likelihood(encoding, sent)
+        estimate = encoding.values(sent) if exact else encoding.estimate([sent], 1)
+        if self.settings.target == "weights":
+            estimate = estimate - context.model
+        told = None if law is None else lambda update: law(self.coded(context.model, update))
+        return Reading(estimate, np.ones_like(estimate), log_likelihood=told)
+
 
 class _ServerRound(OneReportRound):
     """What both fidelities share: the opening, the estimate and the next round's epsilon."""
@@ -345,8 +340,7 @@ class UnaryClientRound(OneReportClient):
         job = self._protection.settings
         if not np.isfinite(update).all():
             raise ClientWithheld("the update is not finite")
-        with np.errstate(over="ignore"):  # a weight beyond float32 is clipped as others are
-            values = self._context.model + update if job.target == "weights" else update
+        values = self._protection.coded(self._context.model, update)
         self.saturated = float(np.mean(np.abs(values) > job.clip))
         entropy = self._context.entropy
         try:

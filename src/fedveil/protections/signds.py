@@ -28,6 +28,7 @@ from fedveil.protections.base import (
     Update,
 )
 from fedveil.protections.one_report import OneReportClient, OneReportRound
+from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
 from fedveil.settings.settings import Settings
 
@@ -125,6 +126,24 @@ class SignDSProtection(Protection):
 
     def client_round(self, context: ClientContext) -> SignDSClientRound:
         return SignDSClientRound(context, self)
+
+    def reading(self, context: RoundContext, report: Message) -> Reading:
+        """The direction of the selected dimensions, and nothing of the others."""
+        estimate = super().reading(context, report).estimate
+        sign, bit = take(report, "sign", int), report.get("bit")
+        code, dim_out = take(report, "indices", bytes), self.mechanism.plan(self.dimension).dim_out
+        indices = decode_indices(code, self.dimension, dim_out)
+
+        def log_likelihood(update: Update) -> float:
+            selection = self.mechanism.log_probability(indices, sign, update)
+            if bit is None:
+                return selection.log_probability
+            truth = bool(_told_estimator(context.state).bit(selection.magnitude))
+            return selection.log_probability + self.response.log_probability(bool(bit), truth)
+
+        weight = np.zeros(self.dimension)
+        weight[indices] = 1.0
+        return Reading(estimate, weight, scaled=False, log_likelihood=log_likelihood)
 
 
 class SignDSServerRound(OneReportRound):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,13 @@ class Selection:
         self.indices = indices
         self.sign = sign
         self.magnitude = magnitude
+
+
+class Told(NamedTuple):
+    """How likely a selection is on an update, and the update's magnitude in that direction."""
+
+    log_probability: float
+    magnitude: float
 
 
 class SignDS:
@@ -105,6 +112,14 @@ class SignDS:
         # ascending: in the order of their choice the indices would tell which are in the top-k set
         indices = np.sort(np.concatenate([inside, outside]))
         return Selection(indices, sign, top.mean_magnitude)
+
+    def log_probability(self, indices: Int64s, sign: int, update: npt.ArrayLike) -> Told:
+        """ln Pr[indices, sign | update], and the magnitude that goes with that sign."""
+        vector = flat_vector(update)
+        plan = self.plan(len(vector))
+        top = TopSet(vector, plan.topk, sign)
+        inliers = int(np.isin(indices, top.members(np.arange(plan.topk))).sum())
+        return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
 
     def _make_plan(self, dim: int) -> SelectionPlan:
         if self.dim_out > dim:

@@ -78,6 +78,11 @@ class InlierLaw:
             out[v] = weight * (e.numerator if v >= self._threshold else e.denominator) / total
         return out
 
+    def log_probability(self, v: int) -> float:
+        """ln Pr[J] of one selection J with v dimensions of the top-k set."""
+        total = np.logaddexp(_log(self._below), _log(self._above) + self._eps)
+        return (self._eps if v >= self._threshold else 0.0) - float(total)
+
     def expected_ratio(self) -> float:
         """E[v] / h, rounded once."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
@@ -180,6 +185,11 @@ class ThresholdSearch:
         self._log_inside = _log_binomials(self._topk, count)
         self._log_outside = _log_binomials(self._dim - self._topk, count)
         self._log_v = np.concatenate([[-np.inf], np.log(np.arange(1, count))])
+
+
+def _log(whole: int) -> float:
+    """ln of a whole number of any size."""
+    return math.log(whole) if whole else -math.inf
 
 
 def _log_binomials(n: int, count: int) -> Float64s:

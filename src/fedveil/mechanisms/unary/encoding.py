@@ -133,6 +133,10 @@ class UnaryEncoding:
             raise InvalidValue("entropy = None: stochastic rounding draws from an entropy")
         return stochastic_states(values, self.cells, self.value_range, entropy)
 
+    def values(self, states: States) -> Float64s:
+        """The values that states stand for."""
+        return states.astype(np.float64) * (self.value_range / self.cells)
+
     def perturb(self, values: npt.ArrayLike, entropy: Entropy) -> Report:
         """The report of a vector: what may leave a client.
 

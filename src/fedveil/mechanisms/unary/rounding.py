@@ -55,6 +55,16 @@ def stochastic_states(
     return states
 
 
+def neighbours(
+    values: npt.ArrayLike, cells: int, value_range: float
+) -> tuple[States, States, Float64s]:
+    """The states that `stochastic_states` chooses from, and the probability of the second one."""
+    scaled = _scaled(_floating(values), cells, value_range)
+    share, whole = np.modf(np.abs(scaled))
+    first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))
+    return first.astype(np.int16), second.astype(np.int16), share
+
+
 def _floating(values: npt.ArrayLike) -> _Values:
     array = np.asarray(values)
     if array.dtype.kind in "iu":

@@ -1,0 +1,206 @@
+"""Telling two updates apart by a client's reports: what that shows of the epsilon that is claimed.
+
+The attacker knows everything but which of two updates the client has: the model, the protection,
+both updates. It sees the client's report of one round, or of every round of a run, and guesses by
+the likelihood ratio, which no other rule beats (Neyman and Pearson). Counting how often it is right
+gives a lower bound on epsilon for what it saw, as `privacy.audit` does; a bound above the ledger's
+figure refutes the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedveil._arrays import Float32s, Float64s
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.target import Target
+from fedveil.attacks.views import repeated
+from fedveil.engine.assembly import report_entropy
+from fedveil.entropy import Entropy
+from fedveil.errors import AttackImpossible
+from fedveil.privacy import audit, intervals
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.privacy.promise import Figure
+from fedveil.protections.base import Protection
+from fedveil.protections.reading import Reading
+
+#: What a report that one of the two updates cannot give is worth: more than any that both can.
+_CERTAIN = 1e9
+#: Beyond what any position clips to, and next to nothing.
+_HUGE, _TINY = 1e6, 1e-6
+_TRIED = 8
+
+
+class Pair(NamedTuple):
+    """Two updates that a client may have, and a word for them."""
+
+    name: str
+    a: Float32s
+    b: Float32s
+
+
+def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
+    """What a report says for `a` against `b`; of several reports, the sum.
+
+    ln Pr[report | a] - ln Pr[report | b] where the protection states it. Elsewhere on which side of
+    the middle between the two the estimate lies.
+    """
+    if reading.log_likelihood is not None:
+        for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)
+        return 0.0 if for_a == for_b else float(np.clip(for_a - for_b, -_CERTAIN, _CERTAIN))
+    ahead, back = a.astype(np.float64), b.astype(np.float64)
+    if reading.scaled:
+        return float(reading.weight * (reading.estimate - (ahead + back) / 2) @ (ahead - back))
+    lengths = [np.linalg.norm(one) or 1.0 for one in (ahead, back)]
+    return float(reading.weight * reading.estimate @ (ahead / lengths[0] - back / lengths[1]))
+
+
+def evidence(
+    protection: Protection,
+    model: Float32s,
+    pair: Pair,
+    *,
+    trials: int,
+    rounds: int,
+    entropy: Entropy,
+    step: Callable[[], None] = lambda: None,
+) -> tuple[Float64s, Float64s]:
+    """What reports say for `a` against `b`, [trials, rounds], of a client with a and one with b."""
+    found = np.empty((2, trials, rounds))
+    for side, update in enumerate((pair.a, pair.b)):
+        for trial in range(trials):
+            source = entropy.stream(pair.name, side, trial)
+            readings = repeated(protection, model, update, rounds, source)
+            found[side, trial] = [telling(reading, pair.a, pair.b) for reading in readings]
+            step()
+    return found[0], found[1]
+
+
+def far_apart(protection: Protection, model: Float32s, entropy: Entropy) -> Pair:
+    """Two updates that a few reports tell apart best, of those that differ as much as they can.
+
+    Opposite ones that any position clips, and one of those beside one that has no size: where the
+    size of an update is told apart from its direction, both count.
+    """
+    size = len(model)
+    ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
+    huge, tiny = np.float32(_HUGE) * ramp, np.float32(_TINY) * ramp
+    pairs = [Pair("far apart", huge, other) for other in (-huge, -tiny, tiny)]
+
+    def strength(pair: Pair) -> float:
+        source = entropy.stream("trying")
+        ahead, back = evidence(protection, model, pair, trials=_TRIED, rounds=1, entropy=source)
+        return float(np.mean(ahead) - np.mean(back))
+
+    return max(pairs, key=strength)
+
+
+@dataclass(frozen=True)
+class Distinguished:
+    """How well the two were told apart by the reports of so many rounds.
+
+    `audit` holds the bound on epsilon beside the claim; `right` the share of right guesses from
+    even odds.
+    """
+
+    pair: str
+    rounds: int
+    audit: audit.Audit
+    right: Measured
+
+    def figures(self) -> Iterator[Measured]:
+        """As a finding has them; `distance` is what is left to the ledger's epsilon."""
+        of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
+        bound, cases = self.audit.bound, self.audit.trials
+        yield Measured(f"epsilon at least: {of}", bound, cases=cases)
+        yield Measured(f"distance to the ledger: {of}", self.audit.claim.epsilon - bound)
+        yield Measured(f"most that {cases} trials can show: {of}", self.audit.reachable)
+        yield self.right
+
+
+def distinguish(
+    ahead: Float64s, back: Float64s, pair: str, rounds: int, claim: Figure
+) -> Distinguished:
+    """From the sums of what reports say, for clients with the one update and with the other."""
+    hits = int(np.count_nonzero(ahead > 0) + np.count_nonzero(back <= 0))
+    of = f"{pair}, {rounds} round{'s' if rounds > 1 else ''}"
+    right = intervals.share(f"right guesses: {of}", hits, 2 * len(ahead), guess=0.5)
+    loss = PrivacyLoss(claim.epsilon, claim.delta)
+    return Distinguished(pair, rounds, audit.of_scores(ahead, back, claim=loss), right)
+
+
+def distinguished(
+    protection: Protection,
+    model: Float32s,
+    pairs: Sequence[Pair],
+    *,
+    promised: Callable[[int], Figure],
+    trials: int,
+    rounds: int,
+    entropy: Entropy,
+    watch: Watch | None = None,
+) -> list[Distinguished]:
+    """Each pair by single reports, and by the reports of a whole run of so many rounds.
+
+    `promised` gives the ledger's figure for a client that reports in so many rounds. Every report
+    of a run counts as one of the single ones: their number is trials times rounds.
+    """
+    found, done = [], 0
+    watch = watch or Watch()
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        watch.step(done, 2 * trials * len(pairs), "runs of one client")
+
+    for pair in pairs:
+        sides = evidence(
+            protection, model, pair, trials=trials, rounds=rounds, entropy=entropy, step=step
+        )
+        ahead, back = (side.reshape(-1) for side in sides)
+        found.append(distinguish(ahead, back, pair.name, 1, promised(1)))
+        if rounds > 1:
+            ahead, back = (side.sum(axis=1) for side in sides)
+            found.append(distinguish(ahead, back, pair.name, rounds, promised(rounds)))
+    return found
+
+
+def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
+    """Two updates as far apart as can be, and those of two clients, in a run of the job."""
+    rounds = min(target.job.rounds, by_effort(effort, 10, 30, 100))
+    entropy = report_entropy(target.job).stream("distinguishing")
+    protection, model = target.protection, target.weights
+    found = distinguished(
+        protection,
+        model,
+        [far_apart(protection, model, entropy), real_pair(target)],
+        promised=target.promised,
+        trials=by_effort(effort, 200, 1000, 5000),
+        rounds=rounds,
+        entropy=entropy,
+        watch=watch,
+    )
+    claim = target.promised(rounds)
+    return Finding(
+        attack="distinguishing",
+        effort=effort,
+        protection=target.job.protection.name,
+        figures=[figure for one in found for figure in one.figures()],
+        settings=target.settings,
+        epsilon=claim.epsilon,
+        delta=claim.delta,
+        saw=f"every report of one client in {rounds} rounds",
+    )
+
+
+def real_pair(target: Target) -> Pair:
+    """The updates of the job's first two clients: one has the place of the other."""
+    if target.partition.clients < 2:
+        raise AttackImpossible("the job has one client: there is no other to take it for")
+    a, b = target.updates([0, 1])
+    return Pair("two clients", a, b)

@@ -1,0 +1,214 @@
+"""The same client with the same update, seen again and again: noise averages out, epsilon adds up.
+
+The attacker sees k reports of one client whose update does not change, and averages their
+estimates. It also guesses which of two updates they were made of, knowing both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedveil._arrays import Float32s, Float64s
+from fedveil.attacks.distinguishing import Pair, real_pair, telling
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.target import Target
+from fedveil.attacks.views import repeated
+from fedveil.engine.assembly import report_entropy
+from fedveil.entropy import Entropy
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.mechanisms.report_memory import ReportMemory
+from fedveil.packing import packed_size
+from fedveil.privacy import intervals
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.ledger import project
+from fedveil.privacy.promise import Figure
+from fedveil.protections.base import Protection
+from fedveil.protections.reading import Reading
+
+#: After how many reports it is measured.
+COUNTS = (1, 2, 5, 10, 30, 100)
+
+
+class Averaged:
+    """The running average of estimates of one update, each entry by what it is worth.
+
+    Of estimates that are directions only, the plain sum: how often a report names an entry says
+    how large it is.
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self._sum, self._weight = np.zeros(dimension), np.zeros(dimension)
+        self.scaled = True
+
+    def add(self, reading: Reading) -> None:
+        """One more report's."""
+        self._sum += reading.weight * reading.estimate
+        self._weight += reading.weight
+        self.scaled &= reading.scaled
+
+    @property
+    def estimate(self) -> Float64s:
+        """The average so far; 0 where no report has said anything."""
+        if not self.scaled:
+            return self._sum.copy()
+        return np.divide(
+            self._sum, self._weight, out=np.zeros_like(self._sum), where=self._weight > 0
+        )
+
+
+def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]:
+    """Cosine and correlation of an estimate with the update, and |estimate - update| / |update|.
+
+    0 for a cosine or a correlation with what has no direction, or no spread.
+    """
+    truth = update.astype(np.float64)
+    size = float(np.linalg.norm(truth)) or 1.0
+    error = float(np.linalg.norm(estimate - truth)) / size
+    centred = estimate - estimate.mean(), truth - truth.mean()
+    return _cosine(estimate, truth), _cosine(*centred), error
+
+
+def _cosine(a: Float64s, b: Float64s) -> float:
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / lengths if lengths else 0.0
+
+
+@dataclass
+class After:
+    """What many clients' reports told after `count` of each: a figure a client, and the guesses."""
+
+    count: int
+    scaled: bool = True
+    cosines: list[float] = field(default_factory=list)
+    correlations: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    hits: int = 0
+
+    def note(self, average: Averaged, update: Float32s, right: bool) -> None:
+        """One more client's."""
+        cosine, correlation, error = likeness(average.estimate, update)
+        self.cosines.append(cosine)
+        self.correlations.append(correlation)
+        self.errors.append(error)
+        self.scaled &= average.scaled
+        self.hits += right
+
+    def figures(self, claim: Figure | None = None) -> Iterator[Measured]:
+        """Medians over the clients, the share of right guesses, and the ledger's epsilon."""
+        of = f"after {self.count} report{'s' if self.count > 1 else ''}"
+        yield intervals.median(f"cosine {of}", self.cosines, guess=0.0)
+        yield intervals.median(f"correlation {of}", self.correlations, guess=0.0)
+        if self.scaled:
+            yield intervals.median(f"relative error {of}", self.errors, guess=1.0)
+        yield intervals.share(f"right guesses {of}", self.hits, len(self.cosines), guess=0.5)
+        if claim is not None:
+            yield Measured(f"ledger's epsilon {of}", claim.epsilon)
+
+
+def averaged(
+    protection: Protection,
+    model: Float32s,
+    pair: Pair,
+    *,
+    counts: Sequence[int] = COUNTS,
+    trials: int,
+    entropy: Entropy,
+    watch: Watch | None = None,
+) -> list[After]:
+    """`trials` clients with the pair's first update and as many with its second, each by itself."""
+    found = [After(count) for count in sorted(counts)]
+    watch = watch or Watch()
+    for trial in range(2 * trials):
+        update, other = (pair.a, pair.b) if trial % 2 == 0 else (pair.b, pair.a)
+        source = entropy.stream(pair.name, trial)
+        readings = repeated(protection, model, update, found[-1].count, source)
+        _follow(readings, update, other, first=trial % 2 == 0, found=found)
+        watch.step(trial + 1, 2 * trials, "clients")
+    return found
+
+
+def _follow(
+    readings: Iterable[Reading],
+    update: Float32s,
+    other: Float32s,
+    *,
+    first: bool,
+    found: Sequence[After],
+) -> None:
+    """One client's reports; of what says nothing, the guess is the pair's second update."""
+    average, said = Averaged(len(update)), 0.0
+    due = iter(found)
+    after = next(due)
+    for seen, reading in enumerate(readings, start=1):
+        average.add(reading)
+        said += telling(reading, update, other)
+        if seen == after.count:
+            after.note(average, update, said > 0 or (said == 0 and not first))
+            after = next(due, after)
+
+
+def embedding_repeated(
+    vectors: Float64s,
+    eps: float,
+    *,
+    counts: Sequence[int] = COUNTS,
+    reuse: bool = False,
+    entropy: Entropy,
+) -> dict[int, Measured]:
+    """The share of EmbeddingDP's bits that a majority over k reports gets right, by k.
+
+    `vectors` [examples, values]; a value's bit is whether it is above 0. With `reuse` an example's
+    first report is given again, so that k reports say what one does. A tie is told by a coin.
+    """
+    mechanism, size = EmbeddingDP(eps), vectors.shape[1]
+    memory = ReportMemory(packed_size(size, 1))
+    ones, truth = np.zeros(vectors.shape), vectors > 0
+    found = {}
+    for seen in range(1, max(counts) + 1):
+        if reuse:
+            packed = mechanism.bits_of(range(len(vectors)), vectors, entropy, memory)
+        else:
+            packed = mechanism.bits(vectors, entropy)
+        ones += EmbeddingDP.unpack(packed, vectors.shape)
+        if seen in counts:
+            coin = entropy.bernoulli(0.5, truth.size).reshape(truth.shape)
+            guess = np.where(2 * ones == seen, coin, 2 * ones > seen)
+            hits = int(np.count_nonzero(guess == truth))
+            found[seen] = intervals.share("right bits", hits, truth.size, guess=0.5)
+    return found
+
+
+def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reuse: bool) -> float:
+    """What the ledger states for a vector of so many values after `count` reports."""
+    paid = 1 if reuse else count
+    figure = project(EmbeddingDP(eps).loss.charges(values), paid, delta)["run_every_round"]
+    assert figure is not None  # only the most-drawn client is not known before
+    return figure.epsilon
+
+
+def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
+    """The updates of the job's first two clients, each seen up to a hundred times."""
+    trials = by_effort(effort, 10, 50, 250)
+    entropy = report_entropy(target.job).stream("repetition")
+    after = averaged(
+        target.protection,
+        target.weights,
+        real_pair(target),
+        trials=trials,
+        entropy=entropy,
+        watch=watch,
+    )
+    most = target.promised(COUNTS[-1])
+    return Finding(
+        attack="repetition",
+        effort=effort,
+        protection=target.job.protection.name,
+        figures=[f for one in after for f in one.figures(target.promised(one.count))],
+        settings=target.settings,
+        epsilon=most.epsilon,
+        delta=most.delta,
+        saw=f"up to {COUNTS[-1]} reports of one client with the same update",
+    )

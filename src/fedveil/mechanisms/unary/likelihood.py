@@ -1,0 +1,81 @@
+"""How likely a report of `UnaryEncoding` is on given values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._arrays import Float64s
+from fedveil.mechanisms.unary import code_bits
+from fedveil.mechanisms.unary.encoding import Report, UnaryEncoding
+from fedveil.mechanisms.unary.rounding import States, neighbours
+from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, sum_laws
+
+#: ln Pr[a report | values], natural logarithm, of a vector of values.
+LogLikelihood: TypeAlias = Callable[[npt.NDArray[np.floating[Any]]], float]
+
+
+def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelihood | None:
+    """ln Pr[report | values], each parameter's to 2^-40; None for sums above 127 cells.
+
+    The law of the report on a state, averaged over the states that a value may be rounded to.
+    What is less likely than the smallest float, some e^-700, counts as impossible.
+    """
+    if encoding.report == "bits":
+        return _of_codes(encoding, report)
+    return _of_sums(encoding, report) if encoding.cells <= MAX_TABLE_CELLS else None
+
+
+def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
+    """ln Pr[states | values]: of the rounding alone, where nothing is perturbed."""
+    return _averaged(encoding, lambda given: (given == states).astype(np.float64))
+
+
+def _of_sums(encoding: UnaryEncoding, sums: Report) -> LogLikelihood:
+    laws = _laws(encoding.exact_p, encoding.exact_q, encoding.cells)
+    columns = sums.astype(np.int64) + encoding.largest_sum
+    return _averaged(encoding, lambda given: laws[given.astype(np.int64) + encoding.cells, columns])
+
+
+def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
+    """The bits apart from the own one are q's whatever the state; the own one is p's."""
+    p, q = encoding.exact_p, encoding.exact_q
+    count = code_bits.code_count(packed, encoding.cells) or 0
+    bits = code_bits.unpack_codes(packed, encoding.cells, count)
+    ones = int(np.count_nonzero(bits))
+    log_one, log_zero = np.log(float(q)), np.log(float(1 - q))
+    others = ones * log_one + (bits.size - ones) * log_zero
+    own = np.log([float(1 - p), float(p)]) - [log_zero, log_one]
+    rows = np.arange(count)
+
+    def chance(given: States) -> Float64s:
+        likelier: Float64s = np.exp(own)[bits[rows, given.astype(np.int64) + encoding.cells]]
+        return likelier
+
+    average = _averaged(encoding, chance)
+    return lambda values: others + average(values)
+
+
+def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
+    """Σ ln of a parameter's chance, over the two states that stochastic rounding chooses from."""
+
+    def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:
+        if encoding.rounding == "nearest":
+            likely = chance(encoding.encode(values))
+        else:
+            first, second, share = neighbours(values, encoding.cells, encoding.value_range)
+            likely = (1 - share) * chance(first) + share * chance(second)
+        with np.errstate(divide="ignore"):
+            return float(np.log(likely).sum())
+
+    return log_likelihood
+
+
+@lru_cache(maxsize=4)
+def _laws(p: Fraction, q: Fraction, cells: int) -> Float64s:
+    return sum_laws(p, q, cells)

@@ -1,0 +1,201 @@
+"""Two updates told apart by reports, as well as the claim allows and no better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedveil.attacks.distinguishing import (
+    Distinguished,
+    Pair,
+    attack,
+    distinguished,
+    far_apart,
+    telling,
+)
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.target import Target
+from fedveil.attacks.views import seen
+from fedveil.engine.target_epsilon import whole_run
+from fedveil.entropy import Seeded
+from fedveil.federated.job import Job
+from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.protections.base import JobContext, Protection
+from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptClientRound
+from fedveil.protections.positions import POSITIONS
+from fedveil.protections.reading import Reading
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
+
+DIMENSION, DELTA = 12, 0.05
+MODEL = np.linspace(-0.5, 0.5, DIMENSION).astype(np.float32)
+ENTROPY = Seeded(3, "distinguishing")
+#: Small enough that a few hundred trials could show more.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dp_encrypt": {"dp_eps": 1.6, "dp_delta": DELTA},
+    "signds": {"sign_k": 0.25, "sign_eps": 1.0, "sign_mag_eps": 1.0, "sign_dim_out": 2},
+    "rr": {"eps": 0.05, "cells": 3},
+    "oue": {"eps": 0.1, "cells": 3, "report": "bits"},
+}
+
+
+class HalfNoise(DPEncrypt):
+    """Claims what it should; its clients add half the noise."""
+
+    def client_round(self, context: Any) -> DPEncryptClientRound:
+        noisy = super().client_round(context)
+        kept = self._mechanism
+
+        class Half(type(noisy)):  # type: ignore[misc]
+            def _report(self, opening: Any, update: Any) -> Any:
+                report = super()._report(opening, update)
+                form = self._form
+                values = form.read(report).astype(np.float64) * form.step
+                halved = kept.clipped(update) + (values - kept.clipped(update)) / 2
+                nearest = np.rint(halved / form.step).astype(np.int64)
+                return {**report, "multiples": form_pack(form, nearest)}
+
+        return Half(context, self._form)
+
+
+def form_pack(form: Any, multiples: Any) -> Any:
+    from fedveil.packing import pack
+
+    return pack(multiples, -form._limit, form._width)
+
+
+def made(name: str, kind: type[Protection] | None = None) -> Protection:
+    position = kind or POSITIONS[name]
+    context = JobContext("equal", DIMENSION, clients_per_round=2, rounds=4)
+    return position(position.settings_type(**SETTINGS[name]), context)
+
+
+def played(protection: Protection, trials: int, rounds: int = 1) -> list[Distinguished]:
+    return distinguished(
+        protection,
+        MODEL,
+        [far_apart(protection, MODEL, ENTROPY)],
+        promised=lambda count: whole_run(protection, count, DELTA),
+        trials=trials,
+        rounds=rounds,
+        entropy=ENTROPY,
+    )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_position_is_refuted(name: str) -> None:
+    """Though the bound finds a good part of what is claimed for a report."""
+    report, run = played(made(name), 400, 3)
+    assert (report.rounds, run.rounds) == (1, 3)
+    assert (report.audit.trials, run.audit.trials) == (1200, 400)
+    for one in (report, run):
+        assert not one.audit.refuted
+        assert one.audit.claim.delta == DELTA
+    assert report.right.low > 0.5
+
+
+def test_half_the_noise_is_refuted() -> None:
+    (found,) = played(made("dp_encrypt", HalfNoise), 2500)
+    assert found.audit.refuted
+    (sound,) = played(made("dp_encrypt"), 2500)
+    assert sound.audit.bound < sound.audit.claim.epsilon
+
+
+def test_guesses_are_as_good_as_the_best_test() -> None:
+    """Of two Gaussians at distance mu, k times: right with probability Phi(mu sqrt(k) / 2)."""
+    report, run = played(made("dp_encrypt"), 500, 4)
+    mu = 2 / GaussianMechanism(1.6, DELTA, clip=1.0).sigma
+    assert report.right.low < stats.norm.cdf(mu / 2) < report.right.high
+    assert run.right.low < stats.norm.cdf(mu) < run.right.high
+    assert run.right.value > report.right.value + 0.1
+
+
+def test_of_nothing_every_guess_is_a_coins() -> None:
+    settings = POSITIONS["pw_encrypt"].settings_type(reconstruct_secrets_threshold=2)
+    context = JobContext("equal", DIMENSION, clients_per_round=2, rounds=1)
+    protection = POSITIONS["pw_encrypt"](settings, context)
+    pair = Pair("pair", MODEL, -MODEL)
+    assert telling(Reading.nothing(DIMENSION), *pair[1:]) == 0
+    (found,) = distinguished(
+        protection,
+        MODEL,
+        [pair],
+        promised=lambda count: whole_run(protection, count, DELTA),
+        trials=100,
+        rounds=1,
+        entropy=ENTROPY,
+    )
+    assert found.right.value == 0.5
+    assert found.audit.bound == 0
+
+
+def test_plain_updates_are_told_apart_for_certain() -> None:
+    context = JobContext("equal", DIMENSION, clients_per_round=2, rounds=1)
+    protection = POSITIONS["not_encrypt"](POSITIONS["not_encrypt"].settings_type(), context)
+    updates = [MODEL, np.nextafter(MODEL, np.float32(1))]
+    for i, reading in enumerate(seen(protection, MODEL, updates, ENTROPY).readings):
+        assert telling(reading, updates[i], updates[1 - i]) > 1e6
+
+
+def without_likelihood(scaled: bool) -> Iterator[tuple[float, float]]:
+    """What 40 noisy estimates of a say for a, and 40 of b."""
+    draw = Seeded(1).generator()
+    a, b = np.array([1, 2, 5], np.float32), np.array([1, 1, 9], np.float32)
+    weight = np.array([1.0, 1.0, 0.0])  # the last entry is not to be looked at
+    for _ in range(40):
+        noise = 0.2 * draw.normal(size=(2, 3)) + [0, 0, 50]
+        said = [
+            telling(Reading(one + more, weight, scaled), a, b)
+            for one, more in zip((a, b), noise, strict=True)
+        ]
+        yield said[0], said[1]
+
+
+def test_without_a_likelihood_the_nearer_update_is_guessed() -> None:
+    said = np.array(list(without_likelihood(scaled=True)))
+    assert (said[:, 0] > 0).mean() > 0.9
+    assert (said[:, 1] < 0).mean() > 0.9
+    directions = np.array(list(without_likelihood(scaled=False)))
+    assert directions[:, 0].mean() > directions[:, 1].mean()
+
+
+def test_the_pair_is_the_one_that_tells_most() -> None:
+    """The magnitude's bit differs only where the sizes do."""
+    pair = far_apart(made("signds"), MODEL, ENTROPY)
+    assert np.abs(pair.a).mean() > 1e6 * np.abs(pair.b).mean()
+    opposite = far_apart(made("dp_encrypt"), MODEL, ENTROPY)
+    assert np.array_equal(opposite.a, -opposite.b)
+
+
+def test_against_a_job() -> None:
+    job = Job(
+        model="logistic",
+        rounds=2,
+        clients={"number": 3, "fraction": 1.0},
+        training={"epochs": 1},
+        protection={"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 2.0, "dp_delta": 1e-3}},
+    )
+    steps: list[tuple[int, int]] = []
+    target = Target.of(job)
+    finding = attack(
+        target, "quick", Watch(step=lambda done, total, what: steps.append((done, total)))
+    )
+    assert (finding.attack, finding.effort, finding.protection) == (
+        "distinguishing", "quick", "dp_encrypt",
+    )  # fmt: skip
+    assert (finding.epsilon, finding.delta) == target.promised(2)
+    assert finding.settings["dp_eps"] == 2.0
+    assert steps == [(i + 1, 800) for i in range(800)]
+    for pair in ("far apart", "two clients"):
+        for of, rounds in ((f"{pair}, 1 round", 1), (f"{pair}, 2 rounds", 2)):
+            bound = finding.figure(f"epsilon at least: {of}").value
+            distance = finding.figure(f"distance to the ledger: {of}").value
+            claim = target.promised(rounds).epsilon
+            assert 0 <= bound <= claim
+            assert distance == pytest.approx(claim - bound)
+            assert math.isclose(finding.figure(f"right guesses: {of}").guess, 0.5)
