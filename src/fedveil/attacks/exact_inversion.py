@@ -9,7 +9,8 @@ its column: the one direction that is zero on all of them. Directions are sample
 zeros kept, and b of them chosen whose examples explain which neurons are silent. The bias gradient
 gives the scales.
 
-How many samples that takes grows as 2^(b - 1).
+How many samples that takes grows as 2^(b - 1) where all are drawn alike. Here every second one is
+drawn near the sparsest directions so far, which are sums of few columns.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ LARGEST_BATCH = 24
 EXACT = 1e-4
 #: The share of the layer's activations that the examples found must explain to be believed.
 _EXPLAINED = 0.98
-_SAMPLES_AT_ONCE = 2048
-#: The share of a column that is zero, at the least, beside what chance makes zero.
-_SILENT = 0.15
+_SAMPLES_AT_ONCE = 1024
+#: How many directions are kept for each example.
+_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,11 @@ def invert(
     found = np.empty((rank, 0))
     for start in range(0, samples, _SAMPLES_AT_ONCE):
         count = min(_SAMPLES_AT_ONCE, samples - start)
-        known = found.shape[1]
-        found = _distinct(factors, np.hstack([found, _sampled(factors, live, count, rng)]))
-        if rank <= found.shape[1] != known or (rank == 1 and found.shape[1]):
-            examples = _chosen(gradient, factors, found)
-            if examples is not None:
-                return examples
+        sampled = _sampled(factors, live, count, found, rng)
+        found = _distinct(factors, np.hstack([found, sampled]))
+        examples = _chosen(gradient, factors, found)
+        if examples is not None:
+            return examples
     return None
 
 
@@ -112,43 +112,56 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sampled(
-    factors: _Factors, live: Array, count: int, rng: np.random.Generator
+    factors: _Factors, live: Array, count: int, near: Float64s, rng: np.random.Generator
 ) -> Float64s:
-    """Directions [rank, ...] that are zero on the neurons of a sample, if on many more besides."""
+    """Directions [rank, ...] that are zero on the neurons of a sample each: those with most zeros.
+
+    Every second sample is of any neurons. The others are, but for one to three, of those on which
+    one of the directions `near` is zero: where that is a sum of few columns, one of them is close.
+    """
     neurons, rank = factors.left.shape
-    rows = live[np.argsort(rng.random((count, len(live))), axis=1)[:, : rank - 1]]
+    order = rng.random((count, len(live)))
+    if near.shape[1]:
+        zeros = np.abs(factors.left[live] @ near) < factors.zero
+        order[::2] -= zeros[:, rng.integers(near.shape[1], size=len(order[::2]))].T
+    rows = live[np.argpartition(order, min(rank, len(live) - 1), axis=1)[:, : rank - 1]]
+    for other in range(min(3, rank - 1)):
+        drawn = rng.integers(3, size=len(rows[::2])) >= other
+        rows[::2, other] = np.where(drawn, rng.choice(live, len(drawn)), rows[::2, other])
     systems = np.empty((count, rank, rank))
     systems[:, :-1] = factors.left[rows]
     systems[:, -1] = rng.standard_normal((count, rank))
-    systems += 1e-15 * rng.standard_normal(systems.shape)  # two neurons may say the same
+    systems += 1e-12 * rng.standard_normal(systems.shape)  # two neurons may say the same
     wanted = np.zeros((count, rank, 1))
     wanted[:, -1] = 1
     directions = np.linalg.solve(systems, wanted)[:, :, 0]
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    silent = np.abs(factors.left @ directions.T) < factors.zero
-    enough = silent.sum(axis=0) > rank - 1 + _SILENT * neurons
-    return _refined(factors, silent[:, enough])
+    silent = np.abs(factors.left @ _distinct(factors, directions.T)) < factors.zero
+    return _refined(factors, silent[:, silent.sum(axis=0) >= rank])
 
 
 def _refined(factors: _Factors, silent: Array) -> Float64s:
     """Each direction again, from all neurons on which it was found to be zero."""
-    columns = [np.linalg.svd(factors.left[zeros])[2][-1] for zeros in silent.T]
+    columns = [np.linalg.eigh(factors.left[z].T @ factors.left[z])[1][:, 0] for z in silent.T]
     return np.array(columns).reshape(-1, factors.left.shape[1]).T
 
 
 def _distinct(factors: _Factors, directions: Float64s) -> Float64s:
-    """The directions without repetitions, those with the most zeros first."""
+    """The sparsest of the directions without repetitions, those with the most zeros first."""
     zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
     ordered = directions[:, np.argsort(-zeros, kind="stable")]
     alike = np.abs(ordered.T @ ordered) > 1 - 1e-6
     first = ~np.any(np.tril(alike, -1), axis=1)
-    return ordered[:, first]
+    return ordered[:, first][:, : _KEPT * len(directions)]
 
 
 def _chosen(
     gradient: DenseGradient, factors: _Factors, directions: Float64s
 ) -> Float64s | None:
-    """Examples from `rank` of the directions: the sparsest, then with each exchange that helps."""
+    """Examples from `rank` of the directions: the sparsest, then with each exchange that helps.
+
+    Exchanges are tried where most of the activations are explained already.
+    """
     rank = len(directions)
     chosen: list[int] = []
     for i in range(directions.shape[1]):
@@ -157,9 +170,9 @@ def _chosen(
     if len(chosen) < rank:
         return None
     examples, best = _explained(gradient, factors, directions[:, chosen])
-    for candidate in range(min(directions.shape[1], 2 * rank)):
+    for candidate in range(min(directions.shape[1], rank + 4)):
         for place in range(rank):
-            if best >= _EXPLAINED or candidate in chosen:
+            if not 0.8 < best < _EXPLAINED or candidate in chosen:
                 break
             tried = [*chosen[:place], candidate, *chosen[place + 1 :]]
             other, better = _explained(gradient, factors, directions[:, tried])
