@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from fedveil.vertical.split import EmbeddingPrivacy
 
-#: How exactly numbers are taken, and how sharply their sign is, as shares of their spread.
-_EXACTNESS, _SHARPNESS = 0.03, 0.1
+#: The error of numbers, as a share of their spread.
+_ERROR = 0.03
+#: No bit is taken as surer than e^30 to 1.
+_MOST = 30.0
 
 
 @dataclass(frozen=True)
@@ -41,17 +44,17 @@ class Evidence:
         """The standard deviation of the numbers that crossed."""
         return max(float(self.mean.std(correction=0)), 1e-12)
 
-    def misfit(self, outputs: torch.Tensor) -> torch.Tensor:
+    def misfit(self, outputs: torch.Tensor, slope: float) -> torch.Tensor:
         """-ln Pr[the reports | outputs] of each example, up to a constant: [examples].
 
-        Of numbers, with a small Gaussian error. Of bits, with the step at 0 made a steep slope, so
-        that there is a direction to go in; under a lie of 1/2 it is the same for all outputs.
+        Of numbers, with a small Gaussian error. Of bits, with the step at 0 made a slope of that
+        width, so that there is a direction to go in: each bit is drawn once along the slope, and
+        told in all reports, with lies. Under a lie of 1/2 it is the same for all outputs.
         """
         if self.lie is None:
-            error = (outputs - self.mean) / (_EXACTNESS * self.spread)
+            error = (outputs - self.mean) / (_ERROR * self.spread)
             return error.square().flatten(1).sum(dim=1) / 2
-        slope = _SHARPNESS * outputs.detach().std(correction=0).clamp(min=1e-12)
-        one = self.lie + (1 - 2 * self.lie) * torch.sigmoid(outputs / slope)
-        one = one.clamp(1e-6, 1 - 1e-6)
-        told = self.mean * one.log() + (1 - self.mean) * (1 - one).log()
-        return -self.reports * told.flatten(1).sum(dim=1)
+        certainty = _MOST if self.lie == 0 else min(math.log(1 / self.lie - 1), _MOST)
+        told = self.reports * certainty * (2 * self.mean - 1)  # ln of 1's likelihood over 0's
+        one = functional.logsigmoid(outputs / slope) + told.clamp(-_MOST, _MOST)
+        return -torch.logaddexp(one, functional.logsigmoid(-outputs / slope)).flatten(1).sum(dim=1)

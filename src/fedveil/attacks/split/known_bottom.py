@@ -14,10 +14,13 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from fedveil.attacks.chance import generator
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.example_prior import Prior
 
 Bottom: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+#: How wide the slope of a bit is, as a share of what likely outputs are spread by.
+_SLOPE = 0.1
 #: Told how many steps are done of how many.
 Step: TypeAlias = Callable[[int, int], None]
 
@@ -36,12 +39,17 @@ def invert(
     Adam on the prior's numbers, from the prior's own start, at a rate that falls to 0. Where the
     evidence says nothing it stays with what the prior holds most likely.
     """
-    numbers = prior.start(len(evidence.mean)).requires_grad_()
+    numbers = prior.start(len(evidence.mean))
+    with torch.no_grad():
+        likely = numbers + torch.randn(numbers.shape, generator=generator(0, "likely"))
+        slope = max(_SLOPE * float(bottom(prior.examples(likely)).std(correction=0)), 1e-12)
+    numbers.requires_grad_()
     optimizer = torch.optim.Adam([numbers], lr)
     for step in range(steps):
         falling(optimizer, lr, step / steps)
         optimizer.zero_grad()
-        cost = evidence.misfit(bottom(prior.examples(numbers))) + prior.cost(numbers)
+        outputs = bottom(prior.examples(numbers))
+        cost = evidence.misfit(outputs, slope) + prior.cost(numbers)
         torch.autograd.backward(cost.sum())
         optimizer.step()
         tell(step + 1, steps)

@@ -25,6 +25,10 @@ _INPUT_LR, _BOTTOM_LR = 0.1, 0.01
 _SMOOTHNESS, _SIZE = 0.003, 0.01
 
 
+#: How wide the slope of a bit is, as a share of what the dummy outputs are spread by.
+_SLOPE = 0.3
+
+
 @dataclass(frozen=True)
 class Recovered:
     """The inputs [examples, *shape], the bottom that goes with them, and how badly both fit."""
@@ -109,7 +113,9 @@ class _Pair:
 
     def _fit(self, inputs: torch.Tensor) -> torch.Tensor:
         """The misfit, 1 for always guessing the mean of what crossed."""
-        return self._evidence.misfit(self.bottom(inputs)).mean() / self._scale
+        outputs = self.bottom(inputs)
+        slope = max(_SLOPE * float(outputs.detach().std(correction=0)), 1e-12)
+        return self._evidence.misfit(outputs, slope).mean() / self._scale
 
     def _unlikely(self) -> torch.Tensor:
         plain = torch.sigmoid(self._numbers)
@@ -123,4 +129,4 @@ def _guessing(evidence: Evidence) -> float:
     """The misfit of outputs that say nothing: of numbers their mean, of bits either."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
-    return max(float(evidence.misfit(guess).mean()), 1e-12)
+    return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)
