@@ -175,3 +175,47 @@ def test_audit_exits_1_where_a_claim_is_refuted(
     code, out, _ = command("audit", "--trials", "1000")
     assert code == 1
     assert ": refuted" in out
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Path:
+    """A run's folder with a finding whose bound is below what was promised."""
+    from fedveil.privacy.finding import Finding, Measured
+    from fedveil.record.finding_lines import add_finding
+    from fedveil.record.run_folder import RunFolder
+
+    folder = RunFolder.create(tmp_path / "run")
+    figures = [Measured("epsilon at least", 1.5, cases=50)]
+    add_finding(
+        folder,
+        Finding("canaries", "standard", "dp_encrypt", figures, epsilon=2.0, delta=1e-5, saw="all"),
+    )
+    folder.close()
+    return tmp_path / "run"
+
+
+def test_audit_of_a_run_prints_what_was_found_in_it(command: Command, found: Path) -> None:
+    code, out, _ = command("audit", str(found))
+    assert code == 0
+    assert out == (
+        "canaries at effort standard against dp_encrypt reached epsilon at least 1.5; saw all; "
+        "promised: epsilon 2 at delta 1e-05 (meaningful): not refuted\n"
+    )
+
+
+def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, found: Path) -> None:
+    from fedveil.record.finding_lines import FINDINGS
+
+    file = found / FINDINGS
+    file.write_text(file.read_text().replace("1.5", "2.5"))
+    code, out, _ = command("audit", str(found))
+    assert code == 1
+    assert out.endswith(": refuted\n")
+
+
+def test_audit_of_a_folder_without_findings_says_how_to_get_some(
+    command: Command, tmp_path: Path
+) -> None:
+    code, _, err = command("audit", str(tmp_path))
+    assert code == 1
+    assert "holds no findings: a run with audit.canaries has one" in err

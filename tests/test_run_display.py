@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedveil import plain_text
+from fedveil.privacy.finding import Finding, Measured
 from fedveil.run_display import RunDisplay, fitted
 
 ROUNDS = 20
@@ -79,3 +80,31 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
         "/[red]:train:",
     ):
         assert text in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("bound", "verdict"), [(1.5, "not refuted"), (2.5, "NOT WHAT WAS PROMISED")]
+)
+def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
+    bound: float, verdict: str
+) -> None:
+    figures = [
+        Measured("epsilon at least", bound, cases=40),
+        Measured("epsilon at least, if canaries tell nothing of each other", 1.75, cases=40),
+        Measured("the most that so many could show", 3.25, cases=40),
+    ]
+    audit = Finding("canaries", "standard", "dp_encrypt", figures, epsilon=2.0, delta=1e-5)
+    job = SimpleNamespace(protection=SimpleNamespace(name="dp_encrypt"), rounds=1)
+    run = SimpleNamespace(
+        job=job, metrics=[{**RECORD, "round": 1}], audit=audit, stopped=None, folder=Path("here")
+    )
+    out = io.StringIO()
+    RunDisplay(plain_text.console(file=out, width=160), 1).summary(run)
+    assert (
+        f"epsilon at least {bound} at confidence 0.95, of 3.25 that 40 canaries can show;"
+        in out.getvalue()
+    )
+    assert (
+        "1.75 if they tell nothing of each other; promised for the run, in every round: "
+        f"2 (meaningful): {verdict}"
+    ) in out.getvalue()

@@ -55,6 +55,11 @@ def other_data() -> dict[str, Any]:
     return parts
 
 
+def wide() -> nn.Module:
+    """One layer of 112 parameters, and no buffers."""
+    return nn.Linear(FEATURES, 16)
+
+
 def net() -> nn.Module:
     """A net with a tensor of every fate."""
     return nn.Sequential(

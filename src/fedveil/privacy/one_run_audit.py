@@ -16,6 +16,7 @@ depend on the coins: it is planned from the claim alone.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ def audit_run(
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=16)
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
     """How many coins to guess, known before the run: what would show most of a claim that is exact.
 

@@ -1,0 +1,222 @@
+"""Canaries beside a run's clients: what they send, what is found, and what they leave alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedveil
+from fedveil.engine.canaries import CanaryTraining, Directions
+from fedveil.engine.executors.client_side import Trained
+from fedveil.engine.round_checkpoint import LATEST
+from fedveil.errors import DeploymentError, InvalidValue, JobError, ModelInvalid
+from fedveil.federated.job import Job
+from fedveil.flower.job.deploy import deployable
+from fedveil.privacy.finding import Finding
+from fedveil.record.finding_lines import FINDINGS, read_findings
+from fedveil.record.run_folder import MODEL
+from fedveil.record.sealed_message import unsealed
+
+#: Of the audit of 40 canaries in two rounds: a run of epsilon 4.
+PER_ROUND = {"dp_eps": 2.36, "dp_delta": 1e-6}
+
+
+def job(position: str = "dp_encrypt", canaries: int = 40, **changes: Any) -> Job:
+    protection: dict[str, Any] = {"name": position, "dp_encrypt": PER_ROUND}
+    protection |= changes.pop("protection", {})
+    settings = {
+        "name": "audited",
+        "rounds": 2,
+        "clients": {"number": 40, "fraction": 1.0},
+        "data": {"name": "parts:data"},
+        "model": "parts:wide",
+        "training": {"epochs": 1, "batch_size": 6, "lr": 0.1},
+        "evaluation": {"every": 4},
+        "simulation": {"workers": 0},
+        "audit": {"canaries": canaries},
+        "protection": protection,
+    }
+    return Job(**{**settings, **changes})
+
+
+def audited(job: Job, folder: Path) -> Finding:
+    finding = fedveil.simulate(job, folder).audit
+    assert finding is not None
+    return finding
+
+
+def faulty(fault: str, seed: int) -> Job:
+    own = {"dp_eps": 4.6, "dp_delta": 1e-6, "fault": fault}
+    return job("faulty_noise:Faulty", 40, protection={"own": own}, seed=seed)
+
+
+def test_directions_have_length_1_and_are_at_right_angles() -> None:
+    directions = Directions(3, 9, 21)
+    rows = np.array([directions.vector(i) for i in range(9)])
+    assert np.allclose(rows @ rows.T, np.eye(9))
+    vector = np.arange(21.0) ** 2
+    assert np.allclose(directions.along(vector), rows @ vector)
+    assert not np.allclose(rows, [Directions(4, 9, 21).vector(i) for i in range(9)])
+
+
+def test_every_canary_needs_a_direction() -> None:
+    with pytest.raises(InvalidValue, match="canaries = 22 is more than the model's 21 parameters"):
+        Directions(3, 22, 21)
+
+
+def test_a_canary_sends_one_of_two_opposite_updates_and_turns_round() -> None:
+    directions, included = Directions(0, 2, 30), np.array([True, False])
+    training = CanaryTraining(directions, included, 2.5, first=7)
+    sent = []
+    for round in (1, 2):
+        training.open(round, np.zeros(30, np.float32))
+        answers = list(training.updates([7, 8]))
+        sent.append([a.update for a in answers if isinstance(a, Trained)])
+    first, second = np.array(sent)
+    assert np.allclose(first, -second)
+    assert np.allclose(first, [2.5 * directions.vector(0), -2.5 * directions.vector(1)])
+    assert np.array_equal(-second[0], training.if_included(7) * -1)
+
+
+def test_without_canaries_a_run_holds_nothing_of_an_audit(tmp_path: Path) -> None:
+    run = fedveil.simulate(job(canaries=0), tmp_path / "run")
+    assert run.audit is None
+    assert not (tmp_path / "run" / FINDINGS).exists()
+    assert "canaries" not in run.metrics[-1]
+    assert "canaries" not in unsealed((tmp_path / "run" / LATEST).read_bytes())
+    assert run.metrics[-1]["clients"] == 40
+
+
+def test_where_nothing_is_hidden_every_coin_is_told(tmp_path: Path) -> None:
+    finding = audited(job("not_encrypt"), tmp_path / "run")
+    assert finding.figure("coins guessed right").value == 1
+    assert finding.epsilon == math.inf
+    assert not finding.refutes
+    assert finding.figure("epsilon at least").value > 2
+    assert list(map(str, read_findings(tmp_path / "run"))) == [str(finding)]
+
+
+def test_canaries_are_counted_and_never_charged(tmp_path: Path) -> None:
+    plain = fedveil.simulate(job(canaries=0, clients={"number": 50, "fraction": 0.8}),
+                             tmp_path / "plain")  # fmt: skip
+    run = fedveil.simulate(job(clients={"number": 50, "fraction": 0.8}), tmp_path / "run")
+    for before, record in zip(plain.metrics, run.metrics, strict=True):
+        assert (record["clients"], record["reports"], record["canaries"]) == (80, 80, 40)
+        epsilons = [key for key in record if key.startswith(("epsilon_", "delta_"))]
+        assert [record[key] for key in epsilons] == [before[key] for key in epsilons]
+    assert run.audit is not None
+    assert run.audit.epsilon == run.metrics[-1]["epsilon_run_every_round"]
+
+
+def test_a_resumed_run_finds_the_same_to_the_byte(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    fedveil.simulate(job(rounds=4), whole)
+
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(job(rounds=4), cut, progress=interrupt)
+    fedveil.resume(cut)
+    fedveil.resume(cut)  # a finding that is there is not written again
+    for name in (FINDINGS, MODEL):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    assert len(read_findings(cut)) == 1
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    fedveil.simulate(job(), alone)
+    fedveil.simulate(job(simulation={"workers": 2}), shared)
+    for name in (FINDINGS, MODEL):
+        assert (alone / name).read_bytes() == (shared / name).read_bytes()
+
+
+def test_what_canaries_do_in_one_round_they_take_back_in_the_next(tmp_path: Path) -> None:
+    """Without learning, a model under not_encrypt is where it was after an even round."""
+    quiet = {"epochs": 1, "batch_size": 6, "lr": 1e-30}
+    weights = [
+        fedveil.simulate(job("not_encrypt", training=quiet, rounds=rounds), tmp_path / str(rounds))
+        .model.weight.detach().numpy().copy()
+        for rounds in (1, 2, 3)
+    ]  # fmt: skip
+    start = fedveil.simulate(job("not_encrypt", canaries=0, training=quiet), tmp_path / "start")
+    initial = start.model.weight.detach().numpy()
+    assert np.abs(weights[0] - initial).max() > 1e-4
+    assert np.allclose(weights[1], initial, atol=1e-7)
+    assert np.allclose(weights[2], weights[0], atol=1e-7)
+
+
+def test_a_true_claim_is_exceeded_in_few_runs(tmp_path: Path) -> None:
+    runs = 24
+    found = [audited(job(seed=seed), tmp_path / str(seed)) for seed in range(runs)]
+    assert sum(finding.refutes for finding in found) <= 1
+    alone = [finding.figures[1].value for finding in found]
+    assert max(alone) > 1  # it is no bound of nothing
+    assert all(3.9 < finding.epsilon < 4.1 for finding in found)
+
+
+@pytest.mark.parametrize("fault", ["half", "clip", "rounds", "clients"])
+def test_a_planted_fault_is_caught_every_time(fault: str, tmp_path: Path) -> None:
+    for seed in range(3):
+        finding = audited(faulty(fault, seed), tmp_path / str(seed))
+        assert 7.5 < finding.epsilon < 8.5
+        assert finding.refutes, str(finding)
+
+
+def test_without_a_fault_the_same_position_is_not_refuted(tmp_path: Path) -> None:
+    assert not any(audited(faulty("", s), tmp_path / str(s)).refutes for s in range(3))
+
+
+@pytest.mark.parametrize("central", [{}, {"central_eps": 50.0, "central_norm_clip": 1.0}])
+def test_a_sum_is_judged_by_the_aggregates(central: dict[str, float], tmp_path: Path) -> None:
+    block = {"reconstruct_secrets_threshold": 12, **central}
+    few = job("pw_encrypt", 12, protection={"pw_encrypt": block},
+              clients={"number": 12, "fraction": 1.0}, server={"weighting": "equal"},
+              training={"epochs": 1, "batch_size": 20, "lr": 0.001})  # fmt: skip
+    finding = audited(few, tmp_path / "run")
+    assert finding.saw == "the aggregates of 2 rounds"
+    assert finding.figure("coins guessed right").value == 1
+
+
+@pytest.mark.parametrize("position", ["signds", "rr", "oue"])
+def test_the_other_positions_are_audited_by_their_reports(position: str, tmp_path: Path) -> None:
+    finding = audited(job(position, 20), tmp_path / "run")
+    assert finding.saw == "each canary's own reports of 2 rounds"
+    assert finding.figure("coins guessed right").value > 0.8
+    assert not finding.refutes
+
+
+def test_a_model_with_buffers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelInvalid, match=r"audit\.canaries = 4: canaries move every averaged"):
+        fedveil.simulate(job("not_encrypt", 4, model="parts:net"), tmp_path / "run")
+
+
+def test_an_audit_belongs_to_a_simulation() -> None:
+    with pytest.raises(
+        DeploymentError, match=r"audit\.canaries = 40: the canaries of an audit are"
+    ):
+        deployable(job())
+
+
+def test_codes_without_noise_of_their_own_are_not_audited() -> None:
+    block = {"fidelity": "aggregate"}
+    with pytest.raises(JobError, match=r"audit\.canaries = 40 needs protection\.unary\.fidelity"):
+        job("rr", protection={"unary": block})
+
+
+def test_a_damaged_checkpoint_s_evidence_is_refused(tmp_path: Path) -> None:
+    from fedveil.engine.canaries import Evidence
+
+    evidence = Evidence(Directions(0, 3, 5), 3)
+    state = evidence.state()
+    for changed in ({"own": np.zeros(2)}, {"rounds": -1}, {"told": 1},
+                    {"summed": np.full(3, math.nan)}, {"more": 1}):  # fmt: skip
+        with pytest.raises(ValueError, match=r"fields|shape|field|outside|NaN"):
+            evidence.restore({**state, **changed})
+    evidence.restore(state)

@@ -1,0 +1,172 @@
+"""The bounds from one run: those of others on the same scores, known laws, and faults."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedveil.entropy import Seeded
+from fedveil.errors import InvalidValue
+from fedveil.privacy.gaussian_curve import analytic_sigma
+from fedveil.privacy.one_run_audit import (
+    audit_run,
+    gaussian_lower_bound,
+    independent_lower_bound,
+    lower_bound,
+    p_value,
+    planned,
+    right_guesses,
+    surest,
+)
+from fedveil.privacy.promise import Figure
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors/one_run_audit.json").read_text())
+DELTA = 1e-5
+
+
+def coins(count: int, *path: int | str) -> np.ndarray:
+    return Seeded(0, "coins", *path).bernoulli(0.5, count)
+
+
+def gaussian_scores(included: np.ndarray, mu: float, *path: int | str) -> np.ndarray:
+    """Log-likelihood ratios of N(±mu / 2, 1)."""
+    noise = Seeded(1, "scores", *path).generator().standard_normal(len(included))
+    return mu * (np.where(included, mu / 2, -mu / 2) + noise)
+
+
+def distance(eps: float) -> float:
+    return 1 / analytic_sigma(eps, DELTA, 1.0)
+
+
+@pytest.mark.parametrize("held", VECTORS["sets"], ids=lambda held: str(len(held["in"])))
+def test_it_agrees_with_jax_privacy_on_the_same_scores(held: dict[str, list]) -> None:
+    ins, outs = np.array(held["in"]), np.array(held["out"])
+    scores, included = np.append(ins, outs), np.arange(len(ins) + len(outs)) < len(ins)
+    for threshold, delta, significance, one_run, one_run_fdp in held["cases"]:
+        guesses = int((scores >= threshold).sum())
+        right = right_guesses(scores, included, guesses, 0)
+        given = {"delta": delta, "confidence": 1 - significance}
+        found = lower_bound(len(scores), guesses, right, **given)
+        assert found == pytest.approx(one_run, abs=1e-6)
+        found = gaussian_lower_bound(len(scores), guesses, right, **given)
+        assert found == pytest.approx(one_run_fdp, abs=1e-6)
+
+
+@pytest.mark.parametrize(("m", "r", "v"), [(10, 10, 7), (40, 12, 12), (40, 30, 1), (5, 5, 0)])
+def test_the_p_value_is_the_theorem_s(m: int, r: int, v: int) -> None:
+    eps, delta = 0.7, 0.01
+    tail = [float(stats.binom.sf(k - 1, r, math.exp(eps) / (1 + math.exp(eps)))) for k in range(v)]
+    last = float(stats.binom.sf(v - 1, r, math.exp(eps) / (1 + math.exp(eps))))
+    most = max(((tail[v - i] - last) / i for i in range(1, v + 1)), default=0.0)
+    assert p_value(m, r, v, eps, delta) == pytest.approx(min(1, last + 2 * m * delta * most))
+    assert p_value(m, r, v, eps, 0.0) == pytest.approx(last)
+
+
+def test_all_of_k_right_is_a_power_of_one_chance() -> None:
+    """q^k = 1 - confidence."""
+    chance = 0.05 ** (1 / 20)
+    assert lower_bound(30, 20, 20, delta=0.0) == pytest.approx(math.log(chance / (1 - chance)))
+    assert lower_bound(30, 20, 10, delta=0.0) == 0.0
+    assert lower_bound(30, 0, 0, delta=0.0) == 0.0
+
+
+def test_the_highest_are_said_to_be_in_and_the_lowest_to_be_out() -> None:
+    scores = np.array([3.0, -4.0, 0.5, -0.1, 2.0])
+    included = np.array([True, True, False, False, True])
+    assert surest(scores, 3) == (2, 1)
+    assert right_guesses(scores, included, 2, 1) == 2
+    assert right_guesses(scores, included, 3, 2) == 3
+    assert right_guesses(scores, ~included, 3, 2) == 2
+    assert right_guesses(scores, included, 0, 2) == 1
+
+
+def test_randomised_response_is_exceeded_as_often_as_is_allowed() -> None:
+    """Coins told with probability e^eps / (1 + e^eps): the law for which the theorem is exact."""
+    eps, m, runs = 1.5, 60, 400
+    over = 0
+    for run in range(runs):
+        included = coins(m, "rr", run)
+        lie = Seeded(2, "lie", run).bernoulli(1 / (1 + math.exp(eps)), m)
+        scores = np.where(included ^ lie, 1.0, -1.0)
+        audit = audit_run(scores, included, Figure(eps, 0.0))
+        assert audit.guesses == m
+        over += audit.refuted
+    # 0.05 in truth, less what is lost to whole numbers.
+    assert 1 <= over <= 0.05 * runs
+
+
+@pytest.mark.parametrize("eps", [1.0, 4.0])
+def test_a_true_gaussian_claim_is_exceeded_in_at_most_one_run_of_twenty(eps: float) -> None:
+    runs, m = 100, 80
+    over = 0
+    for run in range(runs):
+        included = coins(m, "gauss", run)
+        scores = gaussian_scores(included, distance(eps), run)
+        audit = audit_run(scores, included, Figure(eps, DELTA), gaussian=True)
+        over += audit.refuted
+        assert audit.bound <= eps
+    assert over <= 0.05 * runs
+
+
+@pytest.mark.parametrize(("eps", "m"), [(1.0, 4000), (2.0, 1000), (4.0, 500), (8.0, 300)])
+def test_it_reaches_a_third_of_an_exact_gaussian_claim(eps: float, m: int) -> None:
+    included = coins(m, "third", int(eps))
+    scores = gaussian_scores(included, distance(eps), int(eps))
+    audit = audit_run(scores, included, Figure(eps, DELTA), gaussian=True)
+    assert eps / 3 < audit.bound <= eps
+    assert eps / 3 < audit.alone <= eps
+    plain = audit_run(scores, included, Figure(eps, DELTA))
+    assert plain.bound < audit.bound
+
+
+def test_half_the_noise_is_refuted() -> None:
+    for eps, m in ((4.0, 1500), (8.0, 100)):
+        included = coins(m, "half")
+        scores = gaussian_scores(included, 2 * distance(eps), "half")
+        audit = audit_run(scores, included, Figure(eps, DELTA), gaussian=True)
+        assert audit.refuted
+        assert (audit.bound > eps) == (m == 1500)
+        assert audit.alone > eps
+
+
+def test_the_first_bound_holds_where_canaries_share_one_outcome() -> None:
+    """A run that tells all coins with probability 0.04 and none otherwise is (0, 0.04)-private."""
+    included = coins(100, "shared")
+    claim = Figure(0.1, 0.04)
+    told = audit_run(np.where(included, 1.0, -1.0), included, claim)
+    assert told.bound <= 0.1 < told.alone
+
+
+def test_the_plan_asks_the_claim_alone_and_guesses_fewer_where_noise_is_strong() -> None:
+    for gaussian in (True, False):
+        assert planned(100, Figure(math.inf, 0.0), gaussian=gaussian, confidence=0.95) == 100
+        assert planned(100, Figure(3.0, 0.0), gaussian=gaussian, confidence=0.95) == 100
+        guesses = planned(1000, Figure(4.0, DELTA), gaussian=gaussian, confidence=0.95)
+        assert 8 <= guesses < 1000
+
+
+def test_independent_outcomes_are_bounded_by_clopper_and_pearson() -> None:
+    least = stats.beta.ppf(0.05, 70, 31)
+    found = independent_lower_bound(100, 70, delta=0.0, gaussian=False)
+    assert found == pytest.approx(math.log(least / (1 - least)))
+    found = independent_lower_bound(100, 70, delta=DELTA, gaussian=True)
+    assert distance(found) == pytest.approx(2 * stats.norm.ppf(least))
+    assert independent_lower_bound(100, 50, delta=DELTA, gaussian=True) == 0
+    assert independent_lower_bound(100, 0, delta=0.0, gaussian=False) == 0
+
+
+def test_what_is_no_audit_is_refused() -> None:
+    included = coins(4)
+    with pytest.raises(InvalidValue, match="scores holds NaN"):
+        audit_run(np.full(4, math.nan), included, Figure(1.0, DELTA))
+    with pytest.raises(InvalidValue, match="a bit a score is due"):
+        audit_run(np.zeros(4), included[:3], Figure(1.0, DELTA))
+    with pytest.raises(InvalidValue, match="right = 5 is outside"):
+        lower_bound(4, 4, 5, delta=0.0)
+    with pytest.raises(InvalidValue, match="delta = 0 is promised by no Gaussian noise"):
+        gaussian_lower_bound(4, 4, 4, delta=0.0)
