@@ -14,8 +14,8 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.gradient import inversion
 from fedveil.attacks.gradient.inversion import Bounds, attack
 from fedveil.attacks.gradient.matching import Distance, total_variation
-from fedveil.attacks.gradient.recovered_examples import Score, labels_in_common, paired
 from fedveil.attacks.gradient.reconstruction import Knowledge, Search, reconstruct
+from fedveil.attacks.gradient.recovered_examples import Score, labels_in_common, paired
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.attacks.target import Target
 from fedveil.entropy import Seeded

@@ -177,7 +177,8 @@ def _start(known: Knowledge, draw: torch.Generator, attempt: int) -> Tensor:
     """Noise around the typical example, three times as wide with every attempt."""
     spread = 0.05 * (known.box[1] - known.box[0]) * 3**attempt
     noise = torch.randn((known.total, *known.prior.shape), generator=draw)
-    return known.prior + spread * noise.to(known.prior.device)
+    start: Tensor = known.prior + spread * noise.to(known.prior.device)
+    return start
 
 
 def _classes(known: Knowledge) -> int:
