@@ -170,7 +170,8 @@ def _by_breaching(folder: Path, name: str, view: Any) -> np.ndarray:
     config = OmegaConf.merge(OmegaConf.load(settings / "_default_optimization_attack.yaml"), own)
     model = Grey().eval()
     gradient = torch.from_numpy(-view.reading.estimate / training.plan.lr).float()
-    metadata = {"shape": [channels, 28, 28], "modality": "vision", "classes": 10}
+    metadata = {"shape": [channels, 28, 28], "modality": "vision"}
+    metadata |= {"task": "classification", "classes": 10}
     metadata |= {"mean": [0.5] * channels, "std": [0.5] * channels}
     payload = {
         "parameters": [p.detach() for p in model.parameters()],
