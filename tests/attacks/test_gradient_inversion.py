@@ -109,7 +109,7 @@ def test_what_the_squares_explain_is_not_sought_again() -> None:
     known, x = knowledge(built(), 1), images(1)
     found = reconstruct(report(known, x, [1]), known, [SQUARED, COSINE], generator(0))
     assert found.by == "squared"
-    unexplained = replace(SQUARED, iterations=2, restarts=1)
+    unexplained = replace(SQUARED, iterations=2, restarts=1, explains=1e-6)
     found = reconstruct(report(known, x, [1]), known, [unexplained, COSINE], generator(0))
     assert found.by == "cosine"
 
