@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from support.training_parts import clients, plan, train
 from torch import nn
 
 from fedveil._arrays import Int64s
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
+from support.training_parts import clients, plan, train
 
 CLASSES = 3
 

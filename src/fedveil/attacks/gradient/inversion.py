@@ -40,14 +40,14 @@ class Bounds:
 
 def bounds(effort: Effort) -> Bounds:
     """Squared distances first; the angle with total variation where they leave something."""
-    iterations = by_effort(effort, 200, 300, 1200)
-    turns = by_effort(effort, 300, 2000, 24_000)
+    iterations = by_effort(effort, 120, 300, 1200)
+    turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
     return Bounds(
-        by_effort(effort, 16, 64, 200),
+        by_effort(effort, 8, 64, 200),
         by_effort(effort, 16, 32, 128),
         by_effort(effort, 20, 50, 200),
-        (Search("squared", iterations, restarts), Search("cosine", turns, 1, variation=0.05)),
+        (Search("squared", iterations, restarts), Search("cosine", turns, 1, variation=0.1)),
     )
 
 

@@ -73,17 +73,16 @@ def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
     if layer.bias is not None:
         bias, bias_worth = -reading.estimate[layer.bias], reading.weight[layer.bias]
         if bias_worth.all() and abs(bias.sum()) <= _EXACT * np.abs(bias).sum():
-            return bias
+            return np.asarray(bias)
         rows, worth = np.c_[rows, bias], np.c_[worth, bias_worth]
         inputs = np.c_[inputs, np.ones(classes)]
     elif count == 1 and worth.all():
         left, sizes, _ = np.linalg.svd(rows, full_matrices=False)
         largest = left[np.argmax(np.abs(left[:, 0])), 0]
-        return left[:, 0] * -np.sign(largest) * sizes[0]  # the label's error outweighs the others
-    total = np.sum(worth * inputs**2, axis=1)
-    return np.divide(
-        np.sum(worth * rows * inputs, axis=1), total, out=np.zeros(classes), where=total > 0
-    )
+        # The label's error is as large as all the others together, and the only negative one.
+        return np.asarray(left[:, 0] * -np.sign(largest) * sizes[0])
+    total, slope = np.sum(worth * inputs**2, axis=1), np.sum(worth * rows * inputs, axis=1)
+    return np.asarray(np.divide(slope, total, out=np.zeros(classes), where=total > 0))
 
 
 def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None = None) -> Int64s:

@@ -54,7 +54,7 @@ class Search:
     `squared`: the squared distance, by L-BFGS (Zhu et al. 2019). `cosine`: the angle alone, with
     `variation` times the images' total variation, by Adam on signs (Geiping et al. 2020). The
     best of so many `restarts` is taken, by its distance, which the attacker sees; none is begun
-    when one came nearer than `near`.
+    when one came nearer than `near`, and no other search when one came nearer than `explains`.
     """
 
     distance: Literal["squared", "cosine"]
@@ -62,6 +62,7 @@ class Search:
     restarts: int = 1
     variation: float = 0.0
     near: float = 1e-4
+    explains: float = 1e-2
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def reconstruct(
         found = _search(known, distance, search, labels, draw)
         examples = found.point.clamp(*known.box).cpu().double().numpy()
         result = Reconstruction(examples, labels, found.value, search.distance)
-        if found.value < search.near:
+        if found.value < search.explains:
             break
     return result
 
@@ -177,7 +178,8 @@ def _start(known: Knowledge, draw: torch.Generator, attempt: int) -> Tensor:
     """Noise around the typical example, three times as wide with every attempt."""
     spread = 0.05 * (known.box[1] - known.box[0]) * 3**attempt
     noise = torch.randn((known.total, *known.prior.shape), generator=draw)
-    return known.prior + spread * noise.to(known.prior.device)
+    start: Tensor = known.prior + spread * noise.to(known.prior.device)
+    return start
 
 
 def _classes(known: Knowledge) -> int:

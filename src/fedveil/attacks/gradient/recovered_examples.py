@@ -18,8 +18,8 @@ def paired(originals: Float64s, found: Float64s) -> Float64s:
     """`found` in the order of `originals`: the assignment of the least squared error in sum."""
     flat, other = originals.reshape(len(originals), -1), found.reshape(len(found), -1)
     costs = ((flat[:, None] - other[None]) ** 2).mean(-1)
-    columns = linear_sum_assignment(costs)[1]
-    return found[columns]
+    columns: Int64s = linear_sum_assignment(costs)[1]
+    return np.asarray(found[columns])
 
 
 def labels_in_common(labels: Int64s, found: Int64s) -> int:

@@ -58,7 +58,7 @@ class UnrolledTraining:
     def _alone(self, x: Tensor, targets: Tensor) -> Tensor:
         parameters = [e for e in self.layout.entries if e.fate == "parameter"]
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
+        frozen = {n: p.data for n, p in self.model.named_parameters() if not p.requires_grad}
         start = [entry.tensor.detach() for entry in parameters]
         moved: list[Tensor | None] = [None] * len(start)
         rule = _adam if self.plan.optimizer == "adam" else _sgd
@@ -66,7 +66,7 @@ class UnrolledTraining:
         for rows in self._batches(len(x)):
             now = [_at(w, m) for w, m in zip(start, moved, strict=True)]
             named = {e.name: w for e, w in zip(parameters, now, strict=True)}
-            logits = functional_call(self.model, (named, frozen, buffers), (x[rows],))
+            logits = functional_call(self.model, named | frozen | buffers, (x[rows],))
             gradients = torch.autograd.grad(
                 self._loss(logits, targets[rows]), now, create_graph=True, allow_unused=True
             )
