@@ -49,9 +49,9 @@ class _Scale:
 
     def __call__(self, columns: Float64s) -> Float64s:
         bounded: Float64s = np.maximum(columns, _LEAST) - self._mean
-        return np.divide(
-            bounded, self._deviation, out=np.zeros_like(bounded), where=self._deviation > 0
-        )
+        known = self._deviation > 0
+        scaled: Float64s = np.divide(bounded, self._deviation, np.zeros_like(bounded), where=known)
+        return scaled
 
 
 def _fit(columns: Float64s, held: Bools) -> LogisticRegression:
