@@ -11,10 +11,10 @@ from torch import nn
 
 from fedveil._arrays import Bools, Float32s, Int64s
 from fedveil.attacks.effort import Watch
-from fedveil.attacks.membership.answers import Answers, answers
 from fedveil.attacks.membership.lira import lira
 from fedveil.attacks.membership.loss_threshold import calibrated_loss, loss
 from fedveil.attacks.membership.membership import attack
+from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores, Round
 from fedveil.attacks.membership.roc import area, balanced_accuracy, best_threshold

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from fedveil._arrays import Bools, Float64s
-from fedveil.attacks.membership.answers import Answers
+from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
 
 #: A class with fewer answers than this of members, or of others, is judged by what all teach.
