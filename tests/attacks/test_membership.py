@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil._arrays import Bools, Float32s, Int64s
+from fedveil._arrays import Bools, Float32s, Float64s, Int64s
 from fedveil.attacks.effort import Watch
-from fedveil.attacks.membership.answers import Answers, answers
 from fedveil.attacks.membership.lira import lira
 from fedveil.attacks.membership.loss_threshold import calibrated_loss, loss
 from fedveil.attacks.membership.membership import attack
+from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores, Round
 from fedveil.attacks.membership.roc import area, balanced_accuracy, best_threshold
@@ -192,9 +192,6 @@ def test_the_loss_score_is_what_the_update_gains(data: Dataset) -> None:
     assert ReportScores(model, weights).moved(reading, x, y) == pytest.approx(gain, abs=1e-5)
 
 
-Scores = Callable[[ReportScores], object]
-
-
 def played(data: Dataset, readings: Callable[[Float32s], Reading]) -> tuple[ReportScores, Round]:
     """Three clients of thirty examples, who train on them from common weights."""
     torch.manual_seed(0)
@@ -237,6 +234,21 @@ def test_only_the_direction_of_a_reading_counts_along_it(data: Dataset) -> None:
     reading, x, y = round.readings[0], data.train.x[:9], data.train.y[:9]
     shorter = Reading(reading.estimate / 100, reading.weight * 7, scaled=False)
     assert scores.along(shorter, x, y) == pytest.approx(scores.along(reading, x, y), rel=1e-4)
+
+
+def test_what_others_reports_do_to_an_example_is_taken_off() -> None:
+    """A lone client has nobody to be compared with."""
+    x, y = np.array([[1], [2], [3], [4]], np.float32), np.zeros(4, np.int64)
+    readings = [Reading(np.array([value]), np.ones(1)) for value in (1.0, 3.0)]
+    held, strangers = [np.array([0]), np.array([1])], [np.array([2]), np.array([3])]
+
+    def score(reading: Reading, x: Float32s, y: Int64s) -> Float64s:
+        return np.asarray(reading.estimate[0] * x[:, 0], np.float64)
+
+    members, others = Round(readings, held, strangers).scores(score, x, y)
+    assert (members.tolist(), others.tolist()) == ([1 - 3, 6 - 2], [3 - 9, 12 - 4])
+    members, others = Round(readings[:1], held[:1], strangers[:1]).scores(score, x, y)
+    assert (members.tolist(), others.tolist()) == ([1], [3])
 
 
 # A job and a run.

@@ -19,9 +19,9 @@ from torch import nn
 
 from fedveil._arrays import Bools
 from fedveil.attacks.effort import Effort, Watch, by_effort
-from fedveil.attacks.membership.answers import answers
 from fedveil.attacks.membership.lira import lira
 from fedveil.attacks.membership.loss_threshold import calibrated_loss, loss
+from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.rehearsal import Pool, play_round, rehearse, split
 from fedveil.attacks.membership.report_scores import ReportScores

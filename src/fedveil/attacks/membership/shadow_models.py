@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from fedveil._arrays import Bools, Float64s
-from fedveil.attacks.membership.answers import Answers
+from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
 
 #: A class with fewer answers than this of members, or of others, is judged by what all teach.
@@ -49,9 +49,9 @@ class _Scale:
 
     def __call__(self, columns: Float64s) -> Float64s:
         bounded: Float64s = np.maximum(columns, _LEAST) - self._mean
-        return np.divide(
-            bounded, self._deviation, out=np.zeros_like(bounded), where=self._deviation > 0
-        )
+        known = self._deviation > 0
+        scaled: Float64s = np.divide(bounded, self._deviation, np.zeros_like(bounded), where=known)
+        return scaled
 
 
 def _fit(columns: Float64s, held: Bools) -> LogisticRegression:
