@@ -1,0 +1,143 @@
+"""Inversion with public examples: a network that is trained to turn outputs back into inputs.
+
+The attacker has examples of the same kind, and what the bottom gives for each: because it has
+asked (a follower answers for any example of its data, a service for anybody's), or because it has
+a bottom like it. It needs neither weights nor architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedveil.attacks.split.evidence import Evidence
+from fedveil.attacks.split.known_bottom import Step, falling
+
+_HIDDEN, _BATCH = 256, 64
+
+
+def invert(
+    public: torch.Tensor,
+    outputs: torch.Tensor,
+    evidence: Evidence,
+    generator: torch.Generator,
+    *,
+    steps: int = 600,
+    lr: float = 1e-3,
+    tell: Step = lambda done, total: None,
+) -> torch.Tensor:
+    """What the trained network makes of the evidence: [examples, *shape].
+
+    `public` [n, *shape] are the attacker's examples and `outputs` [n, *output] the bottom's
+    numbers for them, before any protection: their reports are drawn here anew in every step, as
+    many and with the same lies as the evidence has. The network is the best linear map plus a
+    small dense network that corrects it; every eighth public example decides how much of the
+    correction is of use, down to none.
+    """
+    seen, inputs = _standing(evidence, outputs), public.flatten(1)
+    held = torch.arange(len(public)) % 8 == 7
+    if not held.any() or held.all():
+        held = torch.ones(len(public), dtype=torch.bool)
+        kept = held
+    else:
+        kept = ~held
+    linear = _Linear.fitted(seen[kept], inputs[kept], evidence)
+    correction = _trained(linear, seen[kept], inputs[kept], evidence, generator, steps, lr, tell)
+    with torch.no_grad():
+        trial = _drawn(seen[held], evidence, generator)
+        first, more = linear(trial), correction(linear.scaled(trial))
+        share = ((inputs[held] - first) * more).sum() / more.square().sum().clamp(min=1e-12)
+        told = evidence.mean.flatten(1).to(public.dtype)
+        found: torch.Tensor = linear(told) + share.clamp(0, 1) * correction(linear.scaled(told))
+    return found.reshape(-1, *public.shape[1:])
+
+
+def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
+    """What is expected of a report of these outputs: the numbers, or how likely each bit is 1."""
+    flat = outputs.detach().flatten(1)
+    if evidence.lie is None:
+        return flat
+    return evidence.lie + (1 - 2 * evidence.lie) * (flat > 0).to(flat.dtype)
+
+
+def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
+    """The mean of as many reports as the evidence has."""
+    if evidence.lie is None or evidence.lie == 0:
+        return seen
+    count = torch.full_like(seen, float(evidence.reports))
+    return torch.binomial(count, seen, generator=generator) / evidence.reports
+
+
+class _Linear:
+    """The best linear map from reports to inputs, their noise included: ridge regression."""
+
+    def __init__(
+        self, centre: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        self._centre, self._scale, self._mean, self._weights = centre, scale, mean, weights
+
+    @classmethod
+    def fitted(cls, seen: torch.Tensor, inputs: torch.Tensor, evidence: Evidence) -> _Linear:
+        n = len(seen)
+        centre, mean = seen.mean(dim=0), inputs.mean(dim=0)
+        noise = torch.zeros_like(centre)
+        if evidence.lie is not None:
+            noise = evidence.lie * (1 - evidence.lie) / evidence.reports + noise
+        z, x = (seen - centre).double(), (inputs - mean).double()
+        spread = z.square().mean(dim=0)
+        ridge = noise.double() + 0.01 * spread.mean() + 1e-9
+        weights = torch.linalg.solve(z.T @ z / n + torch.diag(ridge), z.T @ x / n)
+        scale = (spread + noise.double()).sqrt().clamp(min=1e-6)
+        return cls(centre, scale.to(seen.dtype), mean, weights.to(seen.dtype))
+
+    def __call__(self, told: torch.Tensor) -> torch.Tensor:
+        return self._mean + (told - self._centre) @ self._weights
+
+    def scaled(self, told: torch.Tensor) -> torch.Tensor:
+        return (told - self._centre) / self._scale
+
+
+def _trained(
+    linear: _Linear,
+    seen: torch.Tensor,
+    inputs: torch.Tensor,
+    evidence: Evidence,
+    generator: torch.Generator,
+    steps: int,
+    lr: float,
+    tell: Step,
+) -> nn.Module:
+    """A dense network for what the linear map leaves, trained on reports drawn anew."""
+    network = _network(seen.shape[1], inputs.shape[1], generator)
+    optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01)
+    rows = _batches(len(seen), generator)
+    for step in range(steps):
+        falling(optimizer, lr, step / steps)
+        chosen = next(rows)
+        told = _drawn(seen[chosen], evidence, generator)
+        left = inputs[chosen] - linear(told)
+        optimizer.zero_grad()
+        loss = functional.mse_loss(network(linear.scaled(told)), left)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        tell(step + 1, steps)
+    return network
+
+
+def _network(inputs: int, outputs: int, generator: torch.Generator) -> nn.Module:
+    """A dense network that gives 0 at first."""
+    first, last = nn.Linear(inputs, _HIDDEN), nn.Linear(_HIDDEN, outputs)
+    for parameter in first.parameters():
+        nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, generator=generator)
+    for parameter in last.parameters():
+        nn.init.zeros_(parameter)
+    return nn.Sequential(first, nn.ReLU(), last)
+
+
+def _batches(count: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    while True:
+        order = torch.randperm(count, generator=generator)
+        yield from (order[first : first + _BATCH] for first in range(0, count, _BATCH))

@@ -1,0 +1,232 @@
+"""What a receiver makes of the features behind a part's output: inversions, aimed at a job or run.
+
+Four attackers look at the same reports. They know the bottom's architecture (`unsplit`), its
+weights (`known bottom`), its weights and public examples (`both`), or public examples and what the
+bottom gives for each (`public examples`). The held-out examples serve as public ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil._arrays import Float64s
+from fedveil.attacks import pictures
+from fedveil.attacks.chance import generator
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.split import auxiliary, known_bottom, unsplit
+from fedveil.attacks.split.evidence import Evidence
+from fedveil.attacks.split.example_prior import Gaussian, Prior, Smooth
+from fedveil.attacks.split.split_target import SplitTarget
+from fedveil.errors import AttackImpossible
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.intervals import median
+from fedveil.vertical.job_split import make_split, make_task
+from fedveil.vertical.split import Part, module_of
+
+#: How many reports are averaged where each is drawn anew, and how many examples public at most.
+AVERAGED, _PUBLIC = 10, 2000
+_SHOWN = 10
+Method: TypeAlias = Callable[[Evidence, known_bottom.Step], torch.Tensor]
+
+
+def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
+    """Invert what crosses of every part that reads a column of numbers, and nothing else.
+
+    Images give the median MSE, PSNR and SSIM, on values from 0 to 1, beside those of the mean
+    public image; other features the median over the features of the correlation with the truth.
+    """
+    began = time.perf_counter()
+    aims = [Aim(target, part, effort) for part in _attackable(target)]
+    total = sum(len(aim.cases) * len(aim.methods) for aim in aims)
+    figures: list[Measured] = []
+    kept: list[str] = []
+    done = 0
+    for aim in aims:
+        rows = [list(aim.plain(aim.truth)[:_SHOWN])] if aim.images else []
+        for name, evidence in aim.cases.items():
+            for method, invert in aim.methods.items():
+                what = f"{aim.part.name}: {method}{name}"
+                found = invert(evidence, partial(_tell, watch, done, total, what))
+                done += 1
+                figures += aim.figures(f"{what}: ", found)
+                if aim.images:
+                    rows.append(list(aim.plain(found)[:_SHOWN]))
+        if rows:
+            kept.append(watch.picture(f"features-{aim.part.name}.png", pictures.grid(rows)))
+    most = max(aims, key=lambda aim: target.promised(aim.part.name, aim.reports).epsilon)
+    figure = target.promised(most.part.name, most.reports)
+    settings = target.job.privacy.model_dump(mode="json")["embedding_dp"]
+    return Finding(
+        attack="features",
+        effort=effort,
+        protection="none" if settings is None else "embedding_dp",
+        figures=figures,
+        settings=settings or {},
+        epsilon=figure.epsilon,
+        delta=figure.delta,
+        saw=f"reports of each of {len(most.truth)} examples: {most.reports}",
+        seconds=time.perf_counter() - began,
+        pictures=kept,
+    )
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One part whose output crosses: the examples behind it, the reports, and who inverts them."""
+
+    target: SplitTarget
+    part: Part
+    effort: Effort
+
+    @cached_property
+    def truth(self) -> torch.Tensor:
+        """The examples to find: the first that are trained on."""
+        return self._column("train")[
+            : by_effort(self.effort, 16, 64, 256) * (1 if self.images else 8)
+        ]
+
+    @cached_property
+    def public(self) -> torch.Tensor:
+        return self._column("test")[:_PUBLIC]
+
+    @cached_property
+    def images(self) -> bool:
+        """Whether an example is an image: [channels, height, width], and of some size."""
+        shape = self._column("train").shape[1:]
+        return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 7
+
+    @property
+    def reports(self) -> int:
+        """How many reports of an example are looked at, at most."""
+        privacy = self.part.privacy
+        drawn = privacy is not None and privacy.eps is not None and not privacy.reuse
+        return AVERAGED if drawn else 1
+
+    @cached_property
+    def cases(self) -> Mapping[str, Evidence]:
+        """What is seen, by what is said of it: one report, and several where they differ."""
+        positions = np.arange(len(self.truth))
+        reports = self.target.outputs(self.part.name, positions, self.reports)
+        found = {"": Evidence.of(reports[:1], self.part.privacy)}
+        if self.reports > 1:
+            found[f", {self.reports} reports"] = Evidence.of(reports, self.part.privacy)
+        return found
+
+    @property
+    def methods(self) -> Mapping[str, Method]:
+        """Who inverts, by name."""
+        shape = tuple(self.truth.shape[1:])
+        alone: Prior = Gaussian.standard(shape)
+        if self.images:
+            alone = Smooth(shape, *self._range)
+        return {
+            "unsplit": self._unsplit,
+            "known bottom": partial(self._known, alone),
+            "both": partial(self._known, Gaussian.of(self.public)),
+            "public examples": self._public,
+        }
+
+    def plain(self, images: torch.Tensor) -> Float64s:
+        """Images with values in [0, 1]."""
+        low, high = self._range
+        scaled: Float64s = ((images.double() - low) / (high - low)).clamp(0, 1).numpy()
+        return scaled
+
+    def figures(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
+        """How near what was found is to the truth."""
+        if not self.images:
+            yield correlation(f"{what}correlation", self.truth, found)
+            return
+        mean = self.public.mean(dim=0, keepdim=True).expand_as(self.truth)
+        real, guess, made = (self.plain(each) for each in (self.truth, mean, found))
+        for name in ("mse", "psnr", "ssim"):
+            measure: Callable[[Float64s, Float64s], float] = getattr(pictures, name)
+            of_guess = float(np.median([measure(a, b) for a, b in zip(real, guess, strict=True)]))
+            values = [measure(a, b) for a, b in zip(real, made, strict=True)]
+            yield median(f"{what}{name}", values, guess=of_guess)
+
+    def _unsplit(self, evidence: Evidence, tell: known_bottom.Step) -> torch.Tensor:
+        low, high = self._range
+        return unsplit.invert(
+            self._other_bottom,
+            evidence,
+            tuple(self.truth.shape[1:]),
+            low=low,
+            high=high,
+            starts=by_effort(self.effort, 2, 5, 10),
+            rounds=by_effort(self.effort, 45, 150, 500),
+            tell=tell,
+        ).inputs
+
+    def _known(self, prior: Prior, evidence: Evidence, tell: known_bottom.Step) -> torch.Tensor:
+        steps = by_effort(self.effort, 600, 1500, 5000)
+        return known_bottom.invert(self._bottom, evidence, prior, steps=steps, tell=tell)
+
+    def _public(self, evidence: Evidence, tell: known_bottom.Step) -> torch.Tensor:
+        outputs = self._bottom(self.public)
+        steps = by_effort(self.effort, 600, 3000, 20_000)
+        chance = generator(self.target.job.seed, "features", self.part.name)
+        return auxiliary.invert(self.public, outputs, evidence, chance, steps=steps, tell=tell)
+
+    def _column(self, subset: str) -> torch.Tensor:
+        rows = self.target.rows["train" if subset == "train" else "test"]
+        return rows[self.part.owner].columns[self.part.columns[0]]
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        return float(self.public.min()), float(self.public.max())
+
+    @cached_property
+    def _bottom(self) -> nn.Module:
+        return known_bottom.steady(module_of(self.part))
+
+    def _other_bottom(self, number: int) -> nn.Module:
+        """One of the same architecture: what the job makes of another seed."""
+        job = self.target.job
+        other = job.model_copy(update={"seed": job.seed + 1 + number})
+        split = make_split(other, make_task(other))
+        return copy.deepcopy(module_of(split.by_name[self.part.name])).requires_grad_()
+
+
+def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
+    """The median over features of the correlation with the truth; guessing has none.
+
+    What is constant was not found; a feature that is the same in all examples is left out.
+    """
+    real, made = (each.flatten(1).double() for each in (truth, found))
+    real, made = real - real.mean(dim=0), made - made.mean(dim=0)
+    size, other = real.norm(dim=0), made.norm(dim=0)
+    varied = size > 1e-9
+    together = (real * made).sum(dim=0) / (size * other).clamp(min=1e-9)
+    return median(name, together[varied].numpy(), guess=0.0)
+
+
+def _attackable(target: SplitTarget) -> list[Part]:
+    """The parts that read one column of numbers and give to another party."""
+    crossing = {crossing.part for crossing in target.split.crossings}
+    found = []
+    for part in target.split.parts:
+        if part.name in crossing and not part.sources and len(part.columns) == 1:
+            column = target.rows["train"][part.owner].columns[part.columns[0]]
+            if column.is_floating_point():
+                found.append(part)
+    if not found:
+        raise AttackImpossible(
+            "no part that crosses reads one column of numbers and nothing else: there are no "
+            "features to reconstruct this way"
+        )
+    return found
+
+
+def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
+    """Progress in hundredths of an inversion."""
+    watch.step(100 * before + 100 * done // of, 100 * total, what)

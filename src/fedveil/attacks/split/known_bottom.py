@@ -1,0 +1,71 @@
+"""Inversion with a known bottom: the examples whose outputs fit what crossed, and that are likely.
+
+The attacker has the bottom with its weights. A leader has a follower's first weights: they are
+drawn from the job's seed, which all parties know.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from fedveil.attacks.chance import generator
+from fedveil.attacks.split.evidence import Evidence
+from fedveil.attacks.split.example_prior import Prior
+
+Bottom: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+#: How wide the slope of a bit is, as a share of what likely outputs are spread by.
+_SLOPE = 0.1
+#: Told how many steps are done of how many.
+Step: TypeAlias = Callable[[int, int], None]
+
+
+def invert(
+    bottom: Bottom,
+    evidence: Evidence,
+    prior: Prior,
+    *,
+    steps: int = 600,
+    lr: float = 0.1,
+    tell: Step = lambda done, total: None,
+) -> torch.Tensor:
+    """The most likely examples given the evidence: [examples, *shape].
+
+    Adam on the prior's numbers, from the prior's own start, at a rate that falls to 0. Where the
+    evidence says nothing it stays with what the prior holds most likely.
+    """
+    numbers = prior.start(len(evidence.mean))
+    with torch.no_grad():
+        likely = numbers + torch.randn(numbers.shape, generator=generator(0, "likely"))
+        slope = max(_SLOPE * float(bottom(prior.examples(likely)).std(correction=0)), 1e-12)
+    numbers.requires_grad_()
+    optimizer = torch.optim.Adam([numbers], lr)
+    for step in range(steps):
+        falling(optimizer, lr, step / steps)
+        optimizer.zero_grad()
+        outputs = bottom(prior.examples(numbers))
+        cost = evidence.misfit(outputs, slope) + prior.cost(numbers)
+        torch.autograd.backward(cost.sum())
+        optimizer.step()
+        tell(step + 1, steps)
+    return prior.examples(numbers.detach())
+
+
+def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
+    """Set the rate for when that share of the steps is done: half a cosine, down to 0."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * (1 + math.cos(math.pi * share)) / 2
+
+
+def steady(module: nn.Module) -> nn.Module:
+    """A copy to compute with, not to train: as in a step that trains, but for dropout."""
+    own = copy.deepcopy(module).requires_grad_(False).train()
+    for inner in own.modules():
+        if isinstance(inner, nn.modules.dropout._DropoutNd):
+            inner.eval()
+    return own

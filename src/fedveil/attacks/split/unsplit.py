@@ -1,0 +1,132 @@
+"""UnSplit: inputs and a bottom that together fit what crossed, knowing the architecture alone.
+
+Source: E. Erdogan, A. Kupcu, A. E. Cicek, UnSplit: data-oblivious model inversion, model stealing,
+and label inference attacks against split learning, 2022, algorithm 1; with several starts, of
+which the best is gone on with, and rates that fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from fedveil.attacks.split.evidence import Evidence
+from fedveil.attacks.split.example_prior import total_variation
+from fedveil.attacks.split.known_bottom import Step, falling
+
+#: Steps on the inputs, then as many on the bottom, in a round.
+_IN_TURN = 10
+_INPUT_LR, _BOTTOM_LR = 0.1, 0.01
+#: What the source's lambda_tv and lambda_l2 are here, beside a misfit of 1 for a guess of the mean.
+_SMOOTHNESS, _SIZE = 0.003, 0.01
+
+
+#: How wide the slope of a bit is, as a share of what the dummy outputs are spread by.
+_SLOPE = 0.3
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """The inputs [examples, *shape], the bottom that goes with them, and how badly both fit."""
+
+    inputs: torch.Tensor
+    bottom: nn.Module
+    misfit: float
+
+
+def invert(
+    make: Callable[[int], nn.Module],
+    evidence: Evidence,
+    shape: tuple[int, ...],
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    starts: int = 5,
+    rounds: int = 150,
+    tell: Step = lambda done, total: None,
+) -> Recovered:
+    """Dummy inputs from `low` to `high`, and a dummy bottom, improved in turn.
+
+    `make` gives a bottom of the right architecture with other weights for every number. `starts`
+    of them are tried for a third of the rounds, and the one that fits best has all of `rounds`. Of
+    two solutions that fit alike (an image and its negative, say) the darker and smoother is chosen,
+    as in the source. `tell` hears of every round.
+    """
+    short = max(1, rounds // 3)
+    total = starts * short + rounds
+    best: _Pair | None = None
+    for start in range(starts):
+        pair = _Pair(make(start), torch.zeros(len(evidence.mean), *shape), evidence, low, high)
+        pair.improve(short, partial(_told, tell, start * short, total))
+        if best is None or pair.cost < best.cost:
+            best = pair
+    assert best is not None, "there is a start"
+    best.improve(rounds, partial(_told, tell, starts * short, total))
+    return Recovered(best.inputs.detach(), best.bottom, best.misfit)
+
+
+def _told(tell: Step, first: int, total: int, done: int) -> None:
+    tell(first + done, total)
+
+
+class _Pair:
+    """Dummy inputs and a dummy bottom."""
+
+    def __init__(
+        self, bottom: nn.Module, numbers: torch.Tensor, evidence: Evidence, low: float, high: float
+    ) -> None:
+        self.bottom = bottom.train()
+        self._numbers = numbers.requires_grad_()
+        self._evidence, self._low, self._high = evidence, low, high
+        self._scale = _guessing(evidence)
+        self.misfit = self.cost = float("inf")
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        return self._low + (self._high - self._low) * torch.sigmoid(self._numbers)
+
+    def improve(self, rounds: int, tell: Callable[[int], None]) -> None:
+        own = [each for each in self.bottom.parameters() if each.requires_grad]
+        inputs = torch.optim.Adam([self._numbers], _INPUT_LR)
+        weights = torch.optim.Adam(own, _BOTTOM_LR)
+        for number in range(rounds):
+            falling(inputs, _INPUT_LR, number / rounds)
+            falling(weights, _BOTTOM_LR, number / rounds)
+            for _ in range(_IN_TURN):
+                inputs.zero_grad()
+                cost = self._fit(self.inputs) + self._unlikely()
+                torch.autograd.backward(cost, inputs=[self._numbers])
+                inputs.step()
+            held = self.inputs.detach()
+            for _ in range(_IN_TURN):
+                weights.zero_grad()
+                torch.autograd.backward(self._fit(held), inputs=own)
+                weights.step()
+            tell(number + 1)
+        with torch.no_grad():
+            self.misfit = float(self._fit(self.inputs))
+            self.cost = self.misfit + float(self._unlikely())
+
+    def _fit(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The misfit, 1 for always guessing the mean of what crossed."""
+        outputs = self.bottom(inputs)
+        slope = max(_SLOPE * float(outputs.detach().std(correction=0)), 1e-12)
+        return self._evidence.misfit(outputs, slope).mean() / self._scale
+
+    def _unlikely(self) -> torch.Tensor:
+        plain = torch.sigmoid(self._numbers)
+        smooth = plain.new_zeros(())
+        if plain.ndim == 4:
+            smooth = total_variation(plain).mean() / plain[0].numel()
+        return _SMOOTHNESS * smooth + _SIZE * plain.square().mean()
+
+
+def _guessing(evidence: Evidence) -> float:
+    """The misfit of outputs that say nothing: of numbers their mean, of bits either."""
+    mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
+    guess = mean.expand_as(evidence.mean)
+    return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

@@ -1,0 +1,272 @@
+"""Inverting outputs finds what is there where nothing protects, and nothing where none leaves."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.attacks.chance import generator
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.split import auxiliary, features, known_bottom, unsplit
+from fedveil.attacks.split.evidence import Evidence
+from fedveil.attacks.split.example_prior import Gaussian, Smooth, total_variation
+from fedveil.attacks.split.split_target import SplitTarget
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.vertical import EmbeddingPrivacy, VerticalJob
+
+torch.set_num_threads(1)
+FEATURES, OUTPUTS = 4, 64
+
+
+def rows(count: int, *path: str) -> torch.Tensor:
+    """Correlated features with a mean."""
+    chance = generator(0, *path)
+    mixing = torch.randn(FEATURES, FEATURES, generator=generator(1))
+    return 1 + torch.randn(count, FEATURES, generator=chance) @ mixing
+
+
+@pytest.fixture
+def linear() -> nn.Linear:
+    return seeded(partial(nn.Linear, FEATURES, OUTPUTS), 3)
+
+
+def seeded(make: partial[nn.Linear], seed: int) -> nn.Linear:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make().requires_grad_(False)
+
+
+def reports(outputs: torch.Tensor, eps: float | None, count: int) -> torch.Tensor:
+    mechanism = EmbeddingDP(eps)
+    return torch.stack([mechanism(outputs, Seeded(2, i)) for i in range(count)])
+
+
+def error(found: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((found - truth).square().mean())
+
+
+def test_a_known_linear_bottom_inverts_exactly(linear: nn.Linear) -> None:
+    truth = rows(8, "victims")
+    evidence = Evidence.of(linear(truth)[None], None)
+    for prior in (Gaussian.of(rows(50, "public")), Gaussian.standard((FEATURES,))):
+        found = known_bottom.invert(linear, evidence, prior, steps=400)
+        assert error(found, truth) < 1e-3
+
+
+def test_an_inverse_network_learns_a_linear_bottom(linear: nn.Linear) -> None:
+    truth, public = rows(8, "victims"), rows(200, "public")
+    evidence = Evidence.of(linear(truth)[None], None)
+    found = auxiliary.invert(public, linear(public), evidence, generator(0), steps=100)
+    assert error(found, truth) < 0.02 * float(truth.var())
+
+
+def test_an_inverse_network_is_more_than_its_linear_map() -> None:
+    """Inputs that are the signs of the outputs' products: no linear map says anything of them."""
+    outputs = torch.randn(1000, 2, generator=generator(1))
+    inputs = (outputs[:, :1] * outputs[:, 1:]).sign()
+    evidence = Evidence.of(outputs[None, :200], None)
+    found = auxiliary.invert(
+        inputs[200:], outputs[200:], evidence, generator(2), steps=400, lr=0.01
+    )
+    assert error(found, inputs[:200]) < 0.4, "1 is what guessing reaches"
+
+
+@pytest.mark.parametrize("eps", [None, 5.0, 1.0])
+def test_bits_are_read_and_more_reports_tell_more(linear: nn.Linear, eps: float | None) -> None:
+    truth, public = rows(40, "victims"), rows(200, "public")
+    prior, mean = Gaussian.of(public), public.mean(dim=0)
+    guess = error(mean.expand_as(truth), truth)
+    reached = []
+    for count in (1, 10):
+        evidence = Evidence.of(reports(linear(truth), eps, count), EmbeddingPrivacy(eps))
+        known = known_bottom.invert(linear, evidence, prior, steps=200)
+        shown = auxiliary.invert(public, linear(public), evidence, generator(0), steps=100)
+        reached.append((error(known, truth), error(shown, truth)))
+        assert max(reached[-1]) < guess
+    if eps == 1.0:  # at 5 one report tells nearly every bit
+        assert reached[1][0] < 0.5 * reached[0][0]
+        assert reached[1][1] < reached[0][1]
+
+
+def test_where_nothing_leaves_the_mean_is_found(linear: nn.Linear) -> None:
+    truth, public = rows(40, "victims"), rows(200, "public")
+    guess = error(public.mean(dim=0).expand_as(truth), truth)
+    evidence = Evidence.of(reports(linear(truth), 0.0, 10), EmbeddingPrivacy(0.0))
+    prior = Gaussian.of(public)
+    known = known_bottom.invert(linear, evidence, prior, steps=100)
+    assert torch.allclose(known, prior.mean.expand_as(truth))
+    shown = auxiliary.invert(public, linear(public), evidence, generator(0), steps=100)
+    assert error(shown, truth) > 0.95 * guess
+
+
+def test_how_badly_bits_fit_is_their_probability() -> None:
+    """Far from 0, a bit is told truthfully e^(eps/2) times as often as not."""
+    told = torch.tensor([[[1.0, 0.0, 1.0]], [[1.0, 1.0, 0.0]]])
+    outputs = torch.tensor([[9.0, -9.0, 9.0]])
+
+    def ratio(privacy: EmbeddingPrivacy) -> float:
+        evidence = Evidence.of(told, privacy)
+        return float(evidence.misfit(-outputs, 0.1) - evidence.misfit(outputs, 0.1))
+
+    assert ratio(EmbeddingPrivacy(2.0)) == pytest.approx(4 - 2)
+    assert ratio(EmbeddingPrivacy(2.0, gradient="none", reuse=True)) == pytest.approx(2 - 1)
+    assert ratio(EmbeddingPrivacy(0.0)) == 0
+    half = Evidence.of(told[:1, :, :1], EmbeddingPrivacy(2.0))
+    at_zero = half.misfit(torch.zeros(1, 1), 0.1) - half.misfit(torch.full((1, 1), 9.0), 0.1)
+    assert float(at_zero) == pytest.approx(1 - math.log((math.e + 1) / 2))
+
+
+def test_a_smooth_image_costs_less() -> None:
+    plain, rough = torch.full((1, 1, 4, 4), 0.5), torch.zeros(1, 1, 4, 4)
+    rough[0, 0, 1, 1] = 1.0
+    assert total_variation(plain).item() == 0
+    assert total_variation(rough).item() == 4
+    prior = Smooth((1, 4, 4), -1.0, 1.0)
+    numbers = prior.start(2)
+    assert torch.equal(prior.examples(numbers), torch.zeros(2, 1, 4, 4))
+    assert (prior.cost(numbers) == 0).all()
+    assert (prior.cost(20 * (rough - 0.5)) > 30).all()
+
+
+def squares(count: int) -> torch.Tensor:
+    """Bright rectangles on a dark ground."""
+    chance = Seeded(5).generator()
+    images = torch.zeros(count, 1, 10, 10)
+    for image in images:
+        top, left, height, width = (int(n) for n in chance.integers(1, 5, 4))
+        image[0, top : top + height, left : left + width] = 1
+    return images
+
+
+def test_unsplit_finds_images_without_the_weights() -> None:
+    def make(seed: int) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return nn.Conv2d(1, 4, 3)
+
+    truth = squares(8)
+    with torch.no_grad():
+        evidence = Evidence.of(make(100)(truth)[None], None)
+    heard: list[tuple[int, int]] = []
+    found = unsplit.invert(
+        make, evidence, (1, 10, 10), starts=3, rounds=30, tell=lambda *at: heard.append(at)
+    )
+    assert heard == [(i + 1, 60) for i in range(60)]
+    assert found.misfit < 0.1
+    guess = error(truth.mean(dim=0).expand_as(truth), truth)
+    assert error(found.inputs, truth) < 0.5 * guess
+    assert not torch.equal(found.bottom(truth), make(100)(truth))
+
+
+def test_the_best_start_is_gone_on_with() -> None:
+    """Of bottoms that do nothing but one, that one is found."""
+
+    class Dead(nn.Conv2d):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return 0 * super().forward(images)
+
+    def make(seed: int) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return (nn.Conv2d if seed == 1 else Dead)(1, 4, 3)
+
+    with torch.no_grad():
+        evidence = Evidence.of(nn.Conv2d(1, 4, 3)(squares(4))[None], None)
+    found = unsplit.invert(make, evidence, (1, 10, 10), starts=3, rounds=6)
+    assert type(found.bottom) is nn.Conv2d
+
+
+def test_the_network_trains_on_reports_like_those_it_meets() -> None:
+    chance = generator(4)
+    seen = torch.full((2000, 3), 0.25)
+    drawn = auxiliary._drawn(seen, Evidence(torch.zeros(1, 3), 4, 0.25), chance)
+    assert drawn.var().item() == pytest.approx(0.25 * 0.75 / 4, rel=0.1)
+    assert drawn.mean().item() == pytest.approx(0.25, abs=0.02)
+    for lie in (None, 0.0):
+        assert auxiliary._drawn(seen, Evidence(torch.zeros(1, 3), 4, lie), chance) is seen
+
+
+def test_a_steady_copy_drops_nothing_and_learns_nothing() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
+    copy = known_bottom.steady(module)
+    x = torch.randn(6, 2, generator=generator(0))
+    assert torch.equal(copy(x), copy(x))
+    assert copy(x).mean(dim=0).abs().max() < 1e-6, "statistics are the batch's, as in a step"
+    assert module[2].num_batches_tracked == 0
+    assert not any(each.requires_grad for each in copy.parameters())
+
+
+def job(**privacy: object) -> VerticalJob:
+    """The leader's linear layer of 6 features to 8 numbers, which cross to a follower."""
+    return VerticalJob(task={"name": "vertical_parts:u_shape"}, privacy=privacy)
+
+
+def test_a_job_is_attacked() -> None:
+    steps: list[tuple[int, int, str]] = []
+    watch = Watch(step=lambda *at: steps.append(at))
+    finding = features.attack(SplitTarget.of(job()), "quick", watch)
+    assert finding.attack == "features"
+    assert finding.protection == "none"
+    assert finding.epsilon == math.inf
+    for knows in ("known bottom", "both", "public examples"):
+        assert finding.figure(f"embedding: {knows}: correlation").value > 0.99
+    done, total, _ = steps[-1]
+    assert done == total == 400
+    assert [at[0] for at in steps] == sorted(at[0] for at in steps)
+
+
+def test_a_job_without_information_gives_nothing_away() -> None:
+    target = SplitTarget.of(job(embedding_dp={"eps": 0.0}))
+    finding = features.attack(target, "quick", Watch())
+    assert finding.protection == "embedding_dp"
+    assert finding.epsilon == 0
+    assert finding.saw == "reports of each of 50 examples: 10"
+    assert len(finding.figures) == 2 * 4
+    assert max(abs(figure.value) for figure in finding.figures) < 0.45
+
+
+def test_images_are_compared_on_values_from_0_to_1() -> None:
+    target = SplitTarget.of(VerticalJob(task={"name": "mnist_halves"}))
+    aim = features.Aim(target, target.split.by_name["left"], "quick")
+    assert aim.images
+    assert list(aim.cases) == [""]
+    mse, psnr, ssim = aim.figures("", aim.truth)
+    assert (mse.value, psnr.value, ssim.value) == (0, math.inf, 1)
+    mean = aim.public.mean(dim=0, keepdim=True).expand_as(aim.truth)
+    for figure in aim.figures("", mean):
+        assert figure.value == figure.guess
+    worst = next(aim.figures("", 1 - 2 * (aim.truth > 0).float()))
+    assert worst.value > 0.5
+    assert torch.equal(aim.cases[""].mean, target.outputs("left", np.arange(16))[0])
+
+
+def test_correlation_leaves_constant_features_out() -> None:
+    truth = torch.tensor([[1.0, 5.0, 2.0], [2.0, 5.0, 1.0], [3.0, 5.0, 0.0]])
+    found = torch.tensor([[2.0, 1.0, 7.0], [4.0, 2.0, 7.0], [6.0, 3.0, 7.0]])
+    figure = features.correlation("c", truth, found)
+    assert figure.cases == 2
+    assert figure.value == pytest.approx(0.5), "1 for the first, 0 for what was not found"
+
+
+def test_other_weights_of_the_same_bottom() -> None:
+    target = SplitTarget.of(job())
+    aim = features.Aim(target, target.split.by_name["embedding"], "quick")
+    other, another = aim._other_bottom(0), aim._other_bottom(1)
+    x = torch.ones(1, 6)
+    outputs = [module(x) for module in (other, another, target.split.by_name["embedding"].module)]
+    assert len({tuple(output.flatten().tolist()) for output in outputs}) == 3
+    assert all(parameter.requires_grad for parameter in other.parameters())
+
+
+def test_a_model_without_numbers_to_find_is_refused() -> None:
+    with pytest.raises(AttackImpossible, match="no part that crosses reads one column of numbers"):
+        features.attack(
+            SplitTarget.of(VerticalJob(task={"name": "vertical_parts:unsplit"})), "quick", Watch()
+        )
