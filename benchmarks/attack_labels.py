@@ -1,14 +1,15 @@
 """What followers read of labels and tokens in split training: the tables of docs/attacks.md.
 
     python benchmarks/attack_labels.py labels [--effort quick] [--data digits]
-    python benchmarks/attack_labels.py tokens [--effort quick] [--text FILE] [--epochs 1]
+    python benchmarks/attack_labels.py tokens [--effort quick] [--text FILE]
+    python benchmarks/attack_labels.py copies [--effort quick] [--text FILE] [--epochs 1]
 
 `labels` aims the attack at `task: tables` (the breast cancer table of scikit-learn as two CSV
 files), at the table of three classes and at halves of images, without protection and under
 LabelDP; `--data mnist` needs FEDVEIL_DATA. `tokens` aims it at `task: pangu` (tiny) before the
-first step under EmbeddingDP of several eps, and after so many epochs, where the attacker may have
-the tables from before them alone. One core; at `quick` labels take half a minute, tokens two
-minutes and the training of an epoch.
+first step under EmbeddingDP of several eps; `copies` at runs of so many epochs, where the attacker
+may have no tables but those from before them. One core; at `quick` labels take half a minute,
+tokens two, copies four.
 """
 
 from __future__ import annotations
@@ -98,24 +99,28 @@ def of_labels(effort: Effort, data: str) -> None:
             shown(name, each(target, LABEL_DP, effort, labels))
 
 
-def of_tokens(effort: Effort, text: str | None, epochs: int) -> None:
-    """The tables of tokens."""
-    task = {"name": "pangu", "pangu": {"text": text}}
-    target = SplitTarget.of(VerticalJob(task=task))
+def of_tokens(effort: Effort, text: str | None) -> None:
+    """The table of tokens before the first step."""
+    target = SplitTarget.of(VerticalJob(task=pangu(text)))
     shown("before the first step", each(target, EMBEDDING_DP, effort, tokens))
-    if not epochs:
-        return
+
+
+def of_copies(effort: Effort, text: str | None, epochs: int) -> None:
+    """The table of tokens of runs that have ended, and of tables from before them."""
     for eps in (None, 5.0):
         privacy = {} if eps is None else {"embedding_dp": {"eps": eps}}
         with tempfile.TemporaryDirectory() as folder:
-            job = VerticalJob(task=task, epochs=epochs, privacy=privacy)
-            run = train(job, Path(folder) / "run")
-            target = SplitTarget.of_run(run.folder)
-            name = f"after {epochs} epochs" + ("" if eps is None else f" at eps {eps:g}")
-            kept = {
-                key: EMBEDDING_DP[key] for key in (("none",) if eps is None else ("eps 5", "eps 1"))
-            }
-            shown(name, each(target, kept, effort, tokens))
+            run = train(
+                VerticalJob(task=pangu(text), epochs=epochs, privacy=privacy), Path(folder) / "run"
+            )
+            name = f"after epoch {epochs}" + ("" if eps is None else f" at eps {eps:g}")
+            kept = {key: EMBEDDING_DP[key] for key in (("none",) if eps is None else ("eps 5",))}
+            shown(name, each(SplitTarget.of_run(run.folder), kept, effort, tokens))
+
+
+def pangu(text: str | None) -> dict[str, Any]:
+    """The language model on a text, or on the one that comes with Python."""
+    return {"name": "pangu", "pangu": {"text": text}}
 
 
 def each(
@@ -130,7 +135,7 @@ def each(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the arguments and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("labels", "tokens"))
+    parser.add_argument("what", choices=("labels", "tokens", "copies"))
     parser.add_argument("--effort", choices=EFFORTS, default="quick")
     parser.add_argument("--data", default="digits")
     parser.add_argument("--text")
@@ -139,8 +144,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     if given.what == "labels":
         of_labels(given.effort, given.data)
+    elif given.what == "tokens":
+        of_tokens(given.effort, given.text)
     else:
-        of_tokens(given.effort, given.text, given.epochs)
+        of_copies(given.effort, given.text, given.epochs)
 
 
 if __name__ == "__main__":

@@ -159,10 +159,38 @@ def test_unsplit_finds_images_without_the_weights() -> None:
         make, evidence, (1, 10, 10), starts=3, rounds=30, tell=lambda *at: heard.append(at)
     )
     assert heard == [(i + 1, 60) for i in range(60)]
-    assert found.misfit < 0.05
+    assert found.misfit < 0.1
     guess = error(truth.mean(dim=0).expand_as(truth), truth)
     assert error(found.inputs, truth) < 0.5 * guess
     assert not torch.equal(found.bottom(truth), make(100)(truth))
+
+
+def test_the_best_start_is_gone_on_with() -> None:
+    """Of bottoms that do nothing but one, that one is found."""
+
+    class Dead(nn.Conv2d):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return 0 * super().forward(images)
+
+    def make(seed: int) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return (nn.Conv2d if seed == 1 else Dead)(1, 4, 3)
+
+    with torch.no_grad():
+        evidence = Evidence.of(nn.Conv2d(1, 4, 3)(squares(4))[None], None)
+    found = unsplit.invert(make, evidence, (1, 10, 10), starts=3, rounds=6)
+    assert type(found.bottom) is nn.Conv2d
+
+
+def test_the_network_trains_on_reports_like_those_it_meets() -> None:
+    chance = generator(4)
+    seen = torch.full((2000, 3), 0.25)
+    drawn = auxiliary._drawn(seen, Evidence(torch.zeros(1, 3), 4, 0.25), chance)
+    assert drawn.var().item() == pytest.approx(0.25 * 0.75 / 4, rel=0.1)
+    assert drawn.mean().item() == pytest.approx(0.25, abs=0.02)
+    for lie in (None, 0.0):
+        assert auxiliary._drawn(seen, Evidence(torch.zeros(1, 3), 4, lie), chance) is seen
 
 
 def test_a_steady_copy_drops_nothing_and_learns_nothing() -> None:
@@ -176,7 +204,8 @@ def test_a_steady_copy_drops_nothing_and_learns_nothing() -> None:
 
 
 def job(**privacy: object) -> VerticalJob:
-    return VerticalJob(task={"name": "vertical_parts:bottoms"}, privacy=privacy)
+    """The leader's linear layer of 6 features to 8 numbers, which cross to a follower."""
+    return VerticalJob(task={"name": "vertical_parts:u_shape"}, privacy=privacy)
 
 
 def test_a_job_is_attacked() -> None:
@@ -186,11 +215,10 @@ def test_a_job_is_attacked() -> None:
     assert finding.attack == "features"
     assert finding.protection == "none"
     assert finding.epsilon == math.inf
-    for part in ("left", "right"):
-        assert finding.figure(f"{part}: known bottom: correlation").value > 0.9
-        assert finding.figure(f"{part}: both: correlation").value > 0.9
+    for knows in ("known bottom", "both", "public examples"):
+        assert finding.figure(f"embedding: {knows}: correlation").value > 0.99
     done, total, _ = steps[-1]
-    assert done == total == 800
+    assert done == total == 400
     assert [at[0] for at in steps] == sorted(at[0] for at in steps)
 
 
@@ -199,8 +227,8 @@ def test_a_job_without_information_gives_nothing_away() -> None:
     finding = features.attack(target, "quick", Watch())
     assert finding.protection == "embedding_dp"
     assert finding.epsilon == 0
-    assert finding.saw == "10 reports of each of 50 examples"
-    assert len(finding.figures) == 2 * 2 * 4
+    assert finding.saw == "reports of each of 50 examples: 10"
+    assert len(finding.figures) == 2 * 4
     assert max(abs(figure.value) for figure in finding.figures) < 0.45
 
 
@@ -229,10 +257,10 @@ def test_correlation_leaves_constant_features_out() -> None:
 
 def test_other_weights_of_the_same_bottom() -> None:
     target = SplitTarget.of(job())
-    aim = features.Aim(target, target.split.by_name["left"], "quick")
+    aim = features.Aim(target, target.split.by_name["embedding"], "quick")
     other, another = aim._other_bottom(0), aim._other_bottom(1)
-    x = torch.ones(1, 3)
-    outputs = [module(x) for module in (other, another, target.split.by_name["left"].module)]
+    x = torch.ones(1, 6)
+    outputs = [module(x) for module in (other, another, target.split.by_name["embedding"].module)]
     assert len({tuple(output.flatten().tolist()) for output in outputs}) == 3
     assert all(parameter.requires_grad for parameter in other.parameters())
 

@@ -66,12 +66,23 @@ def test_no_gradient_comes_back_where_the_job_says_so(target: SplitTarget) -> No
     assert reached.figure("next tokens, from gradients").value == 1
 
 
+def test_a_report_that_is_sent_again_tells_nothing_more(target: SplitTarget) -> None:
+    reached = found(target, embedding_dp={"eps": 1.5, "gradient": "none", "reuse": True})
+    one, many = (
+        reached.figure(name).value for name in ("likeliest, known table", "likeliest of 10 reports")
+    )
+    assert one == many < 1
+    assert reached.epsilon < found(target, embedding_dp={"eps": 1.5}).epsilon
+
+
 def test_a_runs_tables_are_read_by_a_copy_from_before_it(tmp_path: Path) -> None:
     job = small_job(tmp_path / "own" / "text.txt", TEXT, "tokenizer: bytes", "epochs=1")
     run = train(job, tmp_path / "run")
     reached = attack(SplitTarget.of_run(run.folder), "quick", Watch())
     assert reached.figure("nearest, known table").value == 1
     assert reached.figure("likeliest, own copy").value > 0.9
+    assert reached.figure("next tokens, from gradients").value == 1
+    assert reached.figure("next tokens, own copy").value > 0.5
 
 
 def test_a_task_without_an_embedding_that_crosses_is_refused() -> None:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from fedveil.vertical.split import EmbeddingPrivacy
 
@@ -56,5 +55,6 @@ class Evidence:
             return error.square().flatten(1).sum(dim=1) / 2
         certainty = _MOST if self.lie == 0 else min(math.log(1 / self.lie - 1), _MOST)
         told = self.reports * certainty * (2 * self.mean - 1)  # ln of 1's likelihood over 0's
-        one = functional.logsigmoid(outputs / slope) + told.clamp(-_MOST, _MOST)
-        return -torch.logaddexp(one, functional.logsigmoid(-outputs / slope)).flatten(1).sum(dim=1)
+        sure = told.abs().clamp(max=_MOST)
+        agrees = torch.sigmoid(outputs * told.sign() / slope)
+        return (sure - torch.log1p(agrees * sure.expm1())).flatten(1).sum(dim=1)

@@ -73,7 +73,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         settings=settings or {},
         epsilon=figure.epsilon,
         delta=figure.delta,
-        saw=f"{most.reports} reports of each of {len(most.truth)} examples",
+        saw=f"reports of each of {len(most.truth)} examples: {most.reports}",
         seconds=time.perf_counter() - began,
         pictures=kept,
     )

@@ -8,7 +8,7 @@ are, and for some attacks the labels of a few examples; nothing of the leader's 
 
 Sources: O. Li et al., Label Leakage and Protection in Two-party Split Learning, 2022 (norm and
 direction); J. Sun et al., Label Leakage and Protection from Forward Embedding in Vertical
-Federated Learning, 2022 (the sign of the first singular vector).
+Federated Learning, 2022 (the spectral attack, there on what goes forward).
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
     else:
         tried = [_settled(rows, _apart(rows, classes, seed, start)) for start in range(_STARTS)]
         centres = max(tried, key=lambda found: float(found[1].max(axis=1).sum()))[0]
-    return followed(windows, examples, centres).argmax(axis=1).astype(np.int64)
+    groups: Int64s = followed(windows, examples, centres).argmax(axis=1).astype(np.int64)
+    return groups
 
 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
@@ -137,12 +138,13 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
     """The groups as classes: named so that most of the labels at `places` are right."""
-    return _names(groups[places], labels, classes)[groups]
+    classed: Int64s = _names(groups[places], labels, classes)[groups]
+    return classed
 
 
 def decided(scores: Float64s, common: int) -> Int64s:
     """The class of the best score; the most common one where no class has a better one."""
-    found = scores.argmax(axis=1)
+    found: Int64s = scores.argmax(axis=1).astype(np.int64)
     found[scores.max(axis=1) == scores.min(axis=1)] = common
     return found
 

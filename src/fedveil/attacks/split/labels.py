@@ -183,7 +183,8 @@ def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
         judged.append(before + np.setdiff1d(np.arange(len(true)), known))
         before += len(true)
         watch.step(number + 1, batches, "first steps")
-    return follower.share("step 1", *map(np.concatenate, (guesses, truth, judged)))
+    everything = np.concatenate(guesses), np.concatenate(truth), np.concatenate(judged)
+    return follower.share("step 1", *everything)
 
 
 def _spread(labels: Int64s, count: int, drawn: np.random.Generator) -> Int64s:

@@ -78,7 +78,7 @@ def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s
     Bits begin as one report of 1/2, so that the means are probabilities of a 1. A word that never
     came up has the mean of all.
     """
-    counts = np.bincount(tokens, minlength=words)
+    counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
     np.add.at(sums, tokens, sent)
     middle = sent.mean(axis=0)

@@ -46,53 +46,68 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     as many as it reads ("known text"); for "with habits" also held-out text of the same kind.
     """
     began = time.perf_counter()
-    split = _Cut.of(target)
+    cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
     drawn = Seeded(0, "tokens").generator().permutation(target.examples)
-    read = _Heard.of(split, drawn[:windows], REPORTS, watch)
-    words = split.shape[0]
-    frequent = read.truth == np.bincount(split.aside, minlength=words).argmax()
-    guess = float(frequent.mean())
-    habits = Habits.of(split.aside, words)
-
-    def told(name: str, guesses: Int64s, truth: Int64s = read.truth) -> Measured:
-        return share(name, int((guesses == truth).sum()), truth.size, guess=guess)
-
-    one, many = read.first, read.together
-    known = split.word, split.position
-    alone = split.likelihood(one, 1, *known)
-    added = split.likelihood(many, REPORTS, *known)
-    figures = [
-        told("nearest, known table", split.nearest(one, *known)),
-        told("likeliest, known table", likeliest(alone)),
-        told("likeliest with habits", likeliest(alone, habits)),
-        told(f"likeliest of {REPORTS} reports", likeliest(added)),
-        told(f"likeliest of {REPORTS} reports with habits", likeliest(added, habits)),
-    ]
-    if target.trained:
-        copy = split.likelihood(one, 1, *split.fresh, _BLUR * float(split.fresh[0].std()))
-        figures.append(told("likeliest, own copy", likeliest(copy)))
-    pairs = _Heard.of(split, drawn[windows : 2 * windows], 1, watch)
-    figures.append(told("likeliest, known text", split.by_text(pairs, one)))
-    if read.returned is not None:
-        gradients, hidden = read.returned
-        next_ones = from_gradients(gradients, hidden, split.word, read.truth.size)
-        figures.append(told("next tokens, from gradients", next_ones, read.following.reshape(-1)))
-    most = ceiling(split.shape[1], words, split.eps) if split.bits else 1.0
+    read = _Heard.of(cut, drawn[:windows], REPORTS, watch)
+    pairs = _Heard.of(cut, drawn[windows : 2 * windows], 1, watch)
+    words = cut.shape[0]
+    common = np.bincount(cut.aside, minlength=words).argmax()
+    truth = {True: read.following, False: read.truth}
+    figures = []
+    for name, guesses in {**_from_vectors(cut, read, pairs), **_from_gradients(cut, read)}.items():
+        true = truth[name.startswith("next")].reshape(guesses.shape)
+        guess = float((true == common).mean())
+        figures.append(share(name, int((guesses == true).sum()), true.size, guess=guess))
+    most = ceiling(cut.shape[1], words, cut.eps) if cut.bits else 1.0
     figures.append(Measured("ceiling of even codes", most))
-    promised = target.promised(split.part)
+    promised = target.promised(cut.part, REPORTS)
     privacy = target.job.privacy.model_dump(mode="json")
     return Finding(
         attack="tokens",
         effort=effort,
-        protection="embedding_dp" if split.bits else "none",
+        protection="embedding_dp" if cut.bits else "none",
         figures=figures,
         settings={**privacy, "windows": windows},
         epsilon=promised.epsilon,
         delta=promised.delta,
-        saw=f"{split.part} and the gradient of {split.back}, at {split.party}",
+        saw=f"{REPORTS} reports of {cut.part}, which epsilon is of; the gradient of {cut.back}",
         seconds=time.perf_counter() - began,
     )
+
+
+def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
+    """The tokens by what goes forward, as each attacker reads them."""
+    known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
+    alone = cut.likelihood(read.first, 1, *known)
+    privacy = cut.target.crossing(cut.part).privacy
+    again = privacy is not None and privacy.reuse
+    added = alone if again else cut.likelihood(read.together, REPORTS, *known)
+    found = {
+        "nearest, known table": cut.nearest(read.first, *known),
+        "likeliest, known table": likeliest(alone),
+        "likeliest with habits": likeliest(alone, habits),
+        f"likeliest of {REPORTS} reports": likeliest(added),
+        f"likeliest of {REPORTS} reports with habits": likeliest(added, habits),
+        "likeliest, known text": cut.by_text(pairs, read.first),
+    }
+    if cut.target.trained:
+        blur = _BLUR * float(cut.fresh[0].std())
+        found["likeliest, own copy"] = likeliest(cut.likelihood(read.first, 1, *cut.fresh, blur))
+    return found
+
+
+def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
+    """The next tokens by what comes back, as far as anything does."""
+    if read.returned is None:
+        return {}
+    found = {
+        "next tokens, from gradients": from_gradients(*read.returned, cut.word, read.truth.size)
+    }
+    if cut.target.trained:
+        copy = from_gradients(*read.returned, cut.fresh[0], read.truth.size)
+        found["next tokens, own copy"] = copy
+    return found
 
 
 @dataclass(frozen=True)
