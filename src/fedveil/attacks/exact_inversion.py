@@ -42,6 +42,8 @@ _EXPLAINED = 0.98
 _SAMPLES_AT_ONCE = 1024
 #: How many directions are kept for each example.
 _KEPT = 4
+#: The cosine above which two directions are not kept both.
+_ALIKE = 0.95
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,7 @@ class _Factors:
 
 
 def invert(
-    gradient: DenseGradient,
-    samples: int,
-    rng: np.random.Generator,
-    batch: int | None = None,
+    gradient: DenseGradient, samples: int, rng: np.random.Generator, batch: int | None = None
 ) -> Float64s | None:
     """The batch [examples, features] whose mean loss has this gradient; None if none is found.
 
@@ -150,14 +149,12 @@ def _distinct(factors: _Factors, directions: Float64s) -> Float64s:
     """The sparsest of the directions without repetitions, those with the most zeros first."""
     zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
     ordered = directions[:, np.argsort(-zeros, kind="stable")]
-    alike = np.abs(ordered.T @ ordered) > 1 - 1e-6
+    alike = np.abs(ordered.T @ ordered) > _ALIKE
     first = ~np.any(np.tril(alike, -1), axis=1)
     return ordered[:, first][:, : _KEPT * len(directions)]
 
 
-def _chosen(
-    gradient: DenseGradient, factors: _Factors, directions: Float64s
-) -> Float64s | None:
+def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> Float64s | None:
     """Examples from `rank` of the directions: the sparsest, then with each exchange that helps.
 
     Exchanges are tried where most of the activations are explained already.
@@ -262,7 +259,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     cases = by_effort(effort, (10, 10, 2), (20, 20, 10), (20, 20, 20))
     figures, pictures = [], []
     for size, number in zip((5, 10, 20), cases, strict=True):
-        figure, picture = _batches(one_step(target, size), size, number, samples, watch)
+        figure, picture = recovered_of_batches(one_step(target, size), size, number, samples, watch)
         figures.append(figure)
         if picture is not None:
             name = f"exact-{target.job.protection.name}-{size}.png"
@@ -282,7 +279,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     )
 
 
-def _batches(
+def recovered_of_batches(
     target: Target, size: int, cases: int, samples: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
     """The share of examples recovered from the reports of some clients, and the first batch."""

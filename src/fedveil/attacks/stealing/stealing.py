@@ -128,11 +128,7 @@ def with_examples(target: Target, wanted: int) -> Target:
 
 
 def steal(
-    target: Target,
-    *,
-    form: Form = "window",
-    statistics: int = 3,
-    watch: Watch | None = None,
+    target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
 ) -> tuple[Loot, Target]:
     """What one round of the target's clients gives away, and the target with the model sent.
 
