@@ -28,7 +28,7 @@ def batch_and_gradient(size: int, noise: float = 0.0) -> tuple[np.ndarray, Dense
     torch.manual_seed(size)
     net = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 4)).double()
     x = torch.randn(size, 20, dtype=torch.float64)
-    nn.functional.cross_entropy(net(x), torch.randint(0, 4, (size,))).backward()
+    torch.autograd.backward(nn.functional.cross_entropy(net(x), torch.randint(0, 4, (size,))))
     first = net[0]
     parts = (first.weight.data, first.bias.data, first.weight.grad, first.bias.grad)
     weights, biases, of_weights, of_biases = (part.numpy() for part in parts)

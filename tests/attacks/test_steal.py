@@ -46,7 +46,8 @@ def gradient(imprint: Imprint, examples: np.ndarray, labels: np.ndarray) -> np.n
     loss = torch.nn.functional.cross_entropy(
         model(torch.tensor(examples, dtype=torch.float32)), torch.tensor(labels)
     )
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, model.parameters())]).numpy()
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return torch.cat([g.flatten() for g in gradients]).numpy()
 
 
 @pytest.mark.parametrize("form", ["relu", "window"])

@@ -71,13 +71,13 @@ def invert(
     """The batch [examples, features] whose mean loss has this gradient; None if none is found.
 
     The attacker knows the layer and the gradient, and how large the batch is if `batch` is given,
-    else it takes the gradient's rank. At most so many `samples` are drawn. What is returned explains
-    which neurons each example leaves silent, so that the attacker knows that it has succeeded.
+    else it takes the gradient's rank. At most so many `samples` are drawn. What is returned
+    explains which neurons each example leaves silent, so that the attacker knows that it is right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
         return None
-    neurons, rank = factors.left.shape
+    rank = factors.left.shape[1]
     live = np.flatnonzero(np.linalg.norm(factors.left, axis=1) > factors.zero)
     if len(live) < rank:
         return None
@@ -118,7 +118,7 @@ def _sampled(
     Every second sample is of any neurons. The others are, but for one to three, of those on which
     one of the directions `near` is zero: where that is a sum of few columns, one of them is close.
     """
-    neurons, rank = factors.left.shape
+    rank = factors.left.shape[1]
     order = rng.random((count, len(live)))
     if near.shape[1]:
         zeros = np.abs(factors.left[live] @ near) < factors.zero
@@ -135,7 +135,8 @@ def _sampled(
     wanted[:, -1] = 1
     directions = np.linalg.solve(systems, wanted)[:, :, 0]
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    silent = np.abs(factors.left @ _distinct(factors, directions.T)) < factors.zero
+    distinct = _distinct(factors, np.asarray(directions.T, np.float64))
+    silent = np.abs(factors.left @ distinct) < factors.zero
     return _refined(factors, silent[:, silent.sum(axis=0) >= rank])
 
 
@@ -181,7 +182,7 @@ def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) ->
 def _explained(
     gradient: DenseGradient, factors: _Factors, directions: Float64s
 ) -> tuple[Float64s, float]:
-    """The examples that these directions give, and which share of their activations they explain."""
+    """The examples that these directions give, and the share of activations they explain."""
     columns = factors.left @ directions
     scales = np.linalg.lstsq(columns, gradient.of_biases, rcond=None)[0]
     try:
@@ -190,7 +191,7 @@ def _explained(
         return np.empty((0, factors.right.shape[1])), 0.0
     heard = gradient.weights @ examples.T + gradient.biases[:, None] > 0
     explained = float(np.mean(heard == (np.abs(columns) > factors.zero)))
-    return examples, explained
+    return np.asarray(examples, np.float64), explained
 
 
 def first_layer(model: nn.Module) -> nn.Linear:
