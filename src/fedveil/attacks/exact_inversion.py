@@ -42,6 +42,8 @@ _EXPLAINED = 0.98
 _SAMPLES_AT_ONCE = 1024
 #: How many directions are kept for each example.
 _KEPT = 4
+#: The cosine above which two directions are not kept both.
+_ALIKE = 0.95
 
 
 @dataclass(frozen=True)
@@ -64,21 +66,18 @@ class _Factors:
 
 
 def invert(
-    gradient: DenseGradient,
-    samples: int,
-    rng: np.random.Generator,
-    batch: int | None = None,
+    gradient: DenseGradient, samples: int, rng: np.random.Generator, batch: int | None = None
 ) -> Float64s | None:
     """The batch [examples, features] whose mean loss has this gradient; None if none is found.
 
     The attacker knows the layer and the gradient, and how large the batch is if `batch` is given,
-    else it takes the gradient's rank. At most so many `samples` are drawn. What is returned explains
-    which neurons each example leaves silent, so that the attacker knows that it has succeeded.
+    else it takes the gradient's rank. At most so many `samples` are drawn. What is returned
+    explains which neurons each example leaves silent, so that the attacker knows that it is right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
         return None
-    neurons, rank = factors.left.shape
+    rank = factors.left.shape[1]
     live = np.flatnonzero(np.linalg.norm(factors.left, axis=1) > factors.zero)
     if len(live) < rank:
         return None
@@ -119,7 +118,7 @@ def _sampled(
     Every second sample is of any neurons. The others are, but for one to three, of those on which
     one of the directions `near` is zero: where that is a sum of few columns, one of them is close.
     """
-    neurons, rank = factors.left.shape
+    rank = factors.left.shape[1]
     order = rng.random((count, len(live)))
     if near.shape[1]:
         zeros = np.abs(factors.left[live] @ near) < factors.zero
@@ -136,7 +135,8 @@ def _sampled(
     wanted[:, -1] = 1
     directions = np.linalg.solve(systems, wanted)[:, :, 0]
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    silent = np.abs(factors.left @ _distinct(factors, directions.T)) < factors.zero
+    distinct = _distinct(factors, np.asarray(directions.T, np.float64))
+    silent = np.abs(factors.left @ distinct) < factors.zero
     return _refined(factors, silent[:, silent.sum(axis=0) >= rank])
 
 
@@ -150,14 +150,12 @@ def _distinct(factors: _Factors, directions: Float64s) -> Float64s:
     """The sparsest of the directions without repetitions, those with the most zeros first."""
     zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
     ordered = directions[:, np.argsort(-zeros, kind="stable")]
-    alike = np.abs(ordered.T @ ordered) > 1 - 1e-6
+    alike = np.abs(ordered.T @ ordered) > _ALIKE
     first = ~np.any(np.tril(alike, -1), axis=1)
     return ordered[:, first][:, : _KEPT * len(directions)]
 
 
-def _chosen(
-    gradient: DenseGradient, factors: _Factors, directions: Float64s
-) -> Float64s | None:
+def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> Float64s | None:
     """Examples from `rank` of the directions: the sparsest, then with each exchange that helps.
 
     Exchanges are tried where most of the activations are explained already.
@@ -184,7 +182,7 @@ def _chosen(
 def _explained(
     gradient: DenseGradient, factors: _Factors, directions: Float64s
 ) -> tuple[Float64s, float]:
-    """The examples that these directions give, and which share of their activations they explain."""
+    """The examples that these directions give, and the share of activations they explain."""
     columns = factors.left @ directions
     scales = np.linalg.lstsq(columns, gradient.of_biases, rcond=None)[0]
     try:
@@ -193,7 +191,7 @@ def _explained(
         return np.empty((0, factors.right.shape[1])), 0.0
     heard = gradient.weights @ examples.T + gradient.biases[:, None] > 0
     explained = float(np.mean(heard == (np.abs(columns) > factors.zero)))
-    return examples, explained
+    return np.asarray(examples, np.float64), explained
 
 
 def first_layer(model: nn.Module) -> nn.Linear:
@@ -262,7 +260,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     cases = by_effort(effort, (10, 10, 2), (20, 20, 10), (20, 20, 20))
     figures, pictures = [], []
     for size, number in zip((5, 10, 20), cases, strict=True):
-        figure, picture = _batches(one_step(target, size), size, number, samples, watch)
+        figure, picture = recovered_of_batches(one_step(target, size), size, number, samples, watch)
         figures.append(figure)
         if picture is not None:
             name = f"exact-{target.job.protection.name}-{size}.png"
@@ -282,7 +280,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     )
 
 
-def _batches(
+def recovered_of_batches(
     target: Target, size: int, cases: int, samples: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
     """The share of examples recovered from the reports of some clients, and the first batch."""

@@ -30,7 +30,9 @@ class ExamplePrior:
         centred = flat - mean
         variances, axes = np.linalg.eigh(centred.T @ centred / len(flat))
         floor = _UNSEEN * float(variances.mean())
-        return cls(mean, axes, np.maximum(variances, 0) + floor, float(flat.min()), float(flat.max()))
+        return cls(
+            mean, axes, np.maximum(variances, 0) + floor, float(flat.min()), float(flat.max())
+        )
 
     def restore(self, noisy: Float64s, noise: Float64s, known: Bools | None = None) -> Float64s:
         """The examples nearest in the mean to what is seen as `noisy` (Wiener's filter).

@@ -90,7 +90,7 @@ class Imprint:
     @property
     def cells(self) -> int:
         """How many cells each statistic has, the one that nothing reaches included."""
-        return self.edges.shape[1] - 1
+        return int(self.edges.shape[1]) - 1
 
     @property
     def rows(self) -> int:
@@ -111,7 +111,7 @@ class Imprint:
             for direction, edges in zip(self.directions, self.edges, strict=True)
         ]
         inside = np.clip(np.stack(found, axis=1), 0, self.cells - 1)
-        return inside + self.cells * np.arange(self.statistics)
+        return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
         """The rows' weights and biases; `whisper` is the size of an activation."""
@@ -174,4 +174,5 @@ def _edges(values: Float64s, cells: int) -> Float64s:
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)
     bounds = np.array([low - spread, *inner, high + spread, high + 2 * spread])
-    return np.maximum.accumulate(bounds) + np.arange(len(bounds)) * 1e-9 * spread
+    rising = np.maximum.accumulate(bounds) + np.arange(len(bounds)) * 1e-9 * spread
+    return np.asarray(rising, np.float64)

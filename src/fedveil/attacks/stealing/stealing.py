@@ -86,7 +86,8 @@ def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_
 def _errors(originals: Float64s, offered: Float64s) -> Float64s:
     """Mean squared errors of all pairs."""
     squares = np.sum(originals**2, axis=1)[:, None] + np.sum(offered**2, axis=1)
-    return np.maximum(squares - 2 * originals @ offered.T, 0) / originals.shape[1]
+    errors: Float64s = np.maximum(squares - 2 * originals @ offered.T, 0) / originals.shape[1]
+    return errors
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
@@ -128,11 +129,7 @@ def with_examples(target: Target, wanted: int) -> Target:
 
 
 def steal(
-    target: Target,
-    *,
-    form: Form = "window",
-    statistics: int = 3,
-    watch: Watch | None = None,
+    target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
 ) -> tuple[Loot, Target]:
     """What one round of the target's clients gives away, and the target with the model sent.
 

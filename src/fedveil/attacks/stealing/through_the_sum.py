@@ -141,4 +141,5 @@ def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -
     low, high = imprint.edges[kind, place], imprint.edges[kind, place + 1]
     slack = _CLEAR * noise * np.sqrt(np.sum(directions**2, axis=1))
     slack += math.copysign(_ROUNDING, noise) * np.sum(np.abs(directions), axis=1)
-    return (values > low - slack) & (values < high + slack)
+    inside: Bools = (values > low - slack) & (values < high + slack)
+    return inside

@@ -1,0 +1,116 @@
+"""A batch from one gradient, exactly or not at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.exact_inversion import (
+    DenseGradient,
+    attack,
+    first_layer,
+    invert,
+    of_report,
+    one_step,
+    recovered,
+)
+from fedveil.attacks.target import Target
+from fedveil.errors import AttackImpossible
+from fedveil.federated.job import Job
+from fedveil.protections.reading import Reading
+
+
+def batch_and_gradient(size: int, noise: float = 0.0) -> tuple[np.ndarray, DenseGradient]:
+    """A random batch through a random net of 20-60-4, in double precision."""
+    torch.manual_seed(size)
+    net = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 4)).double()
+    x = torch.randn(size, 20, dtype=torch.float64)
+    torch.autograd.backward(nn.functional.cross_entropy(net(x), torch.randint(0, 4, (size,))))
+    first = net[0]
+    parts = (first.weight.data, first.bias.data, first.weight.grad, first.bias.grad)
+    weights, biases, of_weights, of_biases = (part.numpy() for part in parts)
+    scale = noise * np.abs(of_weights).max()
+    of_weights = of_weights + scale * np.random.default_rng(0).standard_normal(of_weights.shape)
+    return x.numpy(), DenseGradient(weights, biases, of_weights, of_biases)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_batch_is_found_exactly(size: int, told: bool) -> None:
+    batch, gradient = batch_and_gradient(size)
+    rng = np.random.default_rng(1)
+    found = invert(gradient, 1 << 14, rng, size if told else None)
+    assert found is not None
+    assert found.shape == batch.shape
+    errors = np.mean((batch[:, None] - found[None]) ** 2, axis=2).min(axis=1)
+    assert errors.max() < 1e-12
+
+
+def test_a_common_factor_changes_nothing() -> None:
+    """An update is the gradient times the learning rate; a direction has any length."""
+    batch, gradient = batch_and_gradient(3)
+    scaled = DenseGradient(
+        gradient.weights, gradient.biases, 17 * gradient.of_weights, 17 * gradient.of_biases
+    )
+    assert recovered(batch, invert(scaled, 1 << 12, np.random.default_rng(1))) == 3
+
+
+@pytest.mark.parametrize("noise", [0.01, 1.0])
+def test_a_noised_gradient_gives_nothing(noise: float) -> None:
+    batch, gradient = batch_and_gradient(4, noise)
+    assert invert(gradient, 1 << 12, np.random.default_rng(1), 4) is None
+    assert recovered(batch, None) == 0
+
+
+@pytest.mark.parametrize("size", [20, 30])
+def test_a_batch_of_full_rank_gives_nothing(size: int) -> None:
+    _, gradient = batch_and_gradient(size)
+    assert invert(gradient, 1 << 12, np.random.default_rng(1), size) is None
+
+
+def test_no_gradient_gives_nothing() -> None:
+    _, gradient = batch_and_gradient(2)
+    empty = DenseGradient(gradient.weights, gradient.biases, np.zeros((60, 20)), np.zeros(60))
+    assert invert(empty, 1 << 10, np.random.default_rng(1), 2) is None
+
+
+def job(protection: str = "not_encrypt", model: str = "mlp") -> Job:
+    return Job(
+        model=model,
+        clients={"number": 3, "fraction": 1.0},
+        protection={"name": protection, "pw_encrypt": {"reconstruct_secrets_threshold": 2}},
+    )
+
+
+def test_a_report_of_one_step_is_inverted() -> None:
+    target = one_step(Target.of(job()), 4)
+    reading = target.seen(target.updates(range(3))).readings[0]
+    found = invert(of_report(target, reading), 1 << 14, np.random.default_rng(1), 4)
+    assert recovered(target.dataset.train.x[target.rows(0)], found) == 4
+
+
+@pytest.mark.parametrize("protection", ["pw_encrypt", "dp_encrypt", "signds"])
+def test_a_protected_report_is_not(protection: str) -> None:
+    target = one_step(Target.of(job(protection)), 2)
+    reading = target.seen(target.updates(range(3))).readings[0]
+    assert invert(of_report(target, reading), 1 << 10, np.random.default_rng(1), 2) is None
+
+
+def test_a_reading_of_nothing_gives_nothing() -> None:
+    target = one_step(Target.of(job()), 2)
+    reading = Reading.nothing(len(target.weights))
+    assert invert(of_report(target, reading), 1 << 10, np.random.default_rng(1)) is None
+
+
+def test_a_model_without_a_dense_first_layer_is_refused() -> None:
+    with pytest.raises(AttackImpossible, match="does not begin with a dense layer"):
+        first_layer(Target.of(job(model="lenet")).model)
+
+
+def test_the_attack_is_a_finding_and_stops_where_nothing_is_seen() -> None:
+    finding = attack(Target.of(job("pw_encrypt")), "quick", Watch())
+    assert [figure.value for figure in finding.figures] == [0, 0, 0]
+    assert finding.figure("recovered of batches of 5").cases == 15

@@ -1,0 +1,172 @@
+"""A model made to steal: what it takes from one report and from the sum, and from neither."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.stealing.example_prior import ExamplePrior
+from fedveil.attacks.stealing.imprint_layer import Form, Imprint
+from fedveil.attacks.stealing.stealing import attack, matched, steal, with_examples
+from fedveil.attacks.stealing.through_the_sum import cells_needed, examples_in
+from fedveil.attacks.target import Target
+from fedveil.errors import AttackImpossible
+from fedveil.federated.job import Job
+from fedveil.protections.reading import Reading
+
+CLIENTS, FEATURES = 4, 12
+RNG = np.random.default_rng(7)
+PUBLIC, PRIVATE = RNG.random((2, 400, FEATURES))
+
+
+def job(protection: str = "not_encrypt", **training: object) -> Job:
+    return Job(
+        clients={"number": CLIENTS, "fraction": 1.0},
+        training={"epochs": 1, "batch_size": 1000, **training},
+        protection={"name": protection, "pw_encrypt": {"reconstruct_secrets_threshold": 2}},
+    )
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return with_examples(Target.of(job()), 60)
+
+
+def under(target: Target, protection: str, **training: object) -> Target:
+    return replace(target, job=job(protection, **training))
+
+
+def gradient(imprint: Imprint, examples: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The whole model's gradient, by torch."""
+    model = imprint.model(classes=4, gain=10.0)
+    loss = torch.nn.functional.cross_entropy(
+        model(torch.tensor(examples, dtype=torch.float32)), torch.tensor(labels)
+    )
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return torch.cat([g.flatten() for g in gradients]).numpy()
+
+
+@pytest.mark.parametrize("form", ["relu", "window"])
+def test_an_example_alone_in_its_cell_is_the_quotient(form: Form) -> None:
+    imprint = Imprint.of(PUBLIC, 50, form=form)
+    examples = PRIVATE[:5]
+    places = imprint.places(examples)[:, 0]
+    assert len(set(places)) == 5
+    cells = imprint.read(Reading.exact(gradient(imprint, examples, np.array([0, 1, 2, 3, 0]))))
+    np.testing.assert_allclose(
+        cells.weights[places] / cells.biases[places, None], examples, atol=1e-4
+    )
+    empty = np.setdiff1d(np.arange(len(cells)), places)
+    assert np.abs(cells.weights[empty]).max() < 1e-5 * np.abs(cells.weights[places]).max()
+    assert cells.noise < 1e-7
+
+
+def test_cells_are_equally_likely_by_the_public_examples() -> None:
+    imprint = Imprint.of(PUBLIC, 8, statistics=2)
+    for kind in range(2):
+        counts = np.bincount(imprint.places(PUBLIC)[:, kind] - kind * imprint.cells)
+        assert len(counts) == 8
+        assert counts.min() >= 48
+        assert counts.max() <= 52
+
+
+def test_three_statistics_resolve_what_one_cannot() -> None:
+    """60 examples in a cell and a half each; with one statistic about half are alone."""
+    examples, labels = PRIVATE[:60], np.arange(60) % 4
+    prior = ExamplePrior.of(PUBLIC)
+    shares = []
+    for statistics in (1, 3):
+        imprint = Imprint.of(PUBLIC, 3 * cells_needed(60, 3) // statistics, statistics)
+        offered = examples_in(imprint, Reading.exact(gradient(imprint, examples, labels)), prior)
+        shares.append(len(matched(prior.unit(examples), prior.unit(offered), 40)) / 60)
+    assert shares[0] < 0.8
+    assert shares[1] > 0.95
+
+
+def test_single_reports_are_read(target: Target) -> None:
+    loot, _ = steal(target)
+    recovered, quality, _ = loot.figures()
+    assert recovered.value > 0.7
+    assert quality.value > 60
+    assert "each client's report of 15" in loot.saw
+
+
+def test_the_sum_under_masks_gives_the_same_examples(target: Target) -> None:
+    loot, trapped = steal(under(target, "pw_encrypt"))
+    assert loot.figures()[0].value > 0.7
+    assert loot.saw == "the sum of 4 clients with 60 examples"
+    assert trapped.job.protection.name == "pw_encrypt"
+
+
+def test_further_local_steps_take_nothing_from_the_window_form(target: Target) -> None:
+    longer = under(target, "not_encrypt", epochs=3, batch_size=4)
+    windows, _ = steal(longer)
+    rows, _ = steal(longer, form="relu")
+    assert windows.figures()[0].value > 0.7
+    assert rows.figures()[0].value < windows.figures()[0].value / 2
+
+
+@pytest.mark.parametrize("protection", ["dp_encrypt", "signds"])
+def test_perturbed_reports_of_the_default_strengths_give_nothing(
+    target: Target, protection: str
+) -> None:
+    loot, _ = steal(with_examples(under(target, protection), 16))
+    figure = loot.figures()[0]
+    assert figure.value <= figure.guess
+
+
+def test_a_weak_perturbation_is_seen_through(target: Target) -> None:
+    """RR's default epsilon of 4.8 a bit: one report tells each entry of the update well."""
+    loot, trapped = steal(under(target, "rr"))
+    figure = loot.figures()[0]
+    assert figure.low > figure.guess
+    assert trapped.promised().epsilon > 1e5
+
+
+def test_nothing_is_made_of_nothing() -> None:
+    imprint = Imprint.of(PUBLIC, 20)
+    dimension = sum(p.numel() for p in imprint.model(4, 1.0).parameters())
+    prior = ExamplePrior.of(PUBLIC)
+    assert examples_in(imprint, Reading.nothing(dimension), prior).shape == (0, FEATURES)
+    assert len(examples_in(imprint, Reading.exact(np.zeros(dimension, np.float32)), prior)) == 0
+
+
+def test_noise_is_measured_where_no_example_reaches_and_smoothed() -> None:
+    imprint = Imprint.of(PUBLIC, 50)
+    examples = PRIVATE[:5]
+    change = gradient(imprint, examples, np.array([0, 1, 2, 3, 0])).astype(np.float64)
+    deltas = imprint.read(Reading.exact(change.astype(np.float32))).biases
+    noise = 0.1 * np.abs(deltas).max()
+    noised = change + noise * np.random.default_rng(3).standard_normal(len(change))
+    reading = Reading(noised, np.ones(len(change)))
+    assert imprint.read(reading).noise == pytest.approx(noise, rel=0.5)
+    prior = ExamplePrior.of(PUBLIC)
+    offered = examples_in(imprint, reading, prior)
+    raw = imprint.read(reading)
+    places = imprint.places(examples)[:, 0]
+    plain = raw.weights[places] / raw.biases[places, None]
+    nearest = [np.min(np.mean((offered - e) ** 2, axis=1)) for e in examples]
+    assert np.mean(nearest) < np.mean((plain - examples) ** 2)
+
+
+def test_a_pair_counts_once() -> None:
+    originals = np.array([[0.0, 0.0], [1.0, 1.0], [1.0, 0.98]])
+    offered = np.array([[1.0, 0.99], [0.5, 0.5]])
+    assert len(matched(originals, offered)) == 1
+
+
+def test_the_attack_is_a_finding(target: Target) -> None:
+    watch = Watch()
+    finding = attack(target, "quick", watch)
+    assert finding.attack == "steal"
+    assert finding.figure("recovered").value > 0.7
+    assert finding.pictures == ["steal-not_encrypt.png"] == watch.kept
+
+
+def test_adam_is_refused(target: Target) -> None:
+    with pytest.raises(AttackImpossible, match=r"training\.optimizer = adam: a report holds"):
+        steal(under(target, "not_encrypt", optimizer="adam"))
