@@ -183,6 +183,15 @@ def test_the_best_start_is_gone_on_with() -> None:
     assert type(found.bottom) is nn.Conv2d
 
 
+def test_an_output_that_was_constant_among_public_examples_ruins_nothing() -> None:
+    public = torch.randn(64, 2, generator=generator(1))
+    outputs = torch.cat([public, torch.ones(64, 1)], dim=1)
+    told = torch.tensor([[1.0, 1.0, 0.0]])
+    evidence = Evidence.of(told[None], EmbeddingPrivacy(None))
+    found = auxiliary.invert(public, outputs, evidence, generator(2), steps=60, lr=0.01)
+    assert (found - found.new_tensor([0.8, 0.8])).abs().max() < 1
+
+
 def test_the_network_trains_on_reports_like_those_it_meets() -> None:
     chance = generator(4)
     seen = torch.full((2000, 3), 0.25)

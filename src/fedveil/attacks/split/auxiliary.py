@@ -17,6 +17,8 @@ from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.known_bottom import Step, falling
 
 _HIDDEN, _BATCH = 256, 64
+#: What the network reads is cut off so many standard deviations from its mean.
+_FAR = 5.0
 
 
 def invert(
@@ -90,14 +92,15 @@ class _Linear:
         spread = z.square().mean(dim=0)
         ridge = noise.double() + 0.01 * spread.mean() + 1e-9
         weights = torch.linalg.solve(z.T @ z / n + torch.diag(ridge), z.T @ x / n)
-        scale = (spread + noise.double()).sqrt().clamp(min=1e-6)
+        scale = (spread + noise.double()).sqrt()
+        scale[scale < 1e-6] = torch.inf  # what never varied says nothing
         return cls(centre, scale.to(seen.dtype), mean, weights.to(seen.dtype))
 
     def __call__(self, told: torch.Tensor) -> torch.Tensor:
         return self._mean + (told - self._centre) @ self._weights
 
     def scaled(self, told: torch.Tensor) -> torch.Tensor:
-        return (told - self._centre) / self._scale
+        return ((told - self._centre) / self._scale).clamp(-_FAR, _FAR)
 
 
 def _trained(

@@ -15,7 +15,10 @@ _STEP = 0.1
 
 
 class Prior(Protocol):
-    """What examples are like."""
+    """What examples are like; `rate` is how far a search goes in its numbers at first."""
+
+    @property
+    def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
         """The numbers of so many likely examples."""
@@ -33,6 +36,7 @@ class Gaussian:
 
     mean: torch.Tensor
     factor: torch.Tensor
+    rate: float = 0.1
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
@@ -67,6 +71,7 @@ class Smooth:
     shape: tuple[int, ...]
     low: float = 0.0
     high: float = 1.0
+    rate: float = 0.3
 
     def start(self, examples: int) -> torch.Tensor:
         return torch.zeros(examples, *self.shape)

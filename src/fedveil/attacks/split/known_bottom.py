@@ -31,7 +31,6 @@ def invert(
     prior: Prior,
     *,
     steps: int = 600,
-    lr: float = 0.1,
     tell: Step = lambda done, total: None,
 ) -> torch.Tensor:
     """The most likely examples given the evidence: [examples, *shape].
@@ -44,9 +43,9 @@ def invert(
         likely = numbers + torch.randn(numbers.shape, generator=generator(0, "likely"))
         slope = max(_SLOPE * float(bottom(prior.examples(likely)).std(correction=0)), 1e-12)
     numbers.requires_grad_()
-    optimizer = torch.optim.Adam([numbers], lr)
+    optimizer = torch.optim.Adam([numbers], prior.rate)
     for step in range(steps):
-        falling(optimizer, lr, step / steps)
+        falling(optimizer, prior.rate, step / steps)
         optimizer.zero_grad()
         outputs = bottom(prior.examples(numbers))
         cost = evidence.misfit(outputs, slope) + prior.cost(numbers)
