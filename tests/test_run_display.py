@@ -70,7 +70,11 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     protection = SimpleNamespace(name="my:train:Own [bold]")
     job: Any = SimpleNamespace(protection=protection, rounds=1)
     run: Any = SimpleNamespace(
-        metrics=[record], job=job, stopped=":train: came", folder=tmp_path / "[red]:train:"
+        metrics=[record],
+        job=job,
+        audit=None,
+        stopped=":train: came",
+        folder=tmp_path / "[red]:train:",
     )
     display.summary(run)
     for text in (
@@ -94,8 +98,8 @@ def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
         Measured("the most that so many could show", 3.25, cases=40),
     ]
     audit = Finding("canaries", "standard", "dp_encrypt", figures, epsilon=2.0, delta=1e-5)
-    job = SimpleNamespace(protection=SimpleNamespace(name="dp_encrypt"), rounds=1)
-    run = SimpleNamespace(
+    job: Any = SimpleNamespace(protection=SimpleNamespace(name="dp_encrypt"), rounds=1)
+    run: Any = SimpleNamespace(
         job=job, metrics=[{**RECORD, "round": 1}], audit=audit, stopped=None, folder=Path("here")
     )
     out = io.StringIO()
