@@ -100,7 +100,8 @@ class Habits:
         pairs = np.zeros((words, words))
         np.add.at(pairs, (tokens[:-1], tokens[1:]), 1)
         counts = pairs.sum(axis=1, keepdims=True)
-        return cls(single, (pairs + _BEFORE * single) / (counts + _BEFORE))
+        after: Float64s = ((pairs + _BEFORE * single) / (counts + _BEFORE)).astype(np.float64)
+        return cls(single.astype(np.float64), after)
 
     def posterior(self, likelihood: Float64s) -> Float64s:
         """[texts, length, words]: how likely each word is at each place, given all reports.
