@@ -17,8 +17,8 @@ from fedveil.attacks.membership.membership import attack
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores, Round
-from fedveil.attacks.membership.roc import area, balanced_accuracy, best_threshold
 from fedveil.attacks.membership.shadow_models import shadow_attack
+from fedveil.attacks.roc import area, balanced_accuracy, best_threshold
 from fedveil.attacks.target import Target
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.engine.simulation import simulate

@@ -9,13 +9,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from fedveil.attacks.membership.roc import (
-    area,
-    balanced_accuracy,
-    best_threshold,
-    figures,
-    true_positives,
-)
+from fedveil.attacks.roc import area, balanced_accuracy, best_threshold, figures, true_positives
 
 
 def test_by_hand() -> None:
@@ -99,3 +93,8 @@ def test_guessing_reaches_no_more_than_the_rate() -> None:
         for _ in range(4000)
     )
     assert hits <= stats.binom.ppf(1 - 1e-4, 4000, 0.01)
+
+
+def test_an_area_without_a_pair_is_unknown() -> None:
+    measured = area("x", np.empty(0), np.array([1.0, 2.0]))
+    assert (measured.value, measured.low, measured.high) == (0.5, 0.0, 1.0)

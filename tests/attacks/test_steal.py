@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedveil.attacks.effort import Watch
-from fedveil.attacks.stealing.example_prior import ExamplePrior
 from fedveil.attacks.stealing.imprint_layer import Form, Imprint
+from fedveil.attacks.stealing.public_law import PublicLaw
 from fedveil.attacks.stealing.stealing import attack, matched, steal, with_examples
 from fedveil.attacks.stealing.through_the_sum import cells_needed, examples_in
 from fedveil.attacks.target import Target
@@ -77,7 +77,7 @@ def test_cells_are_equally_likely_by_the_public_examples() -> None:
 def test_three_statistics_resolve_what_one_cannot() -> None:
     """60 examples in a cell and a half each; with one statistic about half are alone."""
     examples, labels = PRIVATE[:60], np.arange(60) % 4
-    prior = ExamplePrior.of(PUBLIC)
+    prior = PublicLaw.of(PUBLIC)
     shares = []
     for statistics in (1, 3):
         imprint = Imprint.of(PUBLIC, 3 * cells_needed(60, 3) // statistics, statistics)
@@ -130,7 +130,7 @@ def test_a_weak_perturbation_is_seen_through(target: Target) -> None:
 def test_nothing_is_made_of_nothing() -> None:
     imprint = Imprint.of(PUBLIC, 20)
     dimension = sum(p.numel() for p in imprint.model(4, 1.0).parameters())
-    prior = ExamplePrior.of(PUBLIC)
+    prior = PublicLaw.of(PUBLIC)
     assert examples_in(imprint, Reading.nothing(dimension), prior).shape == (0, FEATURES)
     assert len(examples_in(imprint, Reading.exact(np.zeros(dimension, np.float32)), prior)) == 0
 
@@ -144,7 +144,7 @@ def test_noise_is_measured_where_no_example_reaches_and_smoothed() -> None:
     noised = change + noise * np.random.default_rng(3).standard_normal(len(change))
     reading = Reading(noised, np.ones(len(change)))
     assert imprint.read(reading).noise == pytest.approx(noise, rel=0.5)
-    prior = ExamplePrior.of(PUBLIC)
+    prior = PublicLaw.of(PUBLIC)
     offered = examples_in(imprint, reading, prior)
     raw = imprint.read(reading)
     places = imprint.places(examples)[:, 0]

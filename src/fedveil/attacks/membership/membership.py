@@ -25,8 +25,8 @@ from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.rehearsal import Pool, play_round, rehearse, split
 from fedveil.attacks.membership.report_scores import ReportScores
-from fedveil.attacks.membership.roc import best_threshold, figures
 from fedveil.attacks.membership.shadow_models import shadow_attack
+from fedveil.attacks.roc import best_threshold, figures
 from fedveil.attacks.target import Target
 from fedveil.entropy import Entropy, Seeded
 from fedveil.privacy.finding import Finding, Measured

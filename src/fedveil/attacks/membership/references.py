@@ -11,7 +11,7 @@ import numpy as np
 from fedveil._arrays import Bools, Float64s, Int64s
 from fedveil._validate import integer
 from fedveil.attacks.membership.model_answers import Answers
-from fedveil.attacks.membership.roc import best_threshold
+from fedveil.attacks.roc import best_threshold
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 

@@ -13,16 +13,14 @@ Federated Learning, 2022 (the spectral attack, there on what goes forward).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil._arrays import Bools, Float64s, Int64s
+from fedveil._arrays import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.privacy.finding import CONFIDENCE, Measured
 
 #: How often the centres of the classes are moved, at most; and begun anew where nothing is known.
 _ROUNDS, _STARTS = 30, 8
@@ -147,23 +145,6 @@ def decided(scores: Float64s, common: int) -> Int64s:
     found: Int64s = scores.argmax(axis=1).astype(np.int64)
     found[scores.max(axis=1) == scores.min(axis=1)] = common
     return found
-
-
-def leak_auc(name: str, scores: Float64s, positive: Bools) -> Measured:
-    """How often a positive example scores higher than another, ties half: Li et al.'s figure.
-
-    The interval is Hoeffding's for such pairs, which holds for any law: wide for few examples.
-    """
-    from scipy.stats import rankdata
-
-    ones = int(positive.sum())
-    zeros = len(positive) - ones
-    if not ones or not zeros:
-        return Measured(name, 0.5, 0.0, 1.0, 0.5, len(positive))
-    ranks = float(rankdata(scores)[positive].sum())
-    value = (ranks - ones * (ones + 1) / 2) / (ones * zeros)
-    off = math.sqrt(math.log(2 / (1 - CONFIDENCE)) / (2 * min(ones, zeros)))
-    return Measured(name, value, max(0.0, value - off), min(1.0, value + off), 0.5, len(positive))
 
 
 def ceiling(eps: float | None, shares: Float64s) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedveil._arrays import Float64s, Int64s
 from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.roc import area
 from fedveil.attacks.split.label_reading import (
     Window,
     by_known,
@@ -18,7 +19,6 @@ from fedveil.attacks.split.label_reading import (
     ceiling,
     decided,
     directions,
-    leak_auc,
     named,
     partition,
     true_of,
@@ -59,8 +59,9 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         rare = run.true == follower.shares.argmin()
         scores = by_known(run.windows, len(rare), known, run.true[known], 2)
         sides = scores[:, follower.shares.argmin()] - scores[:, follower.shares.argmax()]
-        figures.append(leak_auc("direction AUC", sides[others], rare[others]))
-        figures.append(leak_auc("norm AUC", run.norms, rare))
+        asked, rare_asked = sides[others], rare[others]
+        figures.append(area("direction AUC", asked[rare_asked], asked[~rare_asked]))
+        figures.append(area("norm AUC", run.norms[rare], run.norms[~rare]))
     figures.append(Measured("ceiling", ceiling(follower.eps, follower.shares)))
     return Finding(
         attack="labels",

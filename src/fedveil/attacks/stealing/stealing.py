@@ -16,8 +16,8 @@ import numpy as np
 from fedveil._arrays import Float64s, Int64s
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.pictures import grid
-from fedveil.attacks.stealing.example_prior import ExamplePrior
 from fedveil.attacks.stealing.imprint_layer import Form, Imprint
+from fedveil.attacks.stealing.public_law import PublicLaw
 from fedveil.attacks.stealing.through_the_sum import cells_needed, examples_in
 from fedveil.attacks.target import Target
 from fedveil.data.partition import Partition
@@ -149,7 +149,7 @@ def steal(
         trapped, imprint, _, total = _played(target, cells, statistics, form)
         readings = [Reading(total, np.ones_like(total))]
         saw = f"the sum of {len(sizes)} clients with {int(sizes.sum())} examples"
-    prior = ExamplePrior.of(target.dataset.test.x)
+    prior = PublicLaw.of(target.dataset.test.x)
     offered = np.concatenate([examples_in(imprint, reading, prior) for reading in readings])
     watch.step(2, 2, saw)
     train = target.dataset.train.x[target.partition.indices]

@@ -17,8 +17,8 @@ import math
 import numpy as np
 
 from fedveil._arrays import Bools, Float64s, Int64s
-from fedveil.attacks.stealing.example_prior import ExamplePrior
 from fedveil.attacks.stealing.imprint_layer import Cells, Imprint
+from fedveil.attacks.stealing.public_law import PublicLaw
 from fedveil.protections.reading import Reading
 
 #: An example's delta differs from another's by this share at most, where they step from one model.
@@ -36,7 +36,7 @@ def cells_needed(examples: int, statistics: int) -> int:
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
-def examples_in(imprint: Imprint, reading: Reading, prior: ExamplePrior) -> Float64s:
+def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
     """What the attacker takes for examples in a change of the imprint's model; often none.
 
     It knows the model that it sent, the reading, and public examples of the kind (`prior`).
@@ -76,7 +76,7 @@ def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
 
 
 def _peeled(
-    imprint: Imprint, cells: Cells, there: Bools, prior: ExamplePrior
+    imprint: Imprint, cells: Cells, there: Bools, prior: PublicLaw
 ) -> tuple[Float64s, Int64s]:
     """Examples that are certain, one after the other taken out; and the cells that are left.
 

@@ -81,9 +81,12 @@ def area(name: str, members: Float64s, others: Float64s) -> Measured:
 
     The interval is DeLong's (1988), on the scale of log-odds, where it cannot leave [0, 1]. Where
     his variance is 0 (all members above all others, or all scores equal) it says nothing: there
-    the interval is the exact one for as many disjoint pairs as there are.
+    the interval is the exact one for as many disjoint pairs as there are. Without a pair nothing is
+    known.
     """
     m, n = len(members), len(others)
+    if not m or not n:
+        return Measured(name, 0.5, 0.0, 1.0, 0.5, m + n)
     wins, losses = _outscored(members, others), _outscored(others, members)
     value = float(wins.mean())
     variance = wins.var(ddof=1) / m + losses.var(ddof=1) / n if min(m, n) > 1 else 0.0

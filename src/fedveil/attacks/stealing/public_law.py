@@ -13,7 +13,7 @@ _UNSEEN = 1e-3
 
 
 @dataclass(frozen=True)
-class ExamplePrior:
+class PublicLaw:
     """Mean and covariance of public examples, the latter by its axes, and the range of values."""
 
     mean: Float64s
@@ -23,7 +23,7 @@ class ExamplePrior:
     high: float
 
     @classmethod
-    def of(cls, public: Array) -> ExamplePrior:
+    def of(cls, public: Array) -> PublicLaw:
         """The prior of `public` examples [examples, ...]."""
         flat = public.reshape(len(public), -1).astype(np.float64)
         mean = flat.mean(axis=0)
