@@ -19,6 +19,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,18 @@ def floors(finding: Finding) -> Iterator[Figure]:
     yield Figure("labels recovered, 1 image", labels, "", at_least=1)
 
 
+def _keep(kept: dict[str, bytes], name: str, data: bytes) -> str:
+    kept[name] = data
+    return name
+
+
 def table(rows: dict[str, list[str]], effort: Effort, pictures: Path | None) -> dict[str, Finding]:
     """Print a row for each job."""
     found = {}
     for name, overrides in rows.items():
         kept: dict[str, bytes] = {}
-        found[name] = attack(target(overrides), effort, Watch(keep=kept.__setitem__))
+        watch = Watch(picture=partial(_keep, kept))
+        found[name] = attack(target(overrides), effort, watch)
         print(row(name, found[name]), flush=True)
         print(f"  {name}: {found[name].saw}", file=sys.stderr, flush=True)
         if pictures is not None:

@@ -66,9 +66,8 @@ def test_what_is_wrong_is_said_before_anything_is_tried(command: Command, tmp_pa
 
 def test_a_picture_never_takes_the_place_of_another(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
-    attack = attack_cli.FEDERATED[0]
-    names = [attack_cli._keep(folder, attack, "grid.png", b"x") for _ in range(3)]
-    assert names == [f"attacks/gradient-grid{n}.png" for n in ("", "-2", "-3")]
+    names = [attack_cli._keep(folder, "grid.png", b"x") for _ in range(3)]
+    assert names == [f"attacks/grid{n}.png" for n in ("", "-2", "-3")]
     assert all((tmp_path / "run" / name).read_bytes() == b"x" for name in names)
 
 

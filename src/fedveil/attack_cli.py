@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -167,7 +168,7 @@ def _mount(attack: Attack, targets: Sequence[Any], effort: Effort, folder: RunFo
     for target in targets:
         began = time.perf_counter()
         with _progress() as step:
-            watch = Watch(step, lambda name, data: _keep(folder, attack, name, data))
+            watch = Watch(step, partial(_keep, folder))
             found = attack.mount(target, effort, watch)
         found = replace(found, attack=attack.name, seconds=time.perf_counter() - began)
         add_finding(folder, found)
@@ -175,9 +176,9 @@ def _mount(attack: Attack, targets: Sequence[Any], effort: Effort, folder: RunFo
     say(f"written to {folder.path / FINDINGS}")
 
 
-def _keep(folder: RunFolder, attack: Attack, name: str, data: bytes) -> str:
+def _keep(folder: RunFolder, name: str, data: bytes) -> str:
     """Write a picture under a name that is free."""
-    path, number = Path("attacks", f"{attack.name}-{name}"), 1
+    path, number = Path("attacks", name), 1
     free = path
     while (folder.path / free).exists():
         number += 1

@@ -194,7 +194,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_position_is_attacked(target: Target, position: str) -> None:
     pictures: dict[str, bytes] = {}
     steps: list[tuple[int, int]] = []
-    watch = Watch(lambda done, total, what: steps.append((done, total)), pictures.__setitem__)
+    watch = Watch(
+        lambda done, total, what: steps.append((done, total)),
+        lambda name, data: pictures.setdefault(name, data) and name,
+    )
     finding = attack(target.under(position), "quick", watch)
     assert (finding.attack, finding.protection) == ("gradient", position)
     assert list(pictures) == finding.pictures == [f"gradient-{position}.png"]
