@@ -81,18 +81,20 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path):
 
 
 def test_a_package_travels_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    package = tmp_path / "mine"
+    package = tmp_path / "travelling"
     (package / "deep").mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "deep" / "__init__.py").write_text("")
     (package / "deep" / "nets.py").write_text("from parts import plain as net\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    write_app(tmp_path / "app", deployable(job(model="mine.deep.nets:net")))
-    assert (tmp_path / "app/mine/deep/nets.py").read_text() == "from parts import plain as net\n"
+    write_app(tmp_path / "app", deployable(job(model="travelling.deep.nets:net")))
+    assert (
+        tmp_path / "app/travelling/deep/nets.py"
+    ).read_text() == "from parts import plain as net\n"
     with pytest.raises(DeploymentError, match="nowhere:net: there is no module nowhere, neither"):
         write_app(tmp_path / "other", deployable(job(model="nowhere:net")))
     assert not (tmp_path / "other").exists()
-    sys.modules.pop("mine.deep.nets", None)
+    sys.modules.pop("travelling.deep.nets", None)
 
 
 def test_the_command(tmp_path: Path):
