@@ -61,6 +61,9 @@ def test_what_is_wrong_is_said_before_anything_is_tried(command: Command, tmp_pa
     code, _, err = command("attack", "gradient", "v.yaml")
     assert code == Exit.WRONG
     assert err.endswith("which has the keys task: `fedveil attack features` attacks it\n")
+    code, _, err = command("attack", "exact", *SMALL)
+    assert code == Exit.FAILED
+    assert err.startswith("error: the model does not begin with a dense layer, its bias and a ReLU")
     assert not (tmp_path / "runs").exists()
 
 

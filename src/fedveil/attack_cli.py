@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -21,6 +21,8 @@ from fedveil.plain_text import console, say
 if TYPE_CHECKING:
     from fedveil.privacy.finding import Finding
     from fedveil.record.run_folder import RunFolder
+
+    Folder: TypeAlias = Callable[[], RunFolder]
 
 app = typer.Typer(
     help="Attack what leaves a client: what an attack reaches is a fact, what it misses no proof.",
@@ -144,36 +146,51 @@ for _attack in VERTICAL:
     _add_vertical(_attack)
 
 
-def _folder_of(path: Path, stack: ExitStack) -> RunFolder:
+def _folder_of(path: Path, stack: ExitStack) -> Folder:
+    """A run's own folder."""
     from fedveil.record.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)
     stack.callback(folder.close)
-    return folder
+    return lambda: folder
 
 
-def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> RunFolder:
+def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
+    """A folder that is made when there is something to write: an attack may be impossible.
+
+    One that is named must be empty from the start.
+    """
     from fedveil.record.run_folder import JOB, RunFolder
 
-    folder = RunFolder.create(out, f"attack-{attack.name}-{job.name}", None)
-    stack.callback(folder.close)
-    folder.write_atomically(JOB, job.to_yaml().encode())
+    def opened() -> RunFolder:
+        folder = RunFolder.create(out, f"attack-{attack.name}-{job.name}", None)
+        stack.callback(folder.close)
+        return folder
+
+    named = None if out is None else opened()
+
+    @cache
+    def folder() -> RunFolder:
+        made = opened() if named is None else named
+        made.write_atomically(JOB, job.to_yaml().encode())
+        return made
+
     return folder
 
 
-def _mount(attack: Attack, targets: Sequence[Any], effort: Effort, folder: RunFolder) -> None:
+def _mount(attack: Attack, targets: Sequence[Any], effort: Effort, folder: Folder) -> None:
     """Against each target in turn; a finding is written as soon as it is there."""
     from fedveil.record.finding_lines import FINDINGS, add_finding
 
     for target in targets:
         began = time.perf_counter()
         with _progress() as step:
-            watch = Watch(step, partial(_keep, folder))
+            watch = Watch(step, lambda name, data: _keep(folder(), name, data))
             found = attack.mount(target, effort, watch)
         found = replace(found, attack=attack.name, seconds=time.perf_counter() - began)
-        add_finding(folder, found)
+        add_finding(folder(), found)
         show(found)
-    say(f"written to {folder.path / FINDINGS}")
+    say(f"written to {folder().path / FINDINGS}")
 
 
 def _keep(folder: RunFolder, name: str, data: bytes) -> str:
