@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,7 @@ import typer
 
 from fedveil.attacks.effort import Effort, Watch
 from fedveil.errors import JobError
-from fedveil.job_arguments import Overrides
+from fedveil.job_arguments import Overrides, load
 from fedveil.plain_text import console, say
 
 if TYPE_CHECKING:
@@ -106,8 +107,6 @@ def _add_federated(attack: Attack) -> None:
                 target = Target.of_run(run, overrides or ())
                 folder = _folder_of(run, stack)
             else:
-                from fedveil.job_arguments import load
-
                 job = load(where, overrides, other="`fedveil attack features` attacks it")
                 for name in protections or ():
                     job.under(name)  # refused before anything is trained
@@ -130,9 +129,9 @@ def _add_vertical(attack: Attack) -> None:
                 target = SplitTarget.of_run(where)
                 folder = _folder_of(where, stack)
             else:
-                from fedveil.vertical.commands.command_line import load
+                from fedveil.vertical.commands import command_line
 
-                job = load(where, overrides)
+                job = command_line.load(where, overrides)
                 target = SplitTarget.of(job)
                 folder = _new_folder(out, job, attack, stack)
             _mount(attack, [target], effort, folder)
@@ -227,8 +226,6 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
 
 def show(found: Finding) -> None:
     """A finding as a table: what was reached beside what guessing reaches."""
-    import math
-
     from rich.table import Table
 
     from fedveil.privacy.promise import told

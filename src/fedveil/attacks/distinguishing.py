@@ -185,15 +185,11 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         entropy=entropy,
         watch=watch,
     )
-    claim = target.promised(rounds)
-    return Finding(
-        attack="distinguishing",
-        effort=effort,
-        protection=target.job.protection.name,
-        figures=[figure for one in found for figure in one.figures()],
-        settings=target.settings,
-        epsilon=claim.epsilon,
-        delta=claim.delta,
+    return target.finding(
+        "distinguishing",
+        effort,
+        [figure for one in found for figure in one.figures()],
+        rounds=rounds,
         saw=f"every report of one client in {rounds} rounds",
     )
 

@@ -265,15 +265,10 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         if picture is not None:
             name = f"exact-{target.job.protection.name}-{size}.png"
             pictures.append(watch.picture(name, picture))
-    promised = target.promised()
-    return Finding(
-        attack="exact",
-        effort=effort,
-        protection=target.job.protection.name,
-        figures=figures,
-        settings=target.settings,
-        epsilon=promised.epsilon,
-        delta=promised.delta,
+    return target.finding(
+        "exact",
+        effort,
+        figures,
         saw="a report of one local step over 5, 10 or 20 examples",
         seconds=time.monotonic() - began,
         pictures=pictures,

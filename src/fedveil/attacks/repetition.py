@@ -201,14 +201,10 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         entropy=entropy,
         watch=watch,
     )
-    most = target.promised(COUNTS[-1])
-    return Finding(
-        attack="repetition",
-        effort=effort,
-        protection=target.job.protection.name,
-        figures=[f for one in after for f in one.figures(target.promised(one.count))],
-        settings=target.settings,
-        epsilon=most.epsilon,
-        delta=most.delta,
+    return target.finding(
+        "repetition",
+        effort,
+        [f for one in after for f in one.figures(target.promised(one.count))],
+        rounds=COUNTS[-1],
         saw=f"up to {COUNTS[-1]} reports of one client with the same update",
     )

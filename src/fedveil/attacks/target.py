@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedveil._arrays import Float32s, Int64s
+from fedveil.attacks.effort import Effort
 from fedveil.attacks.views import Seen, seen
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition
@@ -30,6 +31,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Protection
 from fedveil.record.kept_job import look_where_a_run_looked
@@ -96,6 +98,28 @@ class Target:
     def promised(self, rounds: int = 1) -> Figure:
         """What the ledger states for a client that reports in so many rounds."""
         return whole_run(self.protection, rounds, self.job.privacy.delta)
+
+    def finding(
+        self,
+        attack: str,
+        effort: Effort,
+        figures: Sequence[Measured],
+        *,
+        rounds: int = 1,
+        **more: Any,
+    ) -> Finding:
+        """What an attack reached, beside the protection and what it promises for so many rounds.
+
+        `more` are further fields of the finding.
+        """
+        promised = self.promised(rounds)
+        fields: dict[str, Any] = {
+            "protection": self.job.protection.name,
+            "settings": self.settings,
+            "epsilon": promised.epsilon,
+            "delta": promised.delta,
+        }
+        return Finding(attack=attack, effort=effort, figures=figures, **{**fields, **more})
 
     def rows(self, client: int) -> Int64s:
         """Which of the training examples are the client's."""

@@ -60,10 +60,10 @@ def model_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def make_trainer(job: Job, model: nn.Module) -> Trainer:
-    """The trainer that `training.engine` names; auto takes the fastest that the model allows."""
+def training_plan(job: Job) -> TrainingPlan:
+    """What every client of the job does with its data."""
     settings = job.training
-    plan = TrainingPlan(
+    return TrainingPlan(
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         optimizer=settings.optimizer,
@@ -71,6 +71,11 @@ def make_trainer(job: Job, model: nn.Module) -> Trainer:
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
     )
+
+
+def make_trainer(job: Job, model: nn.Module) -> Trainer:
+    """The trainer that `training.engine` names; auto takes the fastest that the model allows."""
+    settings, plan = job.training, training_plan(job)
     check_device("training.device", settings.device)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
     if auto and settings.device != "cpu":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import MessageInvalid
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.record.recorder import revived, strict
 from fedveil.record.run_folder import RunFolder, explained
 
 FINDINGS = "attacks.jsonl"
@@ -21,7 +21,7 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
     with explained(folder.path):
         old = path.read_bytes() if path.exists() else b""
     whole = old[: old.rfind(b"\n") + 1]
-    line = json.dumps(_plain(dataclasses.asdict(finding)), allow_nan=False) + "\n"
+    line = json.dumps(strict(dataclasses.asdict(finding)), allow_nan=False) + "\n"
     if line.encode() not in whole.splitlines(keepends=True):
         folder.write_atomically(FINDINGS, whole + line.encode())
 
@@ -43,16 +43,6 @@ def _finding(line: str, file: Path) -> Finding:
         raise MessageInvalid(f"{file} holds a line that is no finding: {error}") from None
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
     """Non-finite figures as floats again."""
-    return {k: float(v) if v in ("inf", "-inf", "nan") else v for k, v in fields.items()}
+    return {name: revived(value) for name, value in fields.items()}

@@ -62,7 +62,7 @@ class Recorder:
 
     def record(self, record: Record) -> None:
         """Append a round's line, strict JSON."""
-        line = json.dumps(_strict(record), allow_nan=False) + "\n"
+        line = json.dumps(strict(record), allow_nan=False) + "\n"
         with explained(self._folder.path):
             _append(self._metrics, line)
         self._digest.update(line.encode())
@@ -136,18 +136,22 @@ def _records(text: str) -> list[Record]:
 def _record(line: Any) -> Record:
     if not isinstance(line, dict):
         raise MessageInvalid("it holds a line that is no record")
-    return {key: _revive(value) for key, value in line.items()}
+    return {key: revived(value) for key, value in line.items()}
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """What strict JSON can hold: figures that are not finite as their names."""
     if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
+        return {key: strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def _revive(value: Any) -> Any:
+def revived(value: Any) -> Any:
+    """A figure that `strict` gave a name to, as a float again."""
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 

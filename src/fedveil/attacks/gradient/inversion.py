@@ -18,9 +18,8 @@ from fedveil.attacks.gradient.reconstruction import Knowledge, Search, reconstru
 from fedveil.attacks.gradient.recovered_examples import Score
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.attacks.target import Target
-from fedveil.engine.assembly import ModelShape, make_model
+from fedveil.engine.assembly import ModelShape, make_model, training_plan
 from fedveil.errors import AttackImpossible
-from fedveil.learning.trainer import TrainingPlan
 from fedveil.privacy.finding import Finding
 from fedveil.protections.reading import Reading
 
@@ -67,19 +66,12 @@ class Sight:
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed
         data, job = target.dataset, target.job
-        settings = job.training
-        plan = TrainingPlan(
-            settings.epochs,
-            settings.batch_size,
-            settings.optimizer,
-            settings.lr,
-            settings.momentum,
-            settings.weight_decay,
-        )
         # A trainer changes a model's layers: this one is nobody else's.
         model = make_model(job, ModelShape(data.example_shape, data.classes))
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._training = UnrolledTraining(model, plan, target.weights, device=self._device)
+        self._training = UnrolledTraining(
+            model, training_plan(job), target.weights, device=self._device
+        )
         x = data.train.x
         self._mean = x.mean(0, dtype=np.float64)
         self._box = float(x.min()), max(float(x.max()), float(x.min()) + 1e-6)
@@ -179,16 +171,12 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     watch.step(allowed.cases, allowed.cases, "examples sought")
     name = target.job.protection.name
     pictures = [watch.picture(f"gradient-{name}.png", score.grid())] if score.are_images else []
-    promise = target.promised()
     settings = {**target.settings, "found by": dict(by)}
-    return Finding(
-        attack="gradient",
-        effort=effort,
-        protection=name,
-        figures=score.figures(),
+    return target.finding(
+        "gradient",
+        effort,
+        score.figures(),
         settings=settings,
-        epsilon=promise.epsilon,
-        delta=promise.delta,
         saw=saw,
         seconds=time.perf_counter() - began,
         pictures=pictures,

@@ -50,16 +50,12 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     reporters = by_effort(effort, 8, 32, 100)
     found = [*case.on_model(), *case.on_reports(reporters)]
     watch.step(count + 2, count + 2, "reports")
-    promised = target.promised(target.job.rounds)
     who = "its training and its test examples" if target.trained else "its training examples"
-    return Finding(
-        attack="membership",
-        effort=effort,
-        protection=target.job.protection.name,
-        figures=found,
-        settings=target.settings,
-        epsilon=promised.epsilon,
-        delta=promised.delta,
+    return target.finding(
+        "membership",
+        effort,
+        found,
+        rounds=target.job.rounds,
         saw=f"the model after {target.job.rounds} rounds, the reports of one round, and {count} "
         f"models trained by the same job on halves of {who}",
         seconds=time.perf_counter() - began,

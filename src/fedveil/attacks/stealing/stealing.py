@@ -104,15 +104,10 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     pictures = []
     if (picture := loot.picture(target.dataset.example_shape)) is not None:
         pictures.append(watch.picture(f"steal-{target.job.protection.name}.png", picture))
-    promised = trapped.promised()
-    return Finding(
-        attack="steal",
-        effort=effort,
-        protection=target.job.protection.name,
-        figures=loot.figures(),
-        settings=target.settings,
-        epsilon=promised.epsilon,
-        delta=promised.delta,
+    return trapped.finding(
+        "steal",
+        effort,
+        loot.figures(),
         saw=loot.saw,
         seconds=time.monotonic() - began,
         pictures=pictures,
