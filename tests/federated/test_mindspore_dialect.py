@@ -226,7 +226,8 @@ def test_the_two_names_must_agree():
 )
 def test_a_switch_in_no_position(value: Any, why: str):
     (sentence,) = refusals(("encrypt.encrypt_train_type", value))
-    assert f" {why}; it is one of NOT_ENCRYPT, DP_ENCRYPT, PW_ENCRYPT, SIGNDS, RR, OUE" in sentence
+    positions = "NOT_ENCRYPT, DP_ENCRYPT, PW_ENCRYPT, CENTRAL_GAUSSIAN, SIGNDS, RR, OUE"
+    assert f" {why}; it is one of {positions}" in sentence
     assert sentence.startswith("encrypt.encrypt_train_type = ")
 
 

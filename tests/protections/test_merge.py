@@ -23,6 +23,7 @@ CASES = {
     "not_encrypt by size": {"weighting": "by_size"},
     "dp_encrypt": {},
     "dp_encrypt continuous": {"noise": "continuous"},
+    "central_gaussian": {"clip": 0.5},
     "signds": {"sign_k": 0.2},
     "signds fixed": {"sign_k": 0.2, "magnitude": "fixed"},
     "rr": {},
@@ -41,7 +42,7 @@ def protection_of(case):
         name=position, **({} if block is None else {block: changes})
     ).settings
     context = JobContext(
-        weighting=weighting, dimension=DIMENSION, clients_per_round=CLIENTS, rounds=3
+        weighting=weighting, dimension=DIMENSION, clients_per_round=CLIENTS, rounds=3, seeded=True
     )
     return build(position, settings, context)
 

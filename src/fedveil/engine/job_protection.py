@@ -42,6 +42,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         job=job_digest(job),
         seed=job.seed,
         seeded=job.privacy.randomness == "seeded",
+        delta=job.privacy.delta,
         roster=outside.roster,
         identity=outside.identity,
     )

@@ -59,7 +59,7 @@ class JobContext:
     `job`: a digest of the whole job, the same for all that take part. In simulation (`simulated`)
     keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
     and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
-    from `seed` too, as the job's reports then do.
+    from `seed` too, as the job's reports then do. `delta`: what a run's epsilon is stated at.
     """
 
     weighting: Weighting
@@ -70,6 +70,7 @@ class JobContext:
     job: bytes = b""
     seed: int = 0
     seeded: bool = False
+    delta: float = 1e-5
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
     identity: Secret | None = None
 

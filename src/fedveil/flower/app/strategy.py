@@ -194,7 +194,7 @@ class ProtectedStrategy(Strategy):
         origin = digest(values) if len(protection.phases) > 1 else b""
         context = RoundContext(sorted(invited), self._number, layout.vector(values), state, origin)
         spending = protection.spending(state)
-        if self._number == 1 and protection.perturbs:
+        if self._number == 1 and self.options.noised:
             self._warn_of_thin(spending, protection)
         try:
             self._check_limit(spending, context)
