@@ -32,6 +32,7 @@ from fedveil.protections.base import (
     State,
     Update,
 )
+from fedveil.protections.cost_key import CostKey
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
@@ -98,6 +99,7 @@ class CentralGaussian(Protection):
     settings_type = CentralGaussianSettings
     settings: CentralGaussianSettings
     perturbs = False
+    cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (_one_of_both,)
     advice = (_trusts,)
 

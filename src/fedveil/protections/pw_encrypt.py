@@ -75,6 +75,7 @@ class PWEncrypt(Protection):
     settings_type = PWEncryptSettings
     settings: PWEncryptSettings
     perturbs = False
+    cost_parameter = "central_eps"
     phases = PHASES
     trains = TRAINS
     rules = (shareable, threshold_reachable, graph_fits, central_fits)
@@ -341,8 +342,7 @@ class PWEncryptServerRound:
 
 
 class PWEncryptClientRound:
-    """Quantises the update when the masked phase asks for it; `fedveil.secagg.Client` does the
-    rest."""
+    """Quantises the update for the masked phase; `fedveil.secagg.Client` does the rest."""
 
     def __init__(self, protection: PWEncrypt, context: ClientContext) -> None:
         self._protection = protection

@@ -285,8 +285,9 @@ class ProtectedStrategy(Strategy):
         figure = project(spending, 1, self.options.delta)["per_round"]
         if figure is None or not figure.thin:
             return
-        change = protection.cost_parameter
-        more = "more noise promises more" if change is None else f"a smaller {change} promises more"
+        key, more = protection.cost_key(protection.settings), "more noise promises more"
+        if key is not None:
+            more = f"a {'larger' if key.falls else 'smaller'} {key.parameter} promises more"
         log.warning("fedveil: a single report is promised %s: %s", figure, more)
 
     def _content(self, arrays: ArrayRecord, record: RoundRecord) -> RecordDict:
