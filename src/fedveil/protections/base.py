@@ -61,6 +61,7 @@ class JobContext:
     keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
     and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
     from `seed` too, as the job's reports then do. `delta`: what a run's epsilon is stated at.
+    `poisson`: cohorts differ in size and are secret; `clients_per_round` is what is expected.
     """
 
     weighting: Weighting
@@ -72,6 +73,7 @@ class JobContext:
     seed: int = 0
     seeded: bool = False
     delta: float = 1e-5
+    poisson: bool = False
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
     identity: Secret | None = None
 
@@ -233,6 +235,9 @@ class Protection(ABC):
     dialect: ClassVar[Dialect] = Dialect(theirs=False)
     #: The longest update (L2 norm) that it tells of as it is; infinite where it shortens none.
     norm_clip: float = math.inf
+    #: Whether secret cohorts (`JobContext.poisson`) amplify its loss: what comes of a round is then
+    #: a noised sum over a constant, whoever is in it, and if nobody is.
+    amplified: ClassVar[bool] = False
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
 
