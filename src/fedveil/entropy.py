@@ -33,6 +33,8 @@ _KEY_BYTES = 32
 _FIRST_BLOCK_BYTES = 1 << 9
 _LAST_BLOCK_BYTES = 1 << 18
 _ZEROS = memoryview(bytes(_LAST_BLOCK_BYTES))
+# What is longer than that is written without a buffer between.
+_DIRECTLY_BYTES = 1 << 11
 _WORD = 64
 _forks = 0
 
@@ -76,6 +78,18 @@ class Entropy(ABC):
         self._cipher.update_into(_ZEROS[: self._block], self._buffer)
         self._position = 0
 
+    def _fill_directly(self, target: memoryview) -> int:
+        """Write keystream where it is wanted, without a buffer; gives how many bytes.
+
+        The cipher asks for 15 bytes of room behind what it writes.
+        """
+        done = 0
+        while (left := len(target) - done) > _DIRECTLY_BYTES:
+            count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
+            self._cipher.update_into(_ZEROS[:count], target[done : done + count + 15])
+            done += count
+        return done
+
     def _after_fork(self) -> None:
         self._start(self._fresh_key())
 
@@ -89,6 +103,9 @@ class Entropy(ABC):
         done, size = 0, len(target)
         while done < size:
             if self._position == self._block:
+                done += self._fill_directly(target[done:])
+                if done == size:
+                    return
                 self._refill()
             take = min(size - done, self._block - self._position)
             target[done : done + take] = self._buffer[self._position : self._position + take]
