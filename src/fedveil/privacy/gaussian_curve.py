@@ -12,6 +12,8 @@ from fedveil._lazy import special
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2  # on [0, 1]
+#: What figures that are worked out here are rounded up by, beyond every error of their own.
+_MARGIN = 1 + 1e-8
 
 
 @functools.lru_cache(maxsize=64)
@@ -36,6 +38,31 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
             low = middle
     mu = _difference(high, math.hypot(high, root), eps)
     return sensitivity / mu if mu > 0 else math.inf
+
+
+def ratio_for(epsilon: float, delta: float, releases: int) -> float:
+    """The least noise of each of so many Gaussian releases that are (epsilon, delta) together.
+
+    As a multiple of the sensitivity: `releases` of ratio z are one of z / √releases. It is rounded
+    up by more than a ledger's own figure is, so that the ledger of such a run never states more.
+    """
+    return analytic_sigma(epsilon, delta, 1.0) * math.sqrt(releases) * _MARGIN
+
+
+@functools.lru_cache(maxsize=64)
+def epsilon_for(ratio: float, delta: float) -> float:
+    """The epsilon that one Gaussian release of that ratio has at `delta`, rounded up.
+
+    The search is over the x of `analytic_sigma`, with mu = 1 / ratio: epsilon = mu · (x + mu / 2).
+    """
+    mu = 1 / ratio
+    low, high = max(-40.0, -mu / 2), 40.0
+    while low < (middle := 0.5 * (low + high)) < high:
+        if _is_private(middle, middle + mu, mu * (middle + mu / 2), delta):
+            high = middle
+        else:
+            low = middle
+    return mu * max(0.0, high + mu / 2) * _MARGIN
 
 
 def _difference(x: float, y: float, eps: float) -> float:
