@@ -247,10 +247,11 @@ class Federation:
     def _round(self, number: int) -> Record:
         began = time.perf_counter()
         drawn = self._cohort(number)
-        spending = self._protection.spending(self._state)
+        state = self._state
+        spending = self._protection.spending(state)
         self._check_limit(spending, drawn, number)
         cohort = [*drawn, *self._canaries.clients]
-        context = RoundContext(cohort, number, self._weights, self._state)
+        context = RoundContext(cohort, number, self._weights, state)
         server = self._protection.server_round(context)
         self._executor.open(context)
         opening = dict.fromkeys(cohort, server.opening())
@@ -263,7 +264,8 @@ class Federation:
         outcome.charged.difference_update(self._canaries.clients)
         if applied is None and outcome.charged:
             self._state = self._protection.cut_off(self._state, self._ledger.charges(spending))
-        self._ledger.record_many(spending, round=number, clients=sorted(outcome.charged))
+        paid = spending if applied is None else self._protection.spent(state, applied)
+        self._ledger.record_many(paid, round=number, clients=sorted(outcome.charged))
         evaluation = time.perf_counter()
         quality = self._evaluate(number)
         outcome.seconds["evaluation"] = time.perf_counter() - evaluation

@@ -44,6 +44,8 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         seeded=job.privacy.randomness == "seeded",
         roster=outside.roster,
         identity=outside.identity,
+        delta=job.privacy.delta,
+        masks=job.simulation.masks or deployed is not None,
     )
     return build(job.protection.name, job.protection.settings, context)
 

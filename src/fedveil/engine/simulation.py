@@ -117,6 +117,8 @@ class Simulator(Engine):
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:
         """Start the worker processes."""
+        if not job.simulation.masks:
+            event("what secure aggregation masks is added without masks (simulation.masks = false)")
         return Faulty(self._executor(job, shape, protection.dimension), job, protection)
 
     def _executor(self, job: Job, shape: ModelShape, dimension: int) -> Executor:

@@ -162,6 +162,12 @@ class SimulationSettings(Block):
         f"{', '.join(PHASES)}; where clients send a single report, those silent up to `masked` "
         "send none",
     )
+    masks: bool = Field(
+        True,
+        description="whether clients of secure aggregation exchange keys and mask what they send; "
+        "false: the server adds the same numbers without, which gives the same sum sooner. Only a "
+        "simulation can do without",
+    )
     answer_ms: float = Field(
         0.0,
         ge=0,

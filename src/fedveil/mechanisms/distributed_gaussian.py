@@ -25,7 +25,8 @@ _AGAIN, _WRAPS = 2.0**-20, 2.0**-40
 _TRIES = 8
 #: The room that a ring has beyond what an honest sum reaches, as a share of that.
 _BAND = 0.25
-_MOST_SHARE_VARIANCE = 1 << 54
+#: What is drawn, and squared, as whole numbers of 64 bits.
+_MOST_SHARE_VARIANCE, _MOST_RADIUS = 1 << 54, 1 << 30
 
 
 class DistributedGaussian:
@@ -100,12 +101,13 @@ class DistributedGaussian:
         self.step = self.clip / self.radius
         self.limit = _limit(self.radius, self.length)
         least = Fraction(2 * ratio) ** 2 * self.limit * (1 + SLACK) + SMOOTHING
-        if least > _MOST_SHARE_VARIANCE:
+        share = max(least / self.least_shares, Fraction(SMOOTHING))
+        if share > _MOST_SHARE_VARIANCE or self.radius > _MOST_RADIUS:
             raise InvalidValue(
-                f"ratio = {ratio:g} needs noise of {math.sqrt(least):.3g} steps: fewer "
-                f"entry_bits are needed"
+                f"ratio = {ratio:g} and a clip of {self.radius:.3g} steps need shares of noise of "
+                f"{math.sqrt(share):.3g} steps: fewer entry_bits are needed"
             )
-        self._noise = DiscreteGaussian.at_least(max(least / self.least_shares, Fraction(SMOOTHING)))
+        self._noise = DiscreteGaussian.at_least(share)
         # A sum's reach is worked out from what is drawn, which may be a little more than needed.
         self.reach = self._reach()
         self.bits = (2 * math.ceil(self.reach * (1 + _BAND))).bit_length()

@@ -59,7 +59,8 @@ class JobContext:
     `job`: a digest of the whole job, the same for all that take part. In simulation (`simulated`)
     keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
     and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
-    from `seed` too, as the job's reports then do.
+    from `seed` too, as the job's reports then do. `delta`: what the run's epsilon is stated at.
+    `masks`: whether secure aggregation masks; without, a simulation adds the same numbers bare.
     """
 
     weighting: Weighting
@@ -72,6 +73,8 @@ class JobContext:
     seeded: bool = False
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
     identity: Secret | None = None
+    delta: float = 1e-5
+    masks: bool = True
 
 
 class Answered:
@@ -344,6 +347,13 @@ class Protection(ABC):
     @abstractmethod
     def spending(self, state: State) -> Sequence[Spending]:
         """What each report of a round that opens with `state` costs its client."""
+
+    def spent(self, state: State, reports: int) -> Sequence[Spending]:
+        """What each report cost of a round that opened with `state` and summed so many of them.
+
+        Never more than `spending`, which is known before.
+        """
+        return self.spending(state)
 
     @abstractmethod
     def server_round(self, context: RoundContext) -> ServerRound:

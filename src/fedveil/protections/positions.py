@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedveil import own_code
 from fedveil.errors import InvalidValue
 from fedveil.protections.base import JobContext, Protection
+from fedveil.protections.distributed_dp import DistributedDP
 from fedveil.protections.dp_encrypt import DPEncrypt
 from fedveil.protections.not_encrypt import NotEncrypt
 from fedveil.protections.pw_encrypt import PWEncrypt
@@ -15,7 +16,7 @@ from fedveil.settings.settings import Settings
 #: Every position by its name.
 POSITIONS: dict[str, type[Protection]] = {
     position.name: position
-    for position in (NotEncrypt, DPEncrypt, PWEncrypt, SignDSProtection, RR, OUE)
+    for position in (NotEncrypt, DPEncrypt, PWEncrypt, DistributedDP, SignDSProtection, RR, OUE)
 }
 
 
