@@ -29,6 +29,7 @@ PROTECTIONS = [
     {"protection": "rr", "target": "update"},
     {"protection": "oue", "report": "bits"},
     PW,
+    {**PW, "protection": "distributed_dp", "noise_multiplier": 1.0, "dropout_tolerance": 0.34},
 ]
 ALL = pytest.mark.parametrize("settings", PROTECTIONS, ids=lambda s: s["protection"])
 

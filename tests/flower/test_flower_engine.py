@@ -24,10 +24,14 @@ PW = {
     "pw_encrypt": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
 }
 
+SHARES = {
+    "name": "distributed_dp",
+    "distributed_dp": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
+}
 RR = {"name": "rr", "unary": {"eps": 0.5}}
 #: Clients that do not answer are waited for in real time.
 SHORT = {"name": "not_encrypt", "pw_encrypt": {"cipher_time_window": 300}}
-POSITIONS: list[Any] = ["not_encrypt", "dp_encrypt", "signds", "rr", "oue", PW]
+POSITIONS: list[Any] = ["not_encrypt", "dp_encrypt", "signds", "rr", "oue", PW, SHARES]
 
 
 def named(position: Any) -> str:
