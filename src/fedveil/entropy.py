@@ -55,23 +55,24 @@ class Entropy(ABC):
     description: str
 
     def __init__(self) -> None:
-        self._start(self._fresh_key())
+        # Many streams are only asked for streams of theirs: a cipher comes with the first byte.
+        self._forks = _forks
+        self._cipher: CipherContext | None = None
+        self._block = self._position = 0
+        self._buffer = memoryview(b"")
 
     @abstractmethod
     def _fresh_key(self) -> bytes:
-        """The key of this stream, asked for at the start and again in a forked child."""
+        """The key of this stream, asked for with the first byte and again in a forked child."""
 
     @abstractmethod
     def stream(self, *path: int | str) -> Entropy:
         """An independent source for the purpose that `path` names."""
 
-    def _start(self, key: bytes) -> None:
-        self._forks = _forks
-        self._cipher: CipherContext = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        self._block = self._position = 0
-        self._buffer = memoryview(b"")
-
     def _refill(self) -> None:
+        if self._cipher is None:
+            key = algorithms.AES(self._fresh_key())
+            self._cipher = Cipher(key, modes.CTR(bytes(16))).encryptor()
         if self._block < _LAST_BLOCK_BYTES:
             self._block = min(max(8 * self._block, _FIRST_BLOCK_BYTES), _LAST_BLOCK_BYTES)
             self._buffer = memoryview(bytearray(self._block + 15))
@@ -91,7 +92,7 @@ class Entropy(ABC):
         return done
 
     def _after_fork(self) -> None:
-        self._start(self._fresh_key())
+        Entropy.__init__(self)
 
     def fill(self, out: Array | bytearray | memoryview) -> None:
         """Overwrite a contiguous buffer with keystream."""

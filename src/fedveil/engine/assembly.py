@@ -22,6 +22,8 @@ from fedveil.federated.job import Job
 from fedveil.learning import models
 from fedveil.learning.dense_trainer import DenseCohortTrainer
 from fedveil.learning.device import check_device
+from fedveil.learning.one_step_trainer import OneStepTrainer
+from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
@@ -41,6 +43,8 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
     model = models.build(
         job.model, shape.example_shape, shape.classes, Seeded(job.seed, "initial weights")
     )
+    if job.training.train == "head":
+        model = only_head(model)
     Layout(model)  # refuses what cannot be trained, by name
     found = model_fingerprint(model)
     if shape.fingerprint and found != shape.fingerprint:
@@ -74,16 +78,24 @@ def training_plan(job: Job) -> TrainingPlan:
 
 
 def make_trainer(job: Job, model: nn.Module) -> Trainer:
-    """The trainer that `training.engine` names; auto takes the fastest that the model allows."""
+    """The trainer that `training.engine` names; auto takes the fastest that the model allows.
+
+    It trains on what the trained part of the model sees of examples.
+    """
     settings, plan = job.training, training_plan(job)
+    model = TrainedPart.of(model).module
     check_device("training.device", settings.device)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
     if auto and settings.device != "cpu":
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
-    dense = DenseCohortTrainer.of(model, plan) if auto and settings.device == "cpu" else None
-    return dense or LoopTrainer(model, plan, settings.device, chains=auto)
+    if auto and settings.device == "cpu":
+        for kind in (OneStepTrainer, DenseCohortTrainer):
+            trainer = kind.of(model, plan)
+            if trainer is not None:
+                return trainer
+    return LoopTrainer(model, plan, settings.device, chains=auto)
 
 
 def check_buffers(job: Job, layout: Layout) -> None:

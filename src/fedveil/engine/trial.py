@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning import models
 from fedveil.learning.evaluate import evaluate
+from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.run_folder import TRACEBACK, RunFolder
@@ -85,8 +87,10 @@ def _step(job: Job, model: nn.Module, client: ClientData, classes: int) -> None:
     once = job.training.model_copy(update={"epochs": 1})
     trainer = make_trainer(job.model_copy(update={"training": once}), model)
     if trainer.least > 1:  # one vectorised call, which not every forward pass can be
-        trainer.start(Layout(model).vector())
-        ((_, (failure,)),) = trainer.train([client])
+        part = TrainedPart.of(model)
+        seen = torch.from_numpy(part.seen(client.x.numpy(), device))
+        trainer.start(Layout(part.module).vector())
+        ((_, (failure,)),) = trainer.train([replace(client, x=seen)])
         if failure is not None:
             raise failure
 

@@ -26,7 +26,15 @@ DATASETS = (
 #: The names that a fault plan may use, whatever the built-in position.
 PHASES = tuple(fault_phases(POSITIONS["not_encrypt"]))
 _PERTURBING = [name for name, position in POSITIONS.items() if position.perturbs]
-MODELS = ("lenet", "lenet_femnist", "lenet_smooth", "mlp", "purchase_dnn", "logistic")
+MODELS = (
+    "lenet",
+    "lenet_femnist",
+    "lenet_smooth",
+    "mlp",
+    "purchase_dnn",
+    "logistic",
+    "filters_linear",
+)
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -76,6 +84,11 @@ class DataSettings(Block):
 class TrainingSettings(Block):
     """What a client does with its examples in a round."""
 
+    train: Literal["all", "head"] = Field(
+        "all",
+        description="what is trained, and travels: all of the model; or its head, the last linear "
+        "layer, alone: what comes before it is fixed, and is computed once for every example",
+    )
     epochs: int = Field(10, ge=1, description="local epochs a round")
     batch_size: int = Field(20, ge=1, description="examples in a local step; the last may be short")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the client's optimiser")
