@@ -121,7 +121,7 @@ def budget(
         lines = project_job(settings)
     else:
         solved, lines = solve_job(settings, target_epsilon)
-        say(f"--set {solved.key}={solved.value!r}")
+        say(str(solved))
     table = Table(box=None, pad_edge=False)
     for column in ("epsilon", "delta", "promise", "for"):
         table.add_column(column)

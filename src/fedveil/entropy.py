@@ -69,14 +69,18 @@ class Entropy(ABC):
     def stream(self, *path: int | str) -> Entropy:
         """An independent source for the purpose that `path` names."""
 
-    def _refill(self) -> None:
+    @property
+    def _keystream(self) -> CipherContext:
         if self._cipher is None:
             key = algorithms.AES(self._fresh_key())
             self._cipher = Cipher(key, modes.CTR(bytes(16))).encryptor()
+        return self._cipher
+
+    def _refill(self) -> None:
         if self._block < _LAST_BLOCK_BYTES:
             self._block = min(max(8 * self._block, _FIRST_BLOCK_BYTES), _LAST_BLOCK_BYTES)
             self._buffer = memoryview(bytearray(self._block + 15))
-        self._cipher.update_into(_ZEROS[: self._block], self._buffer)
+        self._keystream.update_into(_ZEROS[: self._block], self._buffer)
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
@@ -87,7 +91,7 @@ class Entropy(ABC):
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
             count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
-            self._cipher.update_into(_ZEROS[:count], target[done : done + count + 15])
+            self._keystream.update_into(_ZEROS[:count], target[done : done + count + 15])
             done += count
         return done
 

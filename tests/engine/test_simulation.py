@@ -115,12 +115,16 @@ def test_one_full_step_of_everybody_is_a_step_of_centralised_sgd(tmp_path: Path)
         np.testing.assert_allclose(Layout(run.model).vector(), Layout(model).vector(), atol=1e-6)
 
 
+def _noised(position: str) -> bool:
+    return POSITIONS[position].noised(POSITIONS[position].settings_type())
+
+
 @pytest.mark.parametrize("protection", sorted(POSITIONS))
 def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) -> None:
     results = []
     for workers in (0, 1, 3):
         settings = job(
-            model="parts:plain" if POSITIONS[protection].perturbs else "parts:net",
+            model="parts:plain" if _noised(protection) else "parts:net",
             simulation={"workers": workers},
             protection={"name": protection, "pw_encrypt": {"reconstruct_secrets_threshold": 3}},
         )

@@ -15,7 +15,8 @@ from fedveil.protections.rr_oue import RR
 
 def made(*settings: str, dimension: int = 40) -> tuple[Job, Protection]:
     job = Job.load(None, ["rounds=20", "clients.number=100", *settings])
-    context = JobContext("equal", dimension, job.clients_per_round, job.rounds)
+    weighting, each = job.server.weighting, job.clients_per_round
+    context = JobContext(weighting, dimension, each, job.rounds)
     return job, build(job.protection.name, job.protection.settings, context)
 
 
@@ -29,6 +30,11 @@ def made(*settings: str, dimension: int = 40) -> tuple[Job, Protection]:
         (["protection={name: rr, unary: {cells: 4}}"], "protection.unary.eps"),
         (["protection={name: oue, unary: {cells: 4, report: bits}}"], "protection.unary.eps"),
         (["protection={name: rr, unary: {cells: 4, adaptive: true}}"], "protection.unary.eps"),
+        (["protection=pw_encrypt"], "protection.pw_encrypt.central_eps"),
+        (
+            ["protection={name: pw_encrypt, pw_encrypt: {central_eps: 3.0, central_delta: 1e-6}}"],
+            "protection.pw_encrypt.central_eps",
+        ),
     ],
 )
 def test_the_run_costs_at_most_the_target_and_nearly_that(
@@ -36,13 +42,35 @@ def test_the_run_costs_at_most_the_target_and_nearly_that(
 ) -> None:
     job, protection = made(*settings)
     solved = solve(job, protection, target)
-    assert solved.key == key
+    assert solved.keys == {key: solved.value}
     again, asked = made(*settings, f"{key}={solved.value!r}")
     assert asked.settings == solved.protection.settings
     spent = whole_run(asked, again.rounds, again.privacy.delta)
     assert target * 0.99 < spent.epsilon <= target
     _, more = made(*settings, f"{key}={solved.value * 1.002!r}")
     assert whole_run(more, again.rounds, again.privacy.delta).epsilon > target
+
+
+@pytest.mark.parametrize("target", [0.7, 8.0, 300.0])
+@pytest.mark.parametrize("before", ["{}", "{noise_multiplier: 30.0}", "{target_epsilon: 5.0}"])
+def test_a_parameter_of_which_more_costs_less_is_rounded_up(before: str, target: float) -> None:
+    settings = [f"protection={{name: central_gaussian, central_gaussian: {before}}}"]
+    solved = solve(*made(*settings), target)
+    again, asked = made(*settings, *(f for f in str(solved).split() if f != "--set"))
+    assert asked.settings.model_dump() == solved.protection.settings.model_dump()
+    spent = whole_run(asked, again.rounds, again.privacy.delta)
+    assert target * 0.99 < spent.epsilon <= target
+    key = "protection.central_gaussian.noise_multiplier"
+    assert list(solved.keys)[-1] == key
+    keys = {**solved.keys, key: solved.value * 0.998}
+    _, less = made(*settings, *(f"{k}={'null' if v is None else v}" for k, v in keys.items()))
+    assert whole_run(less, again.rounds, again.privacy.delta).epsilon > target
+
+
+def test_a_job_that_weighs_by_size_is_told_to_count_equally() -> None:
+    job, protection = made("protection=pw_encrypt", "server.weighting=by_size")
+    solved = solve(job, protection, 2.0)
+    assert str(solved).startswith("--set server.weighting=equal --set protection.pw_encrypt.")
 
 
 def test_a_parameter_ends_where_the_job_ends_it() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
+from fedveil.protections.central_gaussian import CentralGaussianSettings
 from fedveil.protections.dp_encrypt import DPEncryptSettings
 from fedveil.protections.not_encrypt import NotEncryptSettings
 from fedveil.protections.positions import find
@@ -85,6 +86,7 @@ def test_a_position_alone_is_its_defaults(position: str):
         ("not_encrypt", NotEncryptSettings()),
         ("dp_encrypt", DPEncryptSettings()),
         ("pw_encrypt", PWEncryptSettings()),
+        ("central_gaussian", CentralGaussianSettings()),
         ("signds", SignDSSettings()),
         ("rr", UnarySettings()),
         ("oue", UnarySettings()),
@@ -109,7 +111,8 @@ def test_weighting_follows_the_protection(position: str):
     local = position in ("dp_encrypt", "signds", "rr", "oue")
     assert find(position).perturbs == local
     job = Job(protection=position)
-    assert job.server.weighting == ("equal" if local else "by_size")
+    noised = local or position == "central_gaussian"
+    assert job.server.weighting == ("equal" if noised else "by_size")
     assert load(f"protection: {position}\nserver: {{weighting: equal}}").server.weighting == "equal"
     if local:
         sentence = problems(f"protection: {position}\nserver: {{weighting: by_size}}")
@@ -117,6 +120,11 @@ def test_weighting_follows_the_protection(position: str):
             "server.weighting = by_size tells the server how much data each client has and breaks "
             f"the sensitivity of local privacy; under protection.name = {position} only equal is "
             "allowed"
+        ]
+    elif noised:
+        assert problems(f"protection: {position}\nserver: {{weighting: by_size}}") == [
+            "server.weighting = by_size breaks the sensitivity of central noise; under "
+            "protection.name = central_gaussian only equal is allowed"
         ]
     else:
         explicit = load(f"protection: {position}\nserver: {{weighting: by_size}}")

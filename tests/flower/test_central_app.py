@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.flower import ProtectedStrategy, ProtectMod
-from fedveil.mechanisms.gaussian import analytic_sigma
+from fedveil.privacy.gaussian_curve import analytic_sigma, epsilon_for
 from flower_app_parts import Arrays, FakeGrid, Node, arrays_of, client_app, record_of
 
 SIZE = 2000
@@ -106,3 +106,41 @@ def test_clients_count_equally_and_statistics_are_refused() -> None:
     strategy = ProtectedStrategy(FedAvg(), **CENTRAL)
     with pytest.raises(ModelInvalid, match="running_var is a statistic of BatchNorm"):
         start(strategy, federation(), **{"bn.running_var": np.ones(3, np.float32)})
+
+
+GAUSSIAN = {"protection": "central_gaussian", "clip": 0.1, "noise_multiplier": 2.0}
+
+
+def test_clear_updates_and_the_servers_noise_in_an_app(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = ProtectedStrategy(FedAvg(), **GAUSSIAN)
+    with caplog.at_level(logging.WARNING, "flwr.fedveil"):
+        result = start(strategy, federation())
+    noise = arrays_of(result.arrays)["w"].astype(float) - 0.1 / np.sqrt(SIZE)
+    square = float(np.sum((noise * 5 / (2 * 0.1 * 2.0)) ** 2))
+    assert 1e-9 < stats.chi2.cdf(square, SIZE) < 1 - 1e-9
+    assert strategy.ledger.epsilon("run", 1e-5) == pytest.approx(epsilon_for(2.0, 1e-5), rel=1e-6)
+    assert strategy.options.weighs == "equal"
+    assert "and not against the server" in caplog.text
+
+
+def test_a_client_that_demands_more_noise_refuses_less() -> None:
+    demand = {f"fedveil.{name}": value for name, value in GAUSSIAN.items()}
+    strategy = ProtectedStrategy(FedAvg(), **{**GAUSSIAN, "noise_multiplier": 1.9})
+    start(strategy, federation(demand))
+    (said,) = strategy.rounds[0].withheld
+    assert "a report costs epsilon 2.11071" in said
+    strategy = ProtectedStrategy(FedAvg(), **{**GAUSSIAN, "noise_multiplier": 2.1})
+    start(strategy, federation({**demand, "fedveil.max_epsilon": 9.0}))
+    assert strategy.rounds[0].reports == 5
+
+
+def test_a_limit_is_held_against_a_server_that_is_not_trusted() -> None:
+    strategy = ProtectedStrategy(FedAvg(), **GAUSSIAN)
+    start(strategy, federation({"fedveil.max_epsilon": 9.0}))
+    (reason,) = strategy.rounds[0].withheld
+    assert "the offer's epsilon rests on noise that the server adds" in reason
+
+
+def test_an_app_has_no_target_of_a_run() -> None:
+    with pytest.raises(InvalidValue, match=r"target_epsilon = 2\.0 is of a whole run, and an app "):
+        ProtectedStrategy(FedAvg(), protection="central_gaussian", target_epsilon=2.0)

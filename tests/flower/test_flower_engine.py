@@ -31,7 +31,9 @@ SHARES = {
 RR = {"name": "rr", "unary": {"eps": 0.5}}
 #: Clients that do not answer are waited for in real time.
 SHORT = {"name": "not_encrypt", "pw_encrypt": {"cipher_time_window": 300}}
-POSITIONS: list[Any] = ["not_encrypt", "dp_encrypt", "signds", "rr", "oue", PW, SHARES]
+POSITIONS: list[Any] = [
+    "not_encrypt", "dp_encrypt", "central_gaussian", "signds", "rr", "oue", PW, SHARES,
+]  # fmt: skip
 
 
 def named(position: Any) -> str:

@@ -23,6 +23,7 @@ CASES = {
     "not_encrypt by size": {"weighting": "by_size"},
     "dp_encrypt": {},
     "dp_encrypt continuous": {"noise": "continuous"},
+    "central_gaussian": {"clip": 0.5},
     "signds": {"sign_k": 0.2},
     "signds fixed": {"sign_k": 0.2, "magnitude": "fixed"},
     "rr": {},
@@ -43,7 +44,12 @@ def protection_of(case):
         name=position, **({} if block is None else {block: changes})
     ).settings
     context = JobContext(
-        weighting=weighting, dimension=DIMENSION, clients_per_round=CLIENTS, rounds=3, masks=False
+        weighting=weighting,
+        dimension=DIMENSION,
+        clients_per_round=CLIENTS,
+        rounds=3,
+        masks=False,
+        seeded=True,
     )
     return build(position, settings, context)
 

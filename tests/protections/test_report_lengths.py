@@ -29,6 +29,7 @@ FIXED = [
     ("protection=not_encrypt", "server.weighting=equal"),
     ("protection=dp_encrypt",),
     ("protection=dp_encrypt", "protection.dp_encrypt.noise=continuous"),
+    ("protection=central_gaussian",),
     ("protection=rr",),
     ("protection=rr", "protection.unary.report=bits"),
     ("protection=oue", "protection.unary.cells=7"),

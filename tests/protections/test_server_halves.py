@@ -20,6 +20,7 @@ COHORT = list(range(10, 19))
 POSITIONS = [
     ("protection=not_encrypt",),
     ("protection=dp_encrypt",),
+    ("protection=central_gaussian",),
     ("protection=signds", "protection.signds.sign_k=0.2"),
     ("protection=rr",),
     ("protection=oue", "protection.unary.cells=7"),
@@ -32,7 +33,7 @@ def make(overrides: tuple[str, ...]) -> tuple[Protection, RoundContext]:
     protection = build(
         job.protection.name,
         job.protection.settings,
-        JobContext(job.server.weighting, DIMENSION, len(COHORT), rounds=3),
+        JobContext(job.server.weighting, DIMENSION, len(COHORT), rounds=3, seeded=True),
     )
     model = Seeded(0, "model").generator().normal(0, 0.1, DIMENSION).astype(np.float32)
     return protection, RoundContext(COHORT, 2, model, protection.initial_state())

@@ -13,7 +13,9 @@ from fedveil.errors import JobError
 from fedveil.federated.job import Job
 from folders import DATA
 
-POSITIONS = ("not_encrypt", "dp_encrypt", "pw_encrypt", "signds", "rr", "oue")
+POSITIONS = (
+    "not_encrypt", "dp_encrypt", "pw_encrypt", "central_gaussian", "signds", "rr", "oue",
+)  # fmt: skip
 T = TypeVar("T")
 
 

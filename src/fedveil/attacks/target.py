@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -97,7 +98,13 @@ class Target:
         return self.job.protection.settings.model_dump(mode="json")
 
     def promised(self, rounds: int = 1) -> Figure:
-        """What the ledger states for a client that reports in so many rounds."""
+        """What the ledger states for a client that reports in so many rounds.
+
+        Nothing where reports are read by a server that the promise is not against.
+        """
+        trusted = self.protection.rests_on_server(self.job.protection.settings)
+        if trusted and len(self.protection.flow) == 1:  # no masks between it and a report
+            return Figure(math.inf, 0.0)
         return whole_run(self.protection, rounds, self.job.privacy.delta)
 
     def finding(

@@ -27,8 +27,8 @@ def solve_job(job: Job, target: float) -> tuple[Solved, Iterator[Line]]:
 
 
 def thin_promise(job: Job, protection: Protection) -> str | None:
-    """A sentence where a protection that perturbs reports promises next to nothing in the end."""
-    if not protection.perturbs:
+    """A sentence where a protection that adds noise promises next to nothing in the end."""
+    if not protection.noised(protection.settings):
         return None
     figure = whole_run(protection, job.rounds, job.privacy.delta)
     if not figure.thin:

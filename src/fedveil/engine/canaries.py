@@ -9,7 +9,8 @@ angles to each other, and all canaries turn round after every round: what they d
 one round they take back in the next, and noise that comes a second time cancels in the scores.
 
 The observer sees what the promise is about: each canary's own reports, through the protection's
-`reading`, and where these say nothing, the aggregates.
+`reading`; and where these say nothing, or the promise is not one against the server, which alone
+reads them, the aggregates.
 """
 
 from __future__ import annotations
@@ -184,6 +185,7 @@ class Canaries(Executor):
         self._evidence = Evidence(directions, count)
         length = job.audit.norm or protection.norm_clip
         length = length if math.isfinite(length) else 1.0
+        self._trusts_server = protection.rests_on_server(job.protection.settings)
         self._training = CanaryTraining(directions, self._included, length, first)
         model = np.empty(protection.dimension, np.float32)
         self._side = ClientSide(protection, self._training, model, report_entropy(job))
@@ -223,7 +225,7 @@ class Canaries(Executor):
         asked = {c: message for c, message in messages.items() if c in self.clients}
         reports = phase == self._protection.trains
         for answer in self._side.answers(asked):
-            if reports and isinstance(answer, Made):
+            if reports and isinstance(answer, Made) and not self._trusts_server:
                 reading = self._protection.reading(self._context, answer.message)
                 update = self._training.if_included(answer.client)
                 self._evidence.read(answer.client - self.clients.start, reading, update)

@@ -42,9 +42,9 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         job=job_digest(job),
         seed=job.seed,
         seeded=job.privacy.randomness == "seeded",
+        delta=job.privacy.delta,
         roster=outside.roster,
         identity=outside.identity,
-        delta=job.privacy.delta,
         masks=job.simulation.masks or deployed is not None,
     )
     return build(job.protection.name, job.protection.settings, context)

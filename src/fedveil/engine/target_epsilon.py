@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from decimal import ROUND_FLOOR, Context
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -13,9 +13,10 @@ from fedveil._validate import positive
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.privacy.ledger import project
-from fedveil.privacy.loss import as_written, format_epsilon
+from fedveil.privacy.loss import format_epsilon
 from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Protection
+from fedveil.protections.cost_key import CostKey
 
 #: Where a search gives up, and the digits of what it finds.
 _LEAST, _MOST = 1e-9, 1e9
@@ -23,11 +24,20 @@ _DIGITS = 4
 
 
 class Solved(NamedTuple):
-    """`key` of the job, the value for it, and the protection that has it."""
+    """The job's keys to set, the one that was solved for last, and the protection they make."""
 
-    key: str
-    value: float
+    keys: dict[str, Any]
     protection: Protection
+
+    @property
+    def value(self) -> float:
+        """What was solved for."""
+        return float(list(self.keys.values())[-1])
+
+    def __str__(self) -> str:
+        """As options of a command."""
+        shown = ((key, "null" if value is None else value) for key, value in self.keys.items())
+        return " ".join(f"--set {key}={value}" for key, value in shown)
 
 
 def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
@@ -41,39 +51,47 @@ def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
 
 def key_of_cost(protection: Protection) -> str | None:
     """The job's key of the parameter that decides what a report costs, where one does."""
-    name = protection.cost_parameter
-    return None if name is None else f"protection.{protection.block}.{name}"
+    key = protection.cost_key(protection.settings)
+    return None if key is None else f"protection.{protection.block}.{key.parameter}"
 
 
 def solve(job: Job, protection: Protection, target: float) -> Solved:
-    """The largest value, to four digits, with which a run costs at most `target`.
+    """The value that costs most, to four digits, of those with which a run costs at most `target`.
 
     That is for a client that is drawn in every round, at the job's delta, by the ledger's own
-    forecast. Everything else stays as the job has it.
+    forecast. Everything else stays as the job has it, but that clients count equally where they
+    did not have to.
     """
     target = positive("target epsilon", target)
-    key = key_of_cost(protection)
+    key, place = protection.cost_key(protection.settings), key_of_cost(protection)
     if key is None:
         raise InvalidValue(_unsolvable(job, protection))
 
     def spent(value: float) -> Figure:
-        return whole_run(_with(protection, value), job.rounds, job.privacy.delta)
+        return whole_run(_with(protection, key, value), job.rounds, job.privacy.delta)
 
     def fits(value: float) -> bool:
         return spent(value).epsilon <= target
 
-    value = _largest(fits, getattr(protection.settings, key.rpartition(".")[2]))
+    settings = protection.settings.model_dump(exclude_unset=True)
+    value = _edge(fits, key, key.of(protection.settings.model_dump()))
     if value is None:
+        least = _MOST if key.falls else _LEAST
         raise InvalidValue(
-            f"no {key} brings the run to epsilon {format_epsilon(target)}: at {_LEAST:g} it is "
-            f"{spent(_LEAST)}; fewer rounds, another delta or other parameters may"
+            f"no {place} brings the run to epsilon {format_epsilon(target)}: at {least:g} it is "
+            f"{spent(least)}; fewer rounds, another delta or other parameters may"
         )
-    return Solved(key, value, _with(protection, value))
+    found = _with(protection, key, value)
+    keys = {f"protection.{protection.block}.{name}": v for name, v in key.changes(settings, value)}
+    weighting, explicit = found.context.weighting, job.server.model_fields_set
+    if "weighting" in explicit and job.server.weighting != weighting:
+        keys = {"server.weighting": weighting, **keys}
+    return Solved(keys, found)
 
 
 def _unsolvable(job: Job, protection: Protection) -> str:
     name = job.protection.name
-    if not protection.perturbs:
+    if not protection.noised(protection.settings):
         return (
             f"protection.name = {name} promises no epsilon, so that there is nothing to solve "
             f"for: take one that perturbs reports, such as dp_encrypt"
@@ -84,26 +102,32 @@ def _unsolvable(job: Job, protection: Protection) -> str:
     )
 
 
-def _with(protection: Protection, value: float) -> Protection:
+def _with(protection: Protection, key: CostKey, value: float) -> Protection:
     """The same protection with another value of its parameter; a refused one is an error."""
-    settings, name = protection.settings, protection.cost_parameter
-    changed = {**settings.model_dump(exclude_unset=True), name: value}
-    return type(protection)(type(settings)(**changed), protection.context)
+    held, context = protection.settings, protection.context
+    changed = type(held)(**key.put(held.model_dump(exclude_unset=True), value))
+    if protection.noised(changed):
+        context = replace(context, weighting="equal")
+    return type(protection)(changed, context)
 
 
-def _largest(fits: Callable[[float], bool], start: float) -> float | None:
-    """The largest value that fits, rounded down to a few digits; None where none does.
+def _edge(fits: Callable[[float], bool], key: CostKey, start: float) -> float | None:
+    """The value that costs most of those that fit, rounded to a few digits; None where none does.
 
-    What the parameter may not be, at its upper end, does not fit.
+    What the parameter may not be, at its end, does not fit. `cost` grows with what a report costs:
+    the parameter, or one over it.
     """
 
-    def good(value: float) -> bool:
+    def at(cost: float) -> float:
+        return 1 / cost if key.falls else cost
+
+    def good(cost: float) -> bool:
         try:
-            return fits(value)
+            return fits(at(cost))
         except (InvalidValue, ValidationError):
             return False
 
-    low = high = start
+    low = high = at(start)
     while low > _LEAST and not good(low):
         low, high = max(_LEAST, low / 4), low
     if low == _LEAST and not good(low):
@@ -115,9 +139,5 @@ def _largest(fits: Callable[[float], bool], start: float) -> float | None:
     while high > low * (1 + 10.0 ** (-_DIGITS - 1)):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if good(middle) else (low, middle)
-    nearest = _rounded(high)
-    return nearest if good(nearest) else _rounded(low)
-
-
-def _rounded(value: float) -> float:
-    return float(Context(prec=_DIGITS, rounding=ROUND_FLOOR).create_decimal(as_written(value)))
+    nearest = key.rounded(at(high), _DIGITS)
+    return nearest if good(at(nearest)) else key.rounded(at(low), _DIGITS)

@@ -25,7 +25,7 @@ DATASETS = (
 )
 #: The names that a fault plan may use, whatever the built-in position.
 PHASES = tuple(fault_phases(POSITIONS["not_encrypt"]))
-_PERTURBING = [name for name, position in POSITIONS.items() if position.perturbs]
+_NOISED = [name for name, p in POSITIONS.items() if p.noised(p.settings_type())]
 MODELS = (
     "lenet",
     "lenet_femnist",
@@ -112,7 +112,7 @@ class ServerSettings(Block):
     weighting: Weighting = Field(
         "by_size",
         description="how clients count in the aggregate; left out: by_size, or equal under "
-        f"{', '.join(_PERTURBING)} and with pw_encrypt's central_eps, where by_size is an error",
+        f"{', '.join(_NOISED)} and with pw_encrypt's central_eps, where by_size is an error",
     )
     optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
         "none", description="the server's optimiser; none is federated averaging"

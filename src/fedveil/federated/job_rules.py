@@ -51,7 +51,7 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
 def _weighs_equally(job: JobFields) -> str | None:
     """`server.weighting: by_size` is refused under a protection that perturbs reports: it tells the
     server how much data each client has and breaks the sensitivity of local privacy. It breaks that
-    of pw_encrypt's `central_eps` too."""
+    of central_gaussian and of pw_encrypt's `central_eps` too."""
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
         return None
@@ -60,7 +60,8 @@ def _weighs_equally(job: JobFields) -> str | None:
         "tells the server how much data each client has and breaks the sensitivity of local privacy"
     )
     if not job.protection.position.perturbs:
-        what, why = f"{what} with central_eps", "breaks the sensitivity of central noise"
+        why = "breaks the sensitivity of central noise"
+        what += " with central_eps" if what == "pw_encrypt" else ""
     return f"server.weighting = by_size {why}; under protection.name = {what} only equal is allowed"
 
 

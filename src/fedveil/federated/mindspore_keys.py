@@ -53,8 +53,8 @@ REFUSED_POSITIONS = {
 }
 
 
-def _listed(names: Iterable[str], glue: str = ", ") -> str:
-    return glue.join(f"`{name}`" for name in names)
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 #: Their key -> the rule.
@@ -66,7 +66,7 @@ INTERPRETED = {
     RATIO: "1.0: nothing. Below: their round closes when ceil(ratio * threshold) updates are in "
     "and turns the later ones away, so that the rest of each cohort falls silent: "
     "`simulation.dropouts.masked`",
-    TYPE: f"`protection.name`: {_listed(_THEIRS)}, in any case, and {_listed(_OURS, ' and ')}, "
+    TYPE: f"`protection.name`: {_listed(_THEIRS)}, in any case, and {_listed(_OURS)}, "
     f"which fedveil adds; {_listed(REFUSED_POSITIONS)} is refused",
     TRAIN_TYPE: f"the newer name of `{TYPE}`",
     **{alias: f"another name of `{key}`" for alias, key in ALIASES.items()},

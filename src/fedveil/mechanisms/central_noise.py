@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 
 from fedveil._arrays import Array, Int64s
-from fedveil._validate import finite_vector
+from fedveil._validate import finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import (
@@ -15,12 +16,18 @@ from fedveil.mechanisms.gaussian import (
     GaussianMechanism,
     clip_to_grid,
     noise_in_steps,
+    step_below,
 )
+from fedveil.privacy.gaussian_curve import epsilon_for
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
 #: Noise beyond so many sigma has a probability below 2^-280.
 _REACH_SIGMAS = 20
 #: Noise of more steps than that is beyond the tables of the discrete Gaussian.
 _MOST_STEPS = 2.0**27
+#: What a ratio and a clip may be: a clip is then at most 2^30 steps of a grid.
+_RATIOS = 2.0**-16, 2.0**30
+_CLIPS = 2.0**-64, 2.0**64
 
 
 class CentralNoise:
@@ -39,21 +46,42 @@ class CentralNoise:
 
     def __init__(self, eps: float, delta: float, clip: float, step: float, dimension: int) -> None:
         mechanism = GaussianMechanism(eps, delta, clip)
-        self.clip, self.step, self.sigma, self.loss = clip, step, mechanism.sigma, mechanism.loss
-        coordinate = clip / math.sqrt(dimension) / step
+        coordinate, noise = clip / math.sqrt(dimension) / step, mechanism.sigma / step
         if coordinate < STEPS_PER_COORDINATE:
             raise InvalidValue(
                 f"an entry of a vector of norm {clip:g} is {coordinate:.3g} steps of the "
                 f"fixed-point numbers, as a root mean square over {dimension} entries: at least "
                 f"{STEPS_PER_COORDINATE} are needed (more entry_bits, or a smaller clip of entries)"
             )
-        if self.sigma > _MOST_STEPS * step:
+        if noise > _MOST_STEPS:
             raise InvalidValue(
-                f"eps = {eps:g} needs noise of {self.sigma / step:.3g} steps of the fixed-point "
+                f"eps = {eps:g} needs noise of {noise:.3g} steps of the fixed-point "
                 f"numbers: at most {_MOST_STEPS:.3g} are drawn (fewer entry_bits, or a larger clip "
                 f"of entries)"
             )
-        self._noise = noise_in_steps(self.sigma, step)
+        self._set(mechanism.loss, mechanism.sigma, clip, step)
+
+    @classmethod
+    def of_ratio(cls, ratio: float, delta: float, clip: float, dimension: int) -> CentralNoise:
+        """Noise of `ratio` times the sensitivity 2 · clip, on a grid that suits it.
+
+        The step is that of `GaussianMechanism.grid`, and finer where the noise is large: what is
+        noised is a sum, in which the rounding of many vectors adds up. `delta` is what the loss is
+        stated at.
+        """
+        delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
+        ratio = within("ratio", ratio, *_RATIOS)
+        sigma = 2 * within("clip", clip, *_CLIPS) * ratio
+        made = cls.__new__(cls)
+        loss = PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
+        made._set(loss, sigma, clip, step_below(sigma, clip, dimension, 2 * sigma / _MOST_STEPS))
+        return made
+
+    def _set(self, loss: PrivacyLoss, sigma: float, clip: float, step: float) -> None:
+        self.clip, self.step, self.sigma, self.loss = clip, step, sigma, loss
+        #: The square of the norm in steps: no clipped vector's is larger.
+        self.limit = math.floor((Fraction(clip) / Fraction(step)) ** 2)
+        self._noise = noise_in_steps(sigma, step)
         #: How far the noise of an entry reaches, in steps.
         self.reach = math.ceil(_REACH_SIGMAS * math.sqrt(self._noise.variance))
 
@@ -61,6 +89,12 @@ class CentralNoise:
         """The vector in steps, shrunk to the norm `clip` where it is longer; towards zero."""
         vector = finite_vector("update", vector)
         return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
+
+    def within(self, multiples: Int64s) -> bool:
+        """Whether this is a vector that `clipped` can have given: its norm is no longer."""
+        if float(multiples @ multiples.astype(np.float64)) > 2.0 * self.limit:
+            return False  # the exact sum might overflow
+        return int(multiples @ multiples) <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
         """The noised sum of this vector alone: what is known of the others changes nothing."""

@@ -161,10 +161,18 @@ class Grid:
 
 @functools.lru_cache(maxsize=64)
 def _grid(sigma: float, clip: float, dimension: int) -> Grid:
+    step = step_below(sigma, clip, dimension, sigma / _MOST_STEPS_PER_SIGMA)
+    return Grid(step, noise_in_steps(sigma, step))
+
+
+def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
+    """The largest power of two that is fine enough for the noise and for the vector.
+
+    And above half of `least`, however fine that would be.
+    """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
-    step = _power_of_two(max(wanted, sigma / _MOST_STEPS_PER_SIGMA))
-    return Grid(step, noise_in_steps(sigma, step))
+    return _power_of_two(max(wanted, least))
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:

@@ -29,6 +29,7 @@ from fedveil.message import Message, take
 from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.cost_key import CostKey
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import ServerHalf
@@ -71,9 +72,9 @@ class JobContext:
     job: bytes = b""
     seed: int = 0
     seeded: bool = False
+    delta: float = 1e-5
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
     identity: Secret | None = None
-    delta: float = 1e-5
     masks: bool = True
 
 
@@ -226,9 +227,8 @@ class Protection(ABC):
     #: The phases of a round in their order, and the one whose answer depends on the update.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
-    #: The parameter that decides what a report costs: the smaller, the less. `fedveil budget
-    #: --target-epsilon` solves for it; None where no parameter does.
-    cost_parameter: ClassVar[str | None] = None
+    #: The parameter that decides what a report costs (`cost_key`); None where none does.
+    cost_parameter: ClassVar[str | CostKey | None] = None
     #: What must hold between its parameters and other keys, and what is only advised.
     rules: ClassVar[tuple[Rule, ...]] = ()
     advice: ClassVar[tuple[Rule, ...]] = ()
@@ -284,6 +284,12 @@ class Protection(ABC):
     def adapts(cls, settings: Any) -> bool:
         """Whether a protection with these parameters is adaptive."""
         return False
+
+    @classmethod
+    def cost_key(cls, settings: Any) -> CostKey | None:
+        """What `fedveil budget --target-epsilon` solves for; of a name alone, the less the less."""
+        named = cls.cost_parameter
+        return CostKey(named) if isinstance(named, str) else named
 
     @classmethod
     def rests_on_server(cls, settings: Any) -> bool:

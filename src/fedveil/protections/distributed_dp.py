@@ -19,6 +19,7 @@ from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import ClientContext, Cohort, JobContext, Spending, State, Update
+from fedveil.protections.cost_key import CostKey
 from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
 from fedveil.protections.secure_sum_settings import (
     SecureSumSettings,
@@ -147,7 +148,7 @@ class DistributedDP(SecureSum):
     settings_type = DistributedDPSettings
     settings: DistributedDPSettings
     perturbs = True
-    cost_parameter = "target_epsilon"
+    cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise)
     advice = (threshold_safe, noise_enforced)
 

@@ -49,6 +49,7 @@ class PWEncrypt(SecureSum):
     name = block = "pw_encrypt"
     settings_type = PWEncryptSettings
     settings: PWEncryptSettings
+    cost_parameter = "central_eps"
     rules = (shareable, threshold_reachable, graph_fits, central_fits)
     advice = (threshold_safe, central_trusts)
     dialect = Dialect(

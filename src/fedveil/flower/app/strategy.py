@@ -194,7 +194,7 @@ class ProtectedStrategy(Strategy):
         origin = digest(values) if len(protection.phases) > 1 else b""
         context = RoundContext(sorted(invited), self._number, layout.vector(values), state, origin)
         spending = protection.spending(state)
-        if self._number == 1 and protection.perturbs:
+        if self._number == 1 and self.options.noised:
             self._warn_of_thin(spending, protection)
         try:
             self._check_limit(spending, context)
@@ -287,8 +287,9 @@ class ProtectedStrategy(Strategy):
         figure = project(spending, 1, self.options.delta)["per_round"]
         if figure is None or not figure.thin:
             return
-        change = protection.cost_parameter
-        more = "more noise promises more" if change is None else f"a smaller {change} promises more"
+        key, more = protection.cost_key(protection.settings), "more noise promises more"
+        if key is not None:
+            more = f"a {'larger' if key.falls else 'smaller'} {key.parameter} promises more"
         log.warning("fedveil: a single report is promised %s: %s", figure, more)
 
     def _content(self, arrays: ArrayRecord, record: RoundRecord) -> RecordDict:

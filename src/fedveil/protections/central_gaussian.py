@@ -1,0 +1,236 @@
+"""central_gaussian: clients clip, a trusted server sees every update and noises their sum.
+
+A comparison, named as one: what noise costs where the server is believed to add it, and to keep to
+itself what it reads before. Its noise is that of one release for a whole cohort, where
+`dp_encrypt` has one a client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from pydantic import Field
+
+from fedveil._arrays import Int64s
+from fedveil.entropy import Entropy, Secure, Seeded
+from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
+from fedveil.mechanisms.central_noise import CentralNoise
+from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
+from fedveil.packing import pack, packed_size, unpack
+from fedveil.privacy.audit import Case
+from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
+from fedveil.protections.base import (
+    Aggregate,
+    ClientContext,
+    Cohort,
+    JobContext,
+    Protection,
+    RoundContext,
+    Spending,
+    State,
+    Update,
+)
+from fedveil.protections.cost_key import CostKey
+from fedveil.protections.one_report import OneReportClient, OneReportRound
+from fedveil.protections.reading import Reading
+from fedveil.rounds.answers import ClientId
+from fedveil.settings.settings import Settings
+
+_MULTIPLIER = 1.0
+
+
+class CentralGaussianSettings(Settings):
+    """Parameters of `central_gaussian`, which trusts the server."""
+
+    clip: float = Field(1.0, gt=0, description="L2 norm that an update is clipped to")
+    noise_multiplier: float | None = Field(
+        None,
+        gt=0,
+        description="sigma of the noise on a round's sum, over 2 * clip, which is how far one "
+        f"client moves it; null: what target_epsilon asks for, or {_MULTIPLIER:g} without it",
+    )
+    target_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="in place of noise_multiplier: epsilon of the whole run at privacy.delta, for "
+        "a client that is drawn in every round, against everybody but the server",
+    )
+
+    def ratio(self, delta: float, rounds: int) -> float:
+        """The noise of a round as a multiple of the sensitivity."""
+        if self.target_epsilon is not None:
+            return ratio_for(self.target_epsilon, delta, rounds)
+        return _MULTIPLIER if self.noise_multiplier is None else self.noise_multiplier
+
+
+def _one_of_both(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
+    """Under central_gaussian `noise_multiplier` and `target_epsilon` are not set both."""
+    if settings.noise_multiplier is None or settings.target_epsilon is None:
+        return None
+    return (
+        f"noise_multiplier = {settings.noise_multiplier!r} and target_epsilon = "
+        f"{settings.target_epsilon!r} both say how much noise there is: set one of them"
+    )
+
+
+def _trusts(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
+    return (
+        f"clip = {settings.clip!r}: the server reads every client's clipped update and adds the "
+        f"noise to their sum itself, so that epsilon holds against everybody else, and not "
+        f"against the server"
+    )
+
+
+class CentralGaussian(Protection):
+    """Every client sends its clipped update as it is; the aggregate is the mean of a noised sum.
+
+    Clients count equally. A report is whole multiples of a step, no longer than the clip in exact
+    arithmetic, which the server checks: so the sum is exact, and no client that lies takes from
+    what the others are promised.
+
+    Privacy: that of `CentralNoise` for a client's whole update in one round, replace-one, against
+    whoever sees what comes of the mean. None against the server, nor against whoever reads a report
+    on its way: they read the clipped update.
+    """
+
+    name = block = "central_gaussian"
+    settings_type = CentralGaussianSettings
+    settings: CentralGaussianSettings
+    perturbs = False
+    cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
+    rules = (_one_of_both,)
+    advice = (_trusts,)
+
+    def __init__(self, settings: CentralGaussianSettings, context: JobContext) -> None:
+        super().__init__(settings, context)
+        if context.weighting != "equal":
+            raise InvalidValue(
+                "central_gaussian needs clients that count equally: weighting = equal"
+            )
+        if context.delta == 0:
+            raise InvalidValue(
+                "privacy.delta = 0 leaves central_gaussian without an epsilon, which Gaussian "
+                "noise has at a delta above 0 alone"
+            )
+        ratio = settings.ratio(context.delta, context.rounds)
+        self.noise = CentralNoise.of_ratio(ratio, context.delta, settings.clip, context.dimension)
+        self.norm_clip = self.noise.clip
+        #: No entry of a clipped update is larger, in steps, and so many bits hold each.
+        self.most = math.isqrt(self.noise.limit)
+        self.width = (2 * self.most).bit_length()
+
+    @classmethod
+    def rests_on_server(cls, settings: CentralGaussianSettings) -> bool:
+        """All of it does."""
+        return True
+
+    @classmethod
+    def unfit_for_apps(cls, settings: CentralGaussianSettings) -> str | None:
+        """What an app does not say."""
+        if settings.target_epsilon is None:
+            return None
+        return (
+            f"target_epsilon = {settings.target_epsilon!r} is of a whole run, and an app does not "
+            f"say how many rounds it has: set noise_multiplier instead"
+        )
+
+    @staticmethod
+    def audit_cases(eps: float) -> Iterator[Case]:
+        """The noised sum, in which one update of the clipping norm is tried."""
+        noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
+        update = np.array([1.0, 0.0])
+        yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)
+
+    def spending(self, state: State) -> Sequence[Spending]:
+        """One release of the sum."""
+        return [Spending(self.noise.loss)]
+
+    def server_round(self, context: RoundContext) -> CentralGaussianServerRound:
+        return CentralGaussianServerRound(self, context)
+
+    def client_round(self, context: ClientContext) -> CentralGaussianClientRound:
+        return CentralGaussianClientRound(self, context)
+
+    def reading(self, context: RoundContext, report: Message) -> Reading:
+        """The clipped update, as the server reads it."""
+        multiples = self.read(report)
+        estimate = multiples.astype(np.float64) * self.noise.step
+
+        def log_likelihood(update: Update) -> float:
+            return 0.0 if np.array_equal(self.noise.clipped(update), multiples) else -math.inf
+
+        return Reading(estimate, np.ones_like(estimate), log_likelihood=log_likelihood)
+
+    def written(self, update: Update) -> dict[str, Value]:
+        """The fields of the report on `update`."""
+        multiples = self.noise.clipped(update)
+        return {"multiples": pack(multiples, -self.most, self.width), "step": self.noise.step}
+
+    def read(self, report: Message) -> Int64s:
+        """The clipped update in steps, of an untrusted report, checked completely."""
+        if take(report, "step", float) != self.noise.step:
+            raise MessageInvalid("field step is not the step of this job's grid")
+        size = packed_size(self.dimension, self.width)
+        packed = take_array(report, "multiples", "uint8", (size,))
+        multiples = np.empty(self.dimension, np.int64)
+        if not unpack(packed, -self.most, self.most, self.width, multiples):
+            raise MessageInvalid("field multiples holds a value beyond its range")
+        if not self.noise.within(multiples):
+            raise MessageInvalid("field multiples is longer than the clip")
+        return multiples
+
+    def noise_entropy(self, round: int) -> Entropy:
+        """What the server draws the noise from."""
+        known = self.context.seeded
+        return Seeded(self.context.seed, "central noise", round) if known else Secure()
+
+
+class CentralGaussianServerRound(OneReportRound):
+    """The running sum of the clipped updates, in steps: exact, and the same in every order."""
+
+    sums = ("_sum",)
+
+    def __init__(self, protection: CentralGaussian, context: RoundContext) -> None:
+        super().__init__(context)
+        self._protection = protection
+        self._sum = np.zeros(protection.dimension, np.int64)
+        self._told: Aggregate | None = None
+
+    @property
+    def longest(self) -> int:
+        protection = self._protection
+        size = packed_size(protection.dimension, protection.width)
+        report: dict[str, Value] = {"round": self._context.round, "step": protection.noise.step}
+        return encoded_bytes({**report, "multiples": np.empty(size, np.uint8)})
+
+    def _fold(self, client: ClientId, message: Message) -> None:
+        only_fields(message, "round", "multiples", "step")
+        self._sum += self._protection.read(message)
+
+    def _merge_sums(self, other: CentralGaussianServerRound) -> None:
+        self._sum += other._sum
+
+    def _aggregate(self) -> Aggregate:
+        """The mean of the noised sum: noised once, whoever asks for it again."""
+        if self._told is None:
+            protection, total = self._protection, self._sum.copy()
+            protection.noise.add_to(total, protection.noise_entropy(self._context.round))
+            self._told = Aggregate(total * protection.noise.step / self.reports, self.reports)
+        return self._told
+
+
+class CentralGaussianClientRound(OneReportClient):
+    """Sends the clipped update; refuses one that is not finite."""
+
+    def __init__(self, protection: CentralGaussian, context: ClientContext) -> None:
+        super().__init__(context)
+        self._protection = protection
+
+    def _report(self, opening: Message, update: Update) -> Message:
+        try:
+            report = self._protection.written(update)
+        except InvalidValue as error:
+            raise ClientWithheld(str(error)) from None
+        return {"round": self._context.round, **report}
