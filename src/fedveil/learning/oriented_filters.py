@@ -99,8 +99,9 @@ class OrientedFilters(nn.Module):
         scales = torch.stack([self._strengths(planes, filters) for filters in self.buffers()], 1)
         scales = (scales - scales.mean(2, keepdim=True)).flatten(2)
         scales = scales / (scales.norm(dim=2, keepdim=True) + _FAINT)
-        features = scales.reshape(len(x), -1)
-        return self.bank.norm * features / features.norm(dim=1, keepdim=True).clamp_min(1)
+        rows = scales.reshape(len(x), -1)
+        features: torch.Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1)
+        return self.bank.norm * features
 
     def _strengths(self, planes: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Of one scale: [planes, orientations, rows of squares, squares in a row]."""
