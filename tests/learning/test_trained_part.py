@@ -19,16 +19,21 @@ from fedveil.learning.weight_layout import Layout
 class Named(nn.Module):
     """A model that names its parts, with a tensor of every fate in what is fixed."""
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self, factor: float = 1.0, *, flattens: bool = False) -> None:
         super().__init__()
+        self.flattens = flattens
         self.features = nn.Sequential(
             nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5)
         )
         self.head = nn.Linear(8, 3)
         self.factor = factor
 
+        if flattens:
+            self.features.append(nn.Unflatten(1, (2, 4)))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.factor * self.head(self.features(x))
+        features = self.features(x)
+        return self.factor * self.head(features.flatten(1) if self.flattens else features)
 
 
 def convolutions() -> nn.Module:
@@ -115,9 +120,10 @@ def test_a_head_that_is_tied_to_what_is_fixed_is_refused() -> None:
     )
 
 
-def test_a_model_that_does_more_than_its_head_is_refused() -> None:
+@pytest.mark.parametrize("model", [Named(factor=2.0), Named(flattens=True)])
+def test_a_model_that_does_more_than_its_head_is_refused(model: nn.Module) -> None:
     with pytest.raises(ModelInvalid) as told:
-        TrainedPart.of(only_head(Named(factor=2.0))).seen(images(2, 6))
+        TrainedPart.of(only_head(model)).seen(images(2, 6))
     assert str(told.value) == (
         "training.train = head: the model gives other scores than its head gives of its features: "
         "it must do nothing else than head(features(x))"

@@ -68,7 +68,7 @@ class TrainedPart:
         size = min((getattr(m, "examples_at_once", 1) for m in features.children()), default=1)
         with _one_thread():
             first = torch.tensor(x[:1], device=device)
-            _check_scores(whole(first), head(features(first)))
+            _check_scores(head, features(first), whole(first))
             out = np.empty((len(x), head.in_features), np.float32)
             for start in range(0, len(x), size):
                 block = torch.tensor(x[start : start + size], device=device)
@@ -97,9 +97,10 @@ def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
     return features, head
 
 
-def _check_scores(of_whole: torch.Tensor, of_head: torch.Tensor) -> None:
-    same = of_whole.shape == of_head.shape
-    if not same or not torch.allclose(of_whole, of_head, rtol=1e-3, atol=1e-5):
+def _check_scores(head: nn.Linear, features: torch.Tensor, scores: torch.Tensor) -> None:
+    """Refuse a model whose scores are not those that its head gives of the features."""
+    fits = features.ndim == 2 and features.shape[1] == head.in_features
+    if not fits or not torch.allclose(head(features), scores, rtol=1e-3, atol=1e-5):
         raise ModelInvalid(
             "training.train = head: the model gives other scores than its head gives of its "
             "features: it must do nothing else than head(features(x))"
