@@ -44,6 +44,8 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         seeded=job.privacy.randomness == "seeded",
         roster=outside.roster,
         identity=outside.identity,
+        unit=job.privacy.unit,
+        sampling_rate=job.training.sampling_rate or 1.0,
     )
     return build(job.protection.name, job.protection.settings, context)
 
@@ -59,3 +61,10 @@ def in_clear(job: Job, *, leaves: bool) -> list[str]:
 def report_entropy(job: Job) -> Entropy:
     """What reports draw from: the seed's keystream in a repeatable simulation, or the system's."""
     return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "reports")
+
+
+def training_entropy(job: Job) -> Entropy:
+    """What trainings draw from: the job's seed; what reports do, where batches must stay secret."""
+    if job.privacy.unit == "example":
+        return report_entropy(job).stream("training")
+    return Seeded(job.seed, "training")

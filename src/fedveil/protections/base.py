@@ -40,6 +40,8 @@ Update: TypeAlias = npt.NDArray[np.float32]
 #: What a protection carries from one round to the next; a checkpoint stores it as a message.
 State: TypeAlias = Message
 Weighting: TypeAlias = Literal["by_size", "equal"]
+#: Whose data a loss is stated for: all that a client has, or one of its examples.
+Whose: TypeAlias = Literal["client", "example"]
 #: What a ledger says of weights: no epsilon covers them.
 BY_SIZE = "how many examples clients have, each or in sum (weighting = by_size)"
 
@@ -60,6 +62,9 @@ class JobContext:
     keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
     and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
     from `seed` too, as the job's reports then do.
+
+    `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
+    the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
     """
 
     weighting: Weighting
@@ -72,6 +77,8 @@ class JobContext:
     seeded: bool = False
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
     identity: Secret | None = None
+    unit: Whose = "client"
+    sampling_rate: float = 1.0
 
 
 class Answered:
@@ -231,6 +238,7 @@ class Protection(ABC):
     advice: ClassVar[tuple[Rule, ...]] = ()
     dialect: ClassVar[Dialect] = Dialect(theirs=False)
     #: The longest update (L2 norm) that it tells of as it is; infinite where it shortens none.
+    #: Under `privacy.unit: example`, the most that training lets one example move the update by.
     norm_clip: float = math.inf
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
@@ -281,6 +289,11 @@ class Protection(ABC):
     def adapts(cls, settings: Any) -> bool:
         """Whether a protection with these parameters is adaptive."""
         return False
+
+    @classmethod
+    def units(cls, settings: Any) -> Sequence[Whose]:
+        """Whose data it can state its losses for with these parameters."""
+        return ("client",)
 
     @classmethod
     def rests_on_server(cls, settings: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_trainer
 from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
-from fedveil.entropy import Seeded
+from fedveil.engine.job_protection import training_entropy
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
@@ -62,8 +62,11 @@ class Training:
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """The client's update, and the number of its examples; raises whatever goes wrong."""
         data = own_data(self._job, client, function)
-        _check_examples(data, self._shape)
-        training = LocalTraining(self._trainer, data, Seeded(self._job.seed, "training"))
+        _check_shape(data, self._shape)
+        if self._job.privacy.unit == "client":
+            # Else one example would decide about the others' contributions; training leaves it out.
+            _check_labels(data, self._shape)
+        training = LocalTraining(self._trainer, data, training_entropy(self._job))
         training.open(self._round, self.model)
         # More threads may add in another order: one gives the simulator's bytes.
         torch.set_num_threads(1)
@@ -78,12 +81,15 @@ class Training:
         raise AssertionError(answer)
 
 
-def _check_examples(data: ClientsData, shape: ModelShape) -> None:
+def _check_shape(data: ClientsData, shape: ModelShape) -> None:
     if data.x.shape[1:] != shape.example_shape:
         raise DeploymentError(
             f"this client's examples have shape {data.x.shape[1:]}, the job's have "
             f"{shape.example_shape}"
         )
+
+
+def _check_labels(data: ClientsData, shape: ModelShape) -> None:
     if data.y.max() >= shape.classes:
         raise DeploymentError(
             f"this client has the label {data.y.max()}, the job's are in [0, {shape.classes})"
