@@ -25,10 +25,10 @@ from fedveil.engine.assembly import (
     make_protection,
     make_trainer,
     report_entropy,
+    training_entropy,
 )
 from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
 from fedveil.engine.target_epsilon import whole_run
-from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.learning.trained_part import TrainedPart
@@ -143,7 +143,7 @@ class Target:
         train, split = self.dataset.train, self.partition
         data = ClientsData(self._seen_x, train.y, split.indices, split.offsets)
         trainer = make_trainer(self.job, self.model)
-        training = LocalTraining(trainer, data, Seeded(self.job.seed, "training"))
+        training = LocalTraining(trainer, data, training_entropy(self.job))
         training.open(round, self.weights)
         found = []
         for answer in training.updates(list(clients)):

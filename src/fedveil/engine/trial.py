@@ -84,9 +84,10 @@ def _step(job: Job, model: nn.Module, client: ClientData, classes: int) -> None:
     _check_scores(scores, len(client), classes)
     loss = nn.functional.cross_entropy(scores, client.y.to(device))
     torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-    once = job.training.model_copy(update={"epochs": 1})
+    alone = job.privacy.unit == "example"
+    once = job.training.model_copy(update={"epochs": 1, "sampling_rate": 1.0 if alone else None})
     trainer = make_trainer(job.model_copy(update={"training": once}), model)
-    if trainer.least > 1:  # one vectorised call, which not every forward pass can be
+    if trainer.least > 1 or alone:  # one vectorised call, which not every forward pass can be
         part = TrainedPart.of(model)
         seen = torch.from_numpy(part.seen(client.x.numpy(), device))
         trainer.start(Layout(part.module).vector())

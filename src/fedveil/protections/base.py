@@ -41,6 +41,8 @@ Update: TypeAlias = npt.NDArray[np.float32]
 #: What a protection carries from one round to the next; a checkpoint stores it as a message.
 State: TypeAlias = Message
 Weighting: TypeAlias = Literal["by_size", "equal"]
+#: Whose data a loss is stated for: all that a client has, or one of its examples.
+Whose: TypeAlias = Literal["client", "example"]
 #: What a ledger says of weights: no epsilon covers them.
 BY_SIZE = "how many examples clients have, each or in sum (weighting = by_size)"
 
@@ -62,6 +64,8 @@ class JobContext:
     and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
     from `seed` too, as the job's reports then do. `delta`: what the run's epsilon is stated at.
     `masks`: whether secure aggregation masks; without, a simulation adds the same numbers bare.
+    `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
+    the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
     """
 
     weighting: Weighting
@@ -76,6 +80,8 @@ class JobContext:
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
     identity: Secret | None = None
     masks: bool = True
+    unit: Whose = "client"
+    sampling_rate: float = 1.0
 
 
 class Answered:
@@ -234,6 +240,7 @@ class Protection(ABC):
     advice: ClassVar[tuple[Rule, ...]] = ()
     dialect: ClassVar[Dialect] = Dialect(theirs=False)
     #: The longest update (L2 norm) that it tells of as it is; infinite where it shortens none.
+    #: Under `privacy.unit: example`, the most that training lets one example move the update by.
     norm_clip: float = math.inf
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
@@ -290,6 +297,11 @@ class Protection(ABC):
         """What `fedveil budget --target-epsilon` solves for; of a name alone, the less the less."""
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
+
+    @classmethod
+    def units(cls, settings: Any) -> Sequence[Whose]:
+        """Whose data it can state its losses for with these parameters."""
+        return ("client",)
 
     @classmethod
     def rests_on_server(cls, settings: Any) -> bool:

@@ -20,6 +20,7 @@ from fedveil.protections.base import (
     Spending,
     State,
     Update,
+    Whose,
 )
 from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
@@ -53,6 +54,11 @@ class NotEncrypt(Protection):
     dialect = Dialect()
     #: An app without fedveil does the same.
     for_apps = False
+
+    @classmethod
+    def units(cls, settings: NotEncryptSettings) -> Sequence[Whose]:
+        """Either: neither is promised anything."""
+        return ("client", "example")
 
     def spending(self, state: State) -> Sequence[Spending]:
         """A plain update promises nothing."""

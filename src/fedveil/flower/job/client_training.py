@@ -11,8 +11,7 @@ import torch
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_trainer
 from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
-from fedveil.engine.job_protection import job_digest
-from fedveil.entropy import Seeded
+from fedveil.engine.job_protection import job_digest, training_entropy
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.learning.trained_part import TrainedPart
@@ -68,7 +67,7 @@ class Training:
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """The client's update, and the number of its examples; raises whatever goes wrong."""
         data = self._seen(client, function)
-        training = LocalTraining(self._trainer, data, Seeded(self._job.seed, "training"))
+        training = LocalTraining(self._trainer, data, training_entropy(self._job))
         training.open(self._round, self.model)
         # More threads may add in another order: one gives the simulator's bytes.
         torch.set_num_threads(1)
@@ -88,7 +87,10 @@ class Training:
         if name in _seen_before:
             return _seen_before[name]
         data = own_data(self._job, client, function)
-        _check_examples(data, self._shape)
+        _check_shape(data, self._shape)
+        if self._job.privacy.unit == "client":
+            # Else one example would decide about the others' contributions; training leaves it out.
+            _check_labels(data, self._shape)
         if self._part.features is None:
             return data
         own = data.only(client)
@@ -98,12 +100,15 @@ class Training:
         return seen
 
 
-def _check_examples(data: ClientsData, shape: ModelShape) -> None:
+def _check_shape(data: ClientsData, shape: ModelShape) -> None:
     if data.x.shape[1:] != shape.example_shape:
         raise DeploymentError(
             f"this client's examples have shape {data.x.shape[1:]}, the job's have "
             f"{shape.example_shape}"
         )
+
+
+def _check_labels(data: ClientsData, shape: ModelShape) -> None:
     if data.y.max() >= shape.classes:
         raise DeploymentError(
             f"this client has the label {data.y.max()}, the job's are in [0, {shape.classes})"
