@@ -52,7 +52,10 @@ def within(
 
 def integer(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
     """`value` as an int of at least `low` and, where it is given, at most `high`."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+    # A protocol's instance check is dear, and most are plain.
+    if type(value) is not int and (
+        isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex)
+    ):
         raise InvalidValue(f"{name} = {value!r} is not a whole number")
     result = operator.index(value)
     if result < low or (high is not None and result > high):

@@ -33,6 +33,8 @@ _KEY_BYTES = 32
 _FIRST_BLOCK_BYTES = 1 << 9
 _LAST_BLOCK_BYTES = 1 << 18
 _ZEROS = memoryview(bytes(_LAST_BLOCK_BYTES))
+# What is longer than that is written without a buffer between.
+_DIRECTLY_BYTES = 1 << 11
 _WORD = 64
 _forks = 0
 
@@ -53,31 +55,48 @@ class Entropy(ABC):
     description: str
 
     def __init__(self) -> None:
-        self._start(self._fresh_key())
+        # Many streams are only asked for streams of theirs: a cipher comes with the first byte.
+        self._forks = _forks
+        self._cipher: CipherContext | None = None
+        self._block = self._position = 0
+        self._buffer = memoryview(b"")
 
     @abstractmethod
     def _fresh_key(self) -> bytes:
-        """The key of this stream, asked for at the start and again in a forked child."""
+        """The key of this stream, asked for with the first byte and again in a forked child."""
 
     @abstractmethod
     def stream(self, *path: int | str) -> Entropy:
         """An independent source for the purpose that `path` names."""
 
-    def _start(self, key: bytes) -> None:
-        self._forks = _forks
-        self._cipher: CipherContext = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        self._block = self._position = 0
-        self._buffer = memoryview(b"")
+    @property
+    def _keystream(self) -> CipherContext:
+        if self._cipher is None:
+            key = algorithms.AES(self._fresh_key())
+            self._cipher = Cipher(key, modes.CTR(bytes(16))).encryptor()
+        return self._cipher
 
     def _refill(self) -> None:
         if self._block < _LAST_BLOCK_BYTES:
             self._block = min(max(8 * self._block, _FIRST_BLOCK_BYTES), _LAST_BLOCK_BYTES)
             self._buffer = memoryview(bytearray(self._block + 15))
-        self._cipher.update_into(_ZEROS[: self._block], self._buffer)
+        self._keystream.update_into(_ZEROS[: self._block], self._buffer)
         self._position = 0
 
+    def _fill_directly(self, target: memoryview) -> int:
+        """Write keystream where it is wanted, without a buffer; gives how many bytes.
+
+        The cipher asks for 15 bytes of room behind what it writes.
+        """
+        done = 0
+        while (left := len(target) - done) > _DIRECTLY_BYTES:
+            count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
+            self._keystream.update_into(_ZEROS[:count], target[done : done + count + 15])
+            done += count
+        return done
+
     def _after_fork(self) -> None:
-        self._start(self._fresh_key())
+        Entropy.__init__(self)
 
     def fill(self, out: Array | bytearray | memoryview) -> None:
         """Overwrite a contiguous buffer with keystream."""
@@ -89,6 +108,9 @@ class Entropy(ABC):
         done, size = 0, len(target)
         while done < size:
             if self._position == self._block:
+                done += self._fill_directly(target[done:])
+                if done == size:
+                    return
                 self._refill()
             take = min(size - done, self._block - self._position)
             target[done : done + take] = self._buffer[self._position : self._position + take]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedveil.errors import JobError
 from fedveil.federated import mindspore, mindspore_keys
 from fedveil.federated.job import Job
+from fedveil.protections.positions import POSITIONS
 from fedveil.settings import yaml_file
 from fedveil.settings.allowed import shown
 from job_checks import DATA, attempt, load
@@ -226,7 +227,7 @@ def test_the_two_names_must_agree():
 )
 def test_a_switch_in_no_position(value: Any, why: str):
     (sentence,) = refusals(("encrypt.encrypt_train_type", value))
-    positions = "NOT_ENCRYPT, DP_ENCRYPT, PW_ENCRYPT, CENTRAL_GAUSSIAN, SIGNDS, RR, OUE"
+    positions = ", ".join(name.upper() for name in POSITIONS)
     assert f" {why}; it is one of {positions}" in sentence
     assert sentence.startswith("encrypt.encrypt_train_type = ")
 

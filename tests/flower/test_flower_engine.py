@@ -13,7 +13,9 @@ import pytest
 pytest.importorskip("flwr")
 
 import fedveil
+import parts
 from fedveil.errors import DeploymentError, RunFailed, RunStopped
+from fedveil.flower.job import client_training
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
 from fedveil.message import decode, encode
 from flower_parts import CLIENTS, LocalGrid, app_of, job, kinds, serve
@@ -24,11 +26,15 @@ PW = {
     "pw_encrypt": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
 }
 
+SHARES = {
+    "name": "distributed_dp",
+    "distributed_dp": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
+}
 RR = {"name": "rr", "unary": {"eps": 0.5}}
 #: Clients that do not answer are waited for in real time.
 SHORT = {"name": "not_encrypt", "pw_encrypt": {"cipher_time_window": 300}}
 POSITIONS: list[Any] = [
-    "not_encrypt", "dp_encrypt", "central_gaussian", "signds", "rr", "oue", PW,
+    "not_encrypt", "dp_encrypt", "central_gaussian", "signds", "rr", "oue", PW, SHARES,
 ]  # fmt: skip
 
 
@@ -62,6 +68,21 @@ def test_a_deployed_job_ends_with_the_simulators_bytes(tmp_path: Path, position:
         assert mine["bytes_up"] == theirs["bytes_up"] > 0
         for key in ("reports", "accuracy", "loss", "epsilon_run_most_drawn", "dropped", "void"):
             assert mine[key] == theirs[key]
+
+
+def test_a_head_is_trained_on_features_that_a_client_computes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In one process; and on its own examples alone, to the simulator's bytes."""
+    monkeypatch.setattr(client_training, "_seen_before", {})
+    settings = job(model="parts:backbone", training={"train": "head", "batch_size": 50})
+    simulated = fedveil.simulate(settings, tmp_path / "simulated")
+    calls: list[int] = []
+    monkeypatch.setattr(parts.Backbone, "saw", calls.append)
+    deployed, _ = run(tmp_path, settings, seeded=True)
+    assert same(deployed, simulated)
+    # 240 training examples, 90 test examples, and one of each owner's to check the model with.
+    assert sum(calls) == 240 + 90 + 2 * (CLIENTS + 1)
 
 
 def test_with_the_systems_randomness_it_ends_where_the_simulator_does(tmp_path: Path):

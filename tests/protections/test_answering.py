@@ -43,7 +43,7 @@ def test_who_always_reports() -> None:
     """Whatever perturbs, or states an epsilon; one of a user's own too."""
     made = {name: protection(name) for name in POSITIONS if name != "pw_encrypt"}
     assert {name for name, one in made.items() if one.always_reports} == {
-        "dp_encrypt", "central_gaussian", "signds", "rr", "oue",
+        "dp_encrypt", "distributed_dp", "central_gaussian", "signds", "rr", "oue",
     }  # fmt: skip
     assert not protection("pw_encrypt", reconstruct_secrets_threshold=2).always_reports
     assert protection("dp_encrypt", noise="continuous").always_reports

@@ -221,7 +221,7 @@ def test_a_model_is_digested_once_a_round_for_all_that_have_it(
         lengths.append(len(bytes(data)))
         return sha256(data)
 
-    monkeypatch.setattr("fedveil.protections.pw_encrypt.hashlib.sha256", counted)
+    monkeypatch.setattr("fedveil.protections.secure_sum.hashlib.sha256", counted)
     model = np.arange(DIMENSION, dtype=np.float32)
     contexts = [ClientContext(c, 2, model, 1, Seeded(0)) for c in range(9)]
     (first,) = {made.origin(context) for context in contexts}

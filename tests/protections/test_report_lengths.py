@@ -37,6 +37,7 @@ FIXED = [
 ]
 SIGNDS = ("protection=signds", "protection.signds.sign_k=0.2")
 PW = ("protection=pw_encrypt", "protection.pw_encrypt.reconstruct_secrets_threshold=5")
+SHARES = ("protection=distributed_dp", "protection.distributed_dp.reconstruct_secrets_threshold=5")
 SPARSE = (*PW, "protection.pw_encrypt.neighbours=5")
 SIGNED = (*PW, "protection.pw_encrypt.active_security=true")
 
@@ -94,7 +95,7 @@ def test_a_signds_report_is_shorter_than_any_can_be() -> None:
     assert max(wire.sizes["report"]) <= wire.longest["report"] <= 400
 
 
-@pytest.mark.parametrize("overrides", [PW, SPARSE, SIGNED], ids=["complete", "sparse", "signed"])
+@pytest.mark.parametrize("overrides", [PW, SPARSE, SIGNED, SHARES])
 def test_each_phase_of_secure_aggregation_has_its_length(overrides: tuple[str, ...]) -> None:
     wire, outcome = played(overrides)
     assert outcome.void is None
@@ -105,7 +106,7 @@ def test_each_phase_of_secure_aggregation_has_its_length(overrides: tuple[str, .
         assert max(sizes) <= wire.longest[phase] <= max(sizes) + spare
 
 
-@pytest.mark.parametrize("overrides", [*FIXED, SIGNDS, PW, SIGNED], ids=" ".join)
+@pytest.mark.parametrize("overrides", [*FIXED, SIGNDS, PW, SIGNED, SHARES], ids=" ".join)
 def test_a_longer_answer_is_refused_unread_and_counted(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

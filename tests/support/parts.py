@@ -72,6 +72,36 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
+class Backbone(nn.Module):
+    """Fixed layers that say how many examples they see, and a head; the same in every process."""
+
+    saw = staticmethod(lambda examples: None)
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh())
+        self.head = nn.Linear(8, CLASSES)
+        self.factor = factor
+        self.features.register_forward_hook(lambda module, x, y: type(self).saw(len(y)))
+        values = Seeded(0, "backbone").generator()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.from_numpy(values.normal(size=parameter.shape)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * self.head(self.features(x))
+
+
+def backbone() -> nn.Module:
+    """A model whose head can be told."""
+    return Backbone()
+
+
+def sharpened_backbone() -> nn.Module:
+    """One that does more with its head's scores."""
+    return Backbone(factor=2.0)
+
+
 def linear() -> nn.Module:
     """One layer, in which a large weight meets its feature alone."""
     return nn.Linear(FEATURES, CLASSES)

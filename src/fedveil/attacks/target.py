@@ -25,12 +25,13 @@ from fedveil.engine.assembly import (
     make_protection,
     make_trainer,
     report_entropy,
+    training_entropy,
 )
 from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
 from fedveil.engine.target_epsilon import whole_run
-from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.federated.job import Job
+from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.promise import Figure
@@ -132,12 +133,17 @@ class Target:
         """Which of the training examples are the client's."""
         return self.partition.of(client)
 
+    @cached_property
+    def _seen_x(self) -> Float32s:
+        device = self.job.training.device
+        return TrainedPart.of(self.model).seen(self.dataset.train.x, device)
+
     def updates(self, clients: Sequence[int], round: int = 1) -> list[Float32s]:
         """What the clients' local training gives from these weights: the job's own trainer."""
         train, split = self.dataset.train, self.partition
-        data = ClientsData(train.x, train.y, split.indices, split.offsets)
+        data = ClientsData(self._seen_x, train.y, split.indices, split.offsets)
         trainer = make_trainer(self.job, self.model)
-        training = LocalTraining(trainer, data, Seeded(self.job.seed, "training"))
+        training = LocalTraining(trainer, data, training_entropy(self.job))
         training.open(round, self.weights)
         found = []
         for answer in training.updates(list(clients)):

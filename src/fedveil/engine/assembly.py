@@ -16,12 +16,16 @@ from fedveil.data.partition import Partition, partition
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.job_protection import make_protection as make_protection
 from fedveil.engine.job_protection import report_entropy as report_entropy
+from fedveil.engine.job_protection import training_entropy as training_entropy
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning import models
+from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.dense_trainer import DenseCohortTrainer
 from fedveil.learning.device import check_device
+from fedveil.learning.one_step_trainer import OneStepTrainer
+from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
@@ -41,6 +45,8 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
     model = models.build(
         job.model, shape.example_shape, shape.classes, Seeded(job.seed, "initial weights")
     )
+    if job.training.train == "head":
+        model = only_head(model)
     Layout(model)  # refuses what cannot be trained, by name
     found = model_fingerprint(model)
     if shape.fingerprint and found != shape.fingerprint:
@@ -74,16 +80,29 @@ def training_plan(job: Job) -> TrainingPlan:
 
 
 def make_trainer(job: Job, model: nn.Module) -> Trainer:
-    """The trainer that `training.engine` names; auto takes the fastest that the model allows."""
+    """The trainer that `training.engine` names; auto takes the fastest that the model allows.
+
+    It trains on what the trained part of the model sees of examples.
+    Under `privacy.unit: example` it is the one that clips each example to the protection's norm.
+    """
     settings, plan = job.training, training_plan(job)
+    model = TrainedPart.of(model).module
     check_device("training.device", settings.device)
+    if job.privacy.unit == "example":
+        clip = make_protection(job, Layout(model).dimension).norm_clip
+        rate = settings.sampling_rate or 1.0
+        return ClippedExamplesTrainer(model, plan, rate=rate, clip=clip, device=settings.device)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
     if auto and settings.device != "cpu":
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
-    dense = DenseCohortTrainer.of(model, plan) if auto and settings.device == "cpu" else None
-    return dense or LoopTrainer(model, plan, settings.device, chains=auto)
+    if auto and settings.device == "cpu":
+        for kind in (OneStepTrainer, DenseCohortTrainer):
+            trainer = kind.of(model, plan)
+            if trainer is not None:
+                return trainer
+    return LoopTrainer(model, plan, settings.device, chains=auto)
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
@@ -120,7 +139,7 @@ def make_client_side(
 ) -> ClientSide:
     """The clients' side of the run."""
     trainer = make_trainer(job, make_model(job, shape))
-    training = LocalTraining(trainer, data, Seeded(job.seed, "training"))
+    training = LocalTraining(trainer, data, training_entropy(job))
     return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
 
 

@@ -35,13 +35,12 @@ from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.job_protection import in_clear
 from fedveil.engine.other_accounts import other_accounts
+from fedveil.engine.quality import ModelTest
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.run_records import check, counted, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
-from fedveil.learning.evaluate import evaluate
-from fedveil.learning.weight_layout import Layout
 from fedveil.message import take_array
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Ledger, Line
@@ -141,7 +140,8 @@ class Federation:
         self._model = make_model(job, shape)
         shape = ModelShape(shape.example_shape, shape.classes, model_fingerprint(self._model))
         engine.check(job, shape)
-        self._layout = Layout(self._model)
+        self._test = ModelTest(self._model, self._dataset.test, job.training.device)
+        self._layout = self._test.layout
         check_buffers(job, self._layout)
         if job.record.tensorboard:
             find_board()
@@ -173,7 +173,7 @@ class Federation:
         randomness = f"randomness of reports: {report_entropy(job).description}"
         thin = list(filter(None, [thin_promise(job, self._protection)]))
         first = (f"rounds: {job.rounds} in all", randomness, *engine.describe())
-        said = (*first, *self._layout.explain(), *job.warnings, *thin)
+        said = (*first, *self._test.part.explain(), *self._layout.explain(), *job.warnings, *thin)
         lines = [*said, *self._charge_begun()]
         introduce(self._recorder.event, beginning("round", self._done), began, lines)
         for sentence in thin:
@@ -245,7 +245,9 @@ class Federation:
                 self._recorder.event(str(line))
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
             if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
-                figures = ", ".join(f"{k} {v:.4f}" for k, v in self._quality().items())
+                figures = ", ".join(
+                    f"{k} {v:.4f}" for k, v in self._test.quality(self._weights).items()
+                )
                 self._recorder.event(f"the model at its end: {figures}")
         records, path = self._recorder.records, self._folder.path
         return Run(self.job, records, self._model, path, self._ledger, stopped, audit, others)
@@ -253,10 +255,11 @@ class Federation:
     def _round(self, number: int) -> Record:
         began = time.perf_counter()
         drawn = self._cohorts.draw(number)
-        spending = self._protection.spending(self._state)
+        state = self._state
+        spending = self._protection.spending(state)
         self._check_limit(spending, drawn, number)
         cohort = [*drawn, *self._canaries.clients]
-        context = RoundContext(cohort, number, self._weights, self._state)
+        context = RoundContext(cohort, number, self._weights, state)
         server = self._protection.server_round(context)
         self._executor.open(context)
         opening = dict.fromkeys(cohort, server.opening())
@@ -269,7 +272,8 @@ class Federation:
         outcome.charged.difference_update(self._canaries.clients)
         if applied is None and outcome.charged:
             self._state = self._protection.cut_off(self._state, self._ledger.charges(spending))
-        self._ledger.record_many(spending, round=number, clients=sorted(outcome.charged))
+        paid = spending if applied is None else self._protection.spent(state, applied)
+        self._ledger.record_many(paid, round=number, clients=sorted(outcome.charged))
         evaluation = time.perf_counter()
         quality = self._evaluate(number)
         outcome.seconds["evaluation"] = time.perf_counter() - evaluation
@@ -338,16 +342,7 @@ class Federation:
     def _evaluate(self, number: int) -> dict[str, float]:
         if number % self.job.evaluation.every and number != self.job.rounds:
             return {}
-        return self._quality()
-
-    def _quality(self) -> dict[str, float]:
-        self._layout.write(torch.from_numpy(self._weights))
-        test = self._dataset.test
-        try:
-            quality = evaluate(self._model, test.x, test.y)
-        except Exception as error:  # the user's model may raise anything
-            raise RunStopped(f"the model cannot be evaluated: {error!r}") from error
-        return {"loss": quality.loss, "accuracy": quality.accuracy, "auc": quality.auc}
+        return self._test.quality(self._weights)
 
     def _privacy(self) -> dict[str, Any]:
         record: dict[str, Any] = {"randomness": report_entropy(self.job).description}

@@ -46,6 +46,9 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         poisson=job.clients.sampling == "poisson",
         roster=outside.roster,
         identity=outside.identity,
+        masks=job.simulation.masks or deployed is not None,
+        unit=job.privacy.unit,
+        sampling_rate=job.training.sampling_rate or 1.0,
     )
     return build(job.protection.name, job.protection.settings, context)
 
@@ -61,3 +64,10 @@ def in_clear(job: Job, *, leaves: bool) -> list[str]:
 def report_entropy(job: Job) -> Entropy:
     """What reports draw from: the seed's keystream in a repeatable simulation, or the system's."""
     return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "reports")
+
+
+def training_entropy(job: Job) -> Entropy:
+    """What trainings draw from: the job's seed; what reports do, where batches must stay secret."""
+    if job.privacy.unit == "example":
+        return report_entropy(job).stream("training")
+    return Seeded(job.seed, "training")

@@ -22,16 +22,16 @@ from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import sampled_release
 from fedveil.protections.base import Protection
 
-_ADDED = "a client added or removed where the lines above replace one, for comparison only"
-
 
 def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
     """The lines for a run of so many rounds; none where there is nothing to say."""
     ratio, delta = _ratio(protection), job.privacy.delta
     if ratio is None or delta == 0 or not rounds:
         return
+    unit = "an example" if protection.context.unit == "example" else "a client"
+    added = f"{unit} added or removed where the lines above replace one, for comparison only"
     alike = added_or_removed(ratio, 1.0, rounds, delta)
-    yield Line(alike, delta, f"{_ADDED}: drawn in all of {rounds} rounds")
+    yield Line(alike, delta, f"{added}: drawn in all of {rounds} rounds")
     limited = job.privacy.max_epsilon is not None
     if limited or not (protection.amplified and protection.context.poisson):
         return
@@ -39,7 +39,7 @@ def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Li
     who = f"whoever only gets the models, amplified by Poisson sampling at rate {rate:g}"
     release = PrivacyLoss(math.inf, 1.0, release=sampled_release(ratio, rate))
     yield Line(compose([(release, rounds)], delta), delta, f"{who}: {rounds} rounds")
-    yield Line(added_or_removed(ratio, rate, rounds, delta), delta, f"the same, {_ADDED}")
+    yield Line(added_or_removed(ratio, rate, rounds, delta), delta, f"the same, {added}")
 
 
 def _ratio(protection: Protection) -> float | None:

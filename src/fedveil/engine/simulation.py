@@ -31,6 +31,7 @@ from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.federation import Run as Run
 from fedveil.engine.trial import try_out
 from fedveil.federated.job import Job
+from fedveil.learning.trained_part import TrainedPart
 from fedveil.protections.base import Protection
 from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import RunFolder
@@ -117,11 +118,14 @@ class Simulator(Engine):
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:
         """Start the worker processes."""
+        if not job.simulation.masks:
+            event("what secure aggregation masks is added without masks (simulation.masks = false)")
         return Faulty(self._executor(job, shape, protection.dimension), job, protection)
 
     def _executor(self, job: Job, shape: ModelShape, dimension: int) -> Executor:
         train, split = self._dataset.train, self._partition
-        data = ClientsData(train.x, train.y, split.indices, split.offsets)
+        seen = TrainedPart.of(make_model(job, shape)).seen(train.x, job.training.device)
+        data = ClientsData(seen, train.y, split.indices, split.offsets)
         workers = worker_count(job)
         if workers == 0:
             model = np.empty(dimension, np.float32)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning import models
 from fedveil.learning.evaluate import evaluate
+from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.run_folder import TRACEBACK, RunFolder
@@ -82,11 +84,14 @@ def _step(job: Job, model: nn.Module, client: ClientData, classes: int) -> None:
     _check_scores(scores, len(client), classes)
     loss = nn.functional.cross_entropy(scores, client.y.to(device))
     torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-    once = job.training.model_copy(update={"epochs": 1})
+    alone = job.privacy.unit == "example"
+    once = job.training.model_copy(update={"epochs": 1, "sampling_rate": 1.0 if alone else None})
     trainer = make_trainer(job.model_copy(update={"training": once}), model)
-    if trainer.least > 1:  # one vectorised call, which not every forward pass can be
-        trainer.start(Layout(model).vector())
-        ((_, (failure,)),) = trainer.train([client])
+    if trainer.least > 1 or alone:  # one vectorised call, which not every forward pass can be
+        part = TrainedPart.of(model)
+        seen = torch.from_numpy(part.seen(client.x.numpy(), device))
+        trainer.start(Layout(part.module).vector())
+        ((_, (failure,)),) = trainer.train([replace(client, x=seen)])
         if failure is not None:
             raise failure
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.own_code import is_function
-from fedveil.protections.base import Cohort, Weighting
+from fedveil.protections.base import Cohort, Weighting, Whose
 from fedveil.protections.positions import POSITIONS, fault_phases
 from fedveil.settings.checked_job import CheckedJob
 from fedveil.settings.settings import Block, Device, RunName, or_function
@@ -26,7 +26,16 @@ DATASETS = (
 #: The names that a fault plan may use, whatever the built-in position.
 PHASES = tuple(fault_phases(POSITIONS["not_encrypt"]))
 _NOISED = [name for name, p in POSITIONS.items() if p.noised(p.settings_type())]
-MODELS = ("lenet", "lenet_femnist", "lenet_smooth", "mlp", "purchase_dnn", "logistic")
+_BY_EXAMPLE = [n for n, p in POSITIONS.items() if "example" in p.units(p.settings_type())]
+MODELS = (
+    "lenet",
+    "lenet_femnist",
+    "lenet_smooth",
+    "mlp",
+    "purchase_dnn",
+    "logistic",
+    "filters_linear",
+)
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -81,8 +90,27 @@ class DataSettings(Block):
 class TrainingSettings(Block):
     """What a client does with its examples in a round."""
 
-    epochs: int = Field(10, ge=1, description="local epochs a round")
-    batch_size: int = Field(20, ge=1, description="examples in a local step; the last may be short")
+    train: Literal["all", "head"] = Field(
+        "all",
+        description="what is trained, and travels: all of the model; or its head, the last linear "
+        "layer, alone: what comes before it is fixed, and is computed once for every example",
+    )
+    epochs: int = Field(
+        10, ge=1, description="local epochs a round; left out under `privacy.unit: example`: 1"
+    )
+    batch_size: int = Field(
+        20,
+        ge=1,
+        description="examples in a local step; the last may be short. Under `privacy.unit: "
+        "example`: what the sum over the sampled batch is divided by, however many it holds",
+    )
+    sampling_rate: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="probability with which a client takes each of its examples into a round's "
+        "batch, secretly; under `privacy.unit: example`",
+    )
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the client's optimiser")
     lr: float = Field(0.1, gt=0, description="the client's learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
@@ -136,6 +164,11 @@ class PrivacySettings(Block):
     delta: float = Field(
         1e-5, ge=0, lt=1, description="the delta at which a run's epsilon is stated and limited"
     )
+    unit: Whose = Field(
+        "client",
+        description="whose data the epsilon is for; client: all that one client has; example: one "
+        f"of its examples ({', '.join(_BY_EXAMPLE)})",
+    )
 
 
 class AuditSettings(Block):
@@ -166,6 +199,12 @@ class SimulationSettings(Block):
         description="fault plan: the share of the cohort that falls silent at each phase, of "
         f"{', '.join(PHASES)}; where clients send a single report, those silent up to `masked` "
         "send none",
+    )
+    masks: bool = Field(
+        True,
+        description="whether clients of secure aggregation exchange keys and mask what they send; "
+        "false: the server adds the same numbers without, which gives the same sum sooner. Only a "
+        "simulation can do without",
     )
     answer_ms: float = Field(
         0.0,
@@ -249,13 +288,15 @@ class JobFields(CheckedJob):
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
     def _fill_in(self) -> None:
-        """Settle the two keys whose default depends on another key; the job is frozen then."""
+        """Settle the keys whose default depends on another key; the job is frozen then."""
         try:
             _ = self.protection.settings
         except InvalidValue as error:
             raise JobError([str(error)]) from None
         if "weighting" not in self.server.model_fields_set and self.protection.noised:
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
+        if "epochs" not in self.training.model_fields_set and self.privacy.unit == "example":
+            self.__dict__["training"] = self.training.model_copy(update={"epochs": 1})
         if "number" not in self.clients.model_fields_set and self.data.split == "by_client":
             self.__dict__["clients"] = self.clients.model_copy(update={"number": None})
 

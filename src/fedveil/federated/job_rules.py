@@ -47,6 +47,59 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
     )
 
 
+@RULES.rule("protection", "privacy.unit")
+def _unit_kept(job: JobFields) -> str | None:
+    """`privacy.unit: example` needs a protection that can state its loss for an example."""
+    if job.privacy.unit in job.protection.position.units(job.protection.settings):
+        return None
+    able = [n for n, p in POSITIONS.items() if job.privacy.unit in p.units(p.settings_type())]
+    return (
+        f"privacy.unit = {job.privacy.unit} is not offered by protection.name = "
+        f"{job.protection.name} with these parameters, which protects a client's update as a "
+        f"whole: take {' or '.join(able)}"
+    )
+
+
+@RULES.rule("privacy.unit", "training")
+def _one_step_of_examples(job: JobFields) -> str | None:
+    """`privacy.unit: example` trains by one step of plain SGD a round, on a batch that is drawn
+    with `training.sampling_rate`: `training.epochs` is 1, `optimizer` sgd, `momentum` and
+    `weight_decay` 0 and `engine` auto. Without it there is no `sampling_rate`."""
+    training = job.training
+    if job.privacy.unit != "example":
+        if training.sampling_rate is None:
+            return None
+        return (
+            f"training.sampling_rate = {training.sampling_rate!r} belongs to privacy.unit = "
+            f"example; under {job.privacy.unit} every example is in every epoch"
+        )
+    if training.sampling_rate is None:
+        return (
+            "training.sampling_rate = null: privacy.unit = example needs the probability, in "
+            "(0, 1], with which an example is in a round's batch"
+        )
+    needed = {"epochs": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "engine": "auto"}
+    wrong = [
+        f"training.{key} = {shown(getattr(training, key))} is not {shown(value)}"
+        for key, value in needed.items()
+        if getattr(training, key) != value
+    ]
+    if not wrong:
+        return None
+    return f"{', '.join(wrong)}: under privacy.unit = example a round is one step of plain SGD"
+
+
+@RULES.rule("privacy.unit", "audit.canaries")
+def _canaries_are_clients(job: JobFields) -> str | None:
+    """`audit.canaries` needs `privacy.unit: client`: a canary is a whole client."""
+    if not job.audit.canaries or job.privacy.unit == "client":
+        return None
+    return (
+        f"audit.canaries = {job.audit.canaries} needs privacy.unit = client: a canary is a client "
+        f"that is in every round as a whole, not an example that is rarely in a batch"
+    )
+
+
 @RULES.rule("protection.name", "server.weighting")
 def _weighs_equally(job: JobFields) -> str | None:
     """`server.weighting: by_size` is refused under a protection that perturbs reports: it tells the

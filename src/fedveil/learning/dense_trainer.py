@@ -61,7 +61,7 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., torch.Tensor], ...]] = {
 
 
 @dataclass(frozen=True)
-class _Layer:
+class DenseLayer:
     """A dense layer, its places in the model's vector, and the activation that follows."""
 
     outputs: int
@@ -130,11 +130,11 @@ class DenseCohortTrainer:
     chunk = 8
     least = 1
 
-    def __init__(self, model: nn.Module, plan: TrainingPlan, layers: Sequence[_Layer]) -> None:
+    def __init__(self, model: nn.Module, plan: TrainingPlan, layers: Sequence[DenseLayer]) -> None:
         self._layers = layers
         self._plan = plan
         self._loop = LoopTrainer(model, plan)
-        self._flattens = isinstance(_modules(model)[0], nn.Flatten)
+        self.flattens = isinstance(modules_of(model)[0], nn.Flatten)
         self._weights = np.empty(0, np.float32)
         self._starts: list[_Start] = []
         # What is no weight or bias of a dense layer is not trained: its change stays zero.
@@ -149,7 +149,7 @@ class DenseCohortTrainer:
     @classmethod
     def of(cls, model: nn.Module, plan: TrainingPlan) -> DenseCohortTrainer | None:
         """The trainer of dense layers with activations between; None for another model or plan."""
-        layers = _layers(model) if plan.bare_sgd and Chain.of(model) is not None else None
+        layers = dense_layers(model) if plan.bare_sgd and Chain.of(model) is not None else None
         return None if layers is None else cls(model, plan, layers)
 
     def start(self, weights: Float32s) -> None:
@@ -218,7 +218,7 @@ class DenseCohortTrainer:
     def _member(self, client: ClientData) -> _Member:
         batches = [*client.batches(self._plan)]
         index = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *batches]))
-        x = client.x[index].flatten(1) if self._flattens else client.x[index]
+        x = client.x[index].flatten(1) if self.flattens else client.x[index]
         return _Member(
             y=client.y[index],
             ends=[*accumulate(map(len, batches))],
@@ -293,13 +293,13 @@ def _slices(size: int, length: int) -> list[slice]:
     return [slice(start, start + length) for start in range(0, size, length)]
 
 
-def _modules(model: nn.Module) -> list[nn.Module]:
+def modules_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in unrolled(model) or () if type(module) is not nn.Identity]
 
 
-def _layers(model: nn.Module) -> list[_Layer] | None:
+def dense_layers(model: nn.Module) -> list[DenseLayer] | None:
     """The dense layers that the model is, flattening its input or not; None where it is more."""
-    modules = _modules(model)
+    modules = modules_of(model)
     first = modules[0] if modules else None
     if isinstance(first, nn.Flatten) and (first.start_dim, first.end_dim) == (1, -1):
         modules = modules[1:]
@@ -309,7 +309,7 @@ def _layers(model: nn.Module) -> list[_Layer] | None:
         if type(module) is not nn.Linear or not (after is None or type(after) in _ACTIVATIONS):
             return None
         layers.append(
-            _Layer(
+            DenseLayer(
                 outputs=module.out_features,
                 inputs=module.in_features,
                 weight=places[id(module.weight)],

@@ -3,6 +3,7 @@
 Every tensor of a model is averaged, kept or refused, by name; none is lost silently:
 - trainable parameters, and persistent floating buffers (BatchNorm statistics), are averaged;
 - tied parameters are in the vector once;
+- where only a model's head is trained, everything before it is kept;
 - frozen parameters, integer and truth-value buffers and non-persistent buffers are kept: each
   client starts from the server's value and what it makes of it is dropped;
 - other floating types, sparse, quantised, uninitialised and overlapping tensors are refused.
@@ -20,6 +21,7 @@ from torch import nn
 
 from fedveil._arrays import Bools, Float32s
 from fedveil.errors import ModelInvalid
+from fedveil.learning.trained_part import TrainedPart
 
 Fate = Literal["parameter", "buffer"]
 
@@ -43,14 +45,17 @@ class Layout:
         self.entries: list[Entry] = []
         self.kept: dict[str, torch.Tensor] = {}
         self.dimension = 0
+        trained = TrainedPart.of(model).module
+        travelling = {id(tensor) for tensor in (*trained.parameters(), *trained.buffers())}
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad and id(parameter) in travelling:
                 self._place(name, "parameter", parameter)
             else:
                 self.kept[name] = parameter
         persistent = set(model.state_dict(keep_vars=True))
         for name, buffer in model.named_buffers():
-            if buffer.dtype == torch.float32 and name in persistent:
+            floats = buffer.dtype == torch.float32 and name in persistent
+            if floats and id(buffer) in travelling:
                 self._place(name, "buffer", buffer)
             else:
                 self.kept[name] = buffer

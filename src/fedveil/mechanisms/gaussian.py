@@ -32,8 +32,8 @@ _MAX_CLIP_PER_SIGMA = 2.0**18
 _LEAST, _MOST = 2.0**-100, 2.0**100
 
 #: Steps² beyond sigma², and a share of it: what the proof of the guarantee spends.
-_SMOOTHING = 16
-_SLACK = Fraction(1, 1 << 30)
+SMOOTHING = 16
+SLACK = Fraction(1, 1 << 30)
 
 
 class GaussianMechanism:
@@ -115,7 +115,7 @@ class GaussianMechanism:
         if self.noise == "discrete":
             step = self.grid(len(vector)).step
             return clip_to_grid(vector, self.clip, step).astype(np.float64) * step
-        shrunk: Float64s = vector.astype(np.float64) * min(1.0, _stretch(vector, self.clip))
+        shrunk: Float64s = vector.astype(np.float64) * min(1.0, stretch(vector, self.clip))
         return shrunk
 
     def log_likelihood(self, output: Float64s, update: Vector) -> float:
@@ -178,7 +178,7 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
     """The noise on whole multiples of `step`, in steps, that stands for one of `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
-    return DiscreteGaussian.at_least(steps**2 * (1 + _SLACK) + _SMOOTHING)
+    return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 
 
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
@@ -194,13 +194,13 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
     multiples = np.empty(len(vector), np.int64)
     radius = clip / step
     limit = math.floor((Fraction(clip) / Fraction(step)) ** 2)
-    factor = min(1 / step, _stretch(vector, radius))
+    factor = min(1 / step, stretch(vector, radius))
     while _round_to_grid(vector, factor, multiples) > limit:
         factor *= 1 - 2.0**-30
     return multiples
 
 
-def _stretch(vector: Vector, norm: float) -> float:
+def stretch(vector: Vector, norm: float) -> float:
     """norm / |vector|, to within rounding; infinite where that is out of a float's range."""
     peak = float(max(vector.max(initial=0.0), -vector.min(initial=0.0)))
     if peak == 0:

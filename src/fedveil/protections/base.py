@@ -30,6 +30,7 @@ from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.cost_key import CostKey
+from fedveil.protections.dialect import Dialect
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import ServerHalf
@@ -41,6 +42,8 @@ Update: TypeAlias = npt.NDArray[np.float32]
 #: What a protection carries from one round to the next; a checkpoint stores it as a message.
 State: TypeAlias = Message
 Weighting: TypeAlias = Literal["by_size", "equal"]
+#: Whose data a loss is stated for: all that a client has, or one of its examples.
+Whose: TypeAlias = Literal["client", "example"]
 #: What a ledger says of weights: no epsilon covers them.
 BY_SIZE = "how many examples clients have, each or in sum (weighting = by_size)"
 
@@ -60,8 +63,11 @@ class JobContext:
     `job`: a digest of the whole job, the same for all that take part. In simulation (`simulated`)
     keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
     and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
-    from `seed` too, as the job's reports then do. `delta`: what a run's epsilon is stated at.
+    from `seed` too, as the job's reports then do. `delta`: what the run's epsilon is stated at.
     `poisson`: cohorts differ in size and are secret; `clients_per_round` is what is expected.
+    `masks`: whether secure aggregation masks; without, a simulation adds the same numbers bare.
+    `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
+    the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
     """
 
     weighting: Weighting
@@ -76,6 +82,9 @@ class JobContext:
     poisson: bool = False
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
     identity: Secret | None = None
+    masks: bool = True
+    unit: Whose = "client"
+    sampling_rate: float = 1.0
 
 
 class Answered:
@@ -190,25 +199,6 @@ class Cohort:
 Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """How a MindSpore Federated server's file speaks of a position, where that needs a word.
-
-    `theirs`: whether it is one of their positions; the others are taken in their form too.
-    `aliases`: their other names of parameters. `one_server`: why it has one server, where it must.
-    `demanded`: parameters that their server demands.
-    `uploads_as_they_are`: their server switches the compression of uploads off by itself.
-    `refused`: their further positions of the kind, and why they are not supported.
-    """
-
-    theirs: bool = True
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    one_server: str = ""
-    demanded: tuple[str, ...] = ()
-    uploads_as_they_are: bool = False
-    refused: Mapping[str, str] = field(default_factory=dict)
-
-
 class Protection(ABC):
     """A switch position, made once from the job: what it does, and all that it says of itself.
 
@@ -234,6 +224,7 @@ class Protection(ABC):
     advice: ClassVar[tuple[Rule, ...]] = ()
     dialect: ClassVar[Dialect] = Dialect(theirs=False)
     #: The longest update (L2 norm) that it tells of as it is; infinite where it shortens none.
+    #: Under `privacy.unit: example`, the most that training lets one example move the update by.
     norm_clip: float = math.inf
     #: Whether secret cohorts (`JobContext.poisson`) amplify its loss: what comes of a round is then
     #: a noised sum over a constant, whoever is in it, and if nobody is.
@@ -293,6 +284,11 @@ class Protection(ABC):
         """What `fedveil budget --target-epsilon` solves for; of a name alone, the less the less."""
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
+
+    @classmethod
+    def units(cls, settings: Any) -> Sequence[Whose]:
+        """Whose data it can state its losses for with these parameters."""
+        return ("client",)
 
     @classmethod
     def rests_on_server(cls, settings: Any) -> bool:
@@ -356,6 +352,13 @@ class Protection(ABC):
     @abstractmethod
     def spending(self, state: State) -> Sequence[Spending]:
         """What each report of a round that opens with `state` costs its client."""
+
+    def spent(self, state: State, reports: int) -> Sequence[Spending]:
+        """What each report cost of a round that opened with `state` and summed so many of them.
+
+        Never more than `spending`, which is known before.
+        """
+        return self.spending(state)
 
     @abstractmethod
     def server_round(self, context: RoundContext) -> ServerRound:

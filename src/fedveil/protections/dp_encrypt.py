@@ -14,21 +14,24 @@ from pydantic import Field
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.mechanisms.unclipped_sum import GaussianSum
 from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.packing import pack, packed_size, unpack
 from fedveil.privacy.audit import Case
+from fedveil.privacy.sum_grid import LARGEST
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
     Cohort,
-    Dialect,
     JobContext,
     Protection,
     RoundContext,
     Spending,
     State,
     Update,
+    Whose,
 )
+from fedveil.protections.dialect import Dialect
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
@@ -70,6 +73,10 @@ class DPEncrypt(Protection):
 
     Privacy: (dp_eps, dp_delta) for a client's whole update in one report, replace-one, against
     whoever reads the report, as `GaussianMechanism` states; infinite for continuous noise.
+
+    Under `privacy.unit: example` the update is a sum that is not clipped, of contributions that
+    are. (dp_eps, dp_delta) is then for one example that is surely in the round's batch, and what
+    the report costs is less by the chance that it is not, as `GaussianSum` states.
     """
 
     name = block = "dp_encrypt"
@@ -80,15 +87,27 @@ class DPEncrypt(Protection):
 
     def __init__(self, settings: DPEncryptSettings, context: JobContext) -> None:
         super().__init__(settings, context)
-        self._mechanism = GaussianMechanism(
-            settings.dp_eps, settings.dp_delta, settings.dp_norm_clip, settings.noise
-        )
-        self._loss, self.norm_clip = self._mechanism.loss, self._mechanism.clip
+        chosen = settings.dp_eps, settings.dp_delta, settings.dp_norm_clip
+        self._mechanism: GaussianMechanism | GaussianSum
         self._form: _Form
-        if settings.noise == "discrete":
-            self._form = _GridForm(self._mechanism, self.dimension)
+        if context.unit == "example":
+            rate = context.sampling_rate
+            self._mechanism = GaussianSum(*chosen, dimension=self.dimension, rate=rate)
+            step, largest = self._mechanism.step, LARGEST * self._mechanism.step
+            self._form = _GridForm(self._mechanism, self.dimension, step, largest)
         else:
-            self._form = _FloatForm(self._mechanism, self.dimension)
+            self._mechanism = GaussianMechanism(*chosen, settings.noise)
+            step, largest = self._mechanism.grid(self.dimension).step, settings.dp_norm_clip
+            if settings.noise == "discrete":
+                self._form = _GridForm(self._mechanism, self.dimension, step, largest)
+            else:
+                self._form = _FloatForm(self._mechanism, self.dimension)
+        self._loss, self.norm_clip = self._mechanism.loss, self._mechanism.clip
+
+    @classmethod
+    def units(cls, settings: DPEncryptSettings) -> Sequence[Whose]:
+        """Either, where noise is discrete."""
+        return ("client", "example") if settings.noise == "discrete" else ("client",)
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
@@ -192,18 +211,25 @@ class _Sum(Protocol):
 class _GridForm:
     """Whole multiples of the grid's step, each in as few bits as hold -limit..limit.
 
-    `limit` is the clipping norm plus ten sigma. What is beyond is written as the limit: that is
-    post-processing, so that no guarantee changes, and happens to fewer than one value in 10^22.
+    `limit` is the largest entry without noise plus ten sigma. What is beyond is written as the
+    limit: that is post-processing, so that no guarantee changes, and happens to fewer than one
+    value in 10^22.
     All reports of a job have the same length.
     """
 
     fields: tuple[str, ...] = ("multiples", "step")
 
-    def __init__(self, mechanism: GaussianMechanism, dimension: int) -> None:
+    def __init__(
+        self,
+        mechanism: GaussianMechanism | GaussianSum,
+        dimension: int,
+        step: float,
+        largest: float,
+    ) -> None:
         self._mechanism = mechanism
         self._dimension = dimension
-        self.step = mechanism.grid(dimension).step
-        self._limit = math.ceil((mechanism.clip + _REACH_SIGMAS * mechanism.sigma) / self.step)
+        self.step = step
+        self._limit = math.ceil((largest + _REACH_SIGMAS * mechanism.sigma) / step)
         self._width = (2 * self._limit).bit_length()
         self._size = packed_size(dimension, self._width)
 

@@ -14,13 +14,14 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    Dialect,
     Protection,
     RoundContext,
     Spending,
     State,
     Update,
+    Whose,
 )
+from fedveil.protections.dialect import Dialect
 from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
@@ -53,6 +54,11 @@ class NotEncrypt(Protection):
     dialect = Dialect()
     #: An app without fedveil does the same.
     for_apps = False
+
+    @classmethod
+    def units(cls, settings: NotEncryptSettings) -> Sequence[Whose]:
+        """Either: neither is promised anything."""
+        return ("client", "example")
 
     def spending(self, state: State) -> Sequence[Spending]:
         """A plain update promises nothing."""

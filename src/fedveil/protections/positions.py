@@ -6,6 +6,7 @@ from fedveil import own_code
 from fedveil.errors import InvalidValue
 from fedveil.protections.base import JobContext, Protection
 from fedveil.protections.central_gaussian import CentralGaussian
+from fedveil.protections.distributed_dp import DistributedDP
 from fedveil.protections.dp_encrypt import DPEncrypt
 from fedveil.protections.not_encrypt import NotEncrypt
 from fedveil.protections.pw_encrypt import PWEncrypt
@@ -13,7 +14,16 @@ from fedveil.protections.rr_oue import OUE, RR
 from fedveil.protections.signds import SignDSProtection
 from fedveil.settings.settings import Settings
 
-_BUILT_IN = (NotEncrypt, DPEncrypt, PWEncrypt, CentralGaussian, SignDSProtection, RR, OUE)
+_BUILT_IN = (
+    NotEncrypt,
+    DPEncrypt,
+    PWEncrypt,
+    DistributedDP,
+    CentralGaussian,
+    SignDSProtection,
+    RR,
+    OUE,
+)
 #: Every position by its name.
 POSITIONS: dict[str, type[Protection]] = {position.name: position for position in _BUILT_IN}
 

@@ -252,6 +252,10 @@ class Client:
             raise ClientWithheld(
                 f"{len(survivors)} survivors are fewer than the threshold, {self.terms.threshold}"
             )
+        if self.terms.neighbours is None and len(survivors) < self.terms.least:
+            raise ClientWithheld(
+                f"{len(survivors)} survivors are fewer than a sum must have, {self.terms.least}"
+            )
         if self.client not in survivors:
             raise ClientWithheld("the survivors do not include this client, which has answered")
         if not set(survivors) <= set(self._sharers):

@@ -127,6 +127,8 @@ class Server:
         # Signatures are counted, not whose shares their signers hold.
         got = len(answered) if closed == "consistency" else self._disclosure.fewest(answered)
         needed = self.terms.threshold
+        if closed == "masked" and len(answered) < self.terms.least:
+            got, needed = len(answered), self.terms.least
         self._state.step(Event.ENOUGH if got >= needed else Event.TOO_FEW)
         if got < needed:
             raise RoundVoid(closed, got, needed)

@@ -32,7 +32,9 @@ class Terms:
     many clients share secrets at most. `threshold`: how many of a neighbourhood reconstruct a
     secret; it is safe in relation to `sharing`. `neighbours`: how many each client has in the
     masking graph, None for the complete graph. `roster`: gives a client's Ed25519 public key,
-    where `active_security` signs what clients say, and None for a stranger.
+    where `active_security` signs what clients say, and None for a stranger. `least`: how many
+    vectors a sum has at least that a client helps to unmask, as far as it sees who is in it, which
+    is all of them in the complete graph.
     """
 
     job: bytes
@@ -43,6 +45,7 @@ class Terms:
     sharing: int
     neighbours: int | None = None
     active_security: bool = False
+    least: int = 1
     roster: Callable[[int], bytes | None] = field(default=_nobody, repr=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +54,7 @@ class Terms:
         integer("bits", self.bits, 1, MAX_BITS)
         integer("sharing", self.sharing, 1, MAX_CLIENTS)
         integer("threshold", self.threshold, 1, self.sharing)
+        integer("least", self.least, 1, self.sharing)
         if self.neighbours is not None:
             integer("neighbours", self.neighbours, 1, MAX_CLIENTS)
             if self.active_security:
@@ -69,4 +73,6 @@ class Terms:
         """A digest of all of it but the roster: every key, share and signature is bound to it."""
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
+        if self.least == 1:  # as it was before there was a choice
+            del terms["least"]
         return hashlib.sha256(b"fedveil secure aggregation 2" + encode(terms)).digest()

@@ -52,6 +52,20 @@ class ClientsData:
     indices: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
 
+    @classmethod
+    def of_one(
+        cls, client: ClientId, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]
+    ) -> ClientsData:
+        """The examples of one client, the others having none."""
+        offsets = np.zeros(client + 2, np.int64)
+        offsets[-1] = len(y)
+        return cls(x, y, np.arange(len(y)), offsets)
+
+    def only(self, client: ClientId) -> ClientsData:
+        """The same without the examples of all others."""
+        mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
+        return self.of_one(client, self.x[mine], self.y[mine])
+
     def examples(self, client: ClientId) -> int:
         """How many examples the client has."""
         return int(self.offsets[client + 1] - self.offsets[client])

@@ -215,13 +215,15 @@ class ProtectedStrategy(Strategy):
         closed = self.ledger
         self.ledger = closed.copy()  # charged with all that are asked, should this end here
 
-        def charge(ledger: Ledger, clients: Iterable[ClientId]) -> None:
+        def charge(ledger: Ledger, cost: Sequence[Spending], clients: Iterable[ClientId]) -> None:
             nodes = sorted(map(node_of, clients))
-            ledger.record_many(spending, round=context.round, clients=nodes)
+            ledger.record_many(cost, round=context.round, clients=nodes)
 
-        outcome = drive(server, carrier, opening, protection.trains, partial(charge, self.ledger))
+        begun = partial(charge, self.ledger, spending)
+        outcome = drive(server, carrier, opening, protection.trains, begun)
         aggregate = outcome.result(server.aggregate)
-        charge(closed, outcome.charged)
+        paid = spending if aggregate is None else protection.spent(state, aggregate.reports)
+        charge(closed, paid, outcome.charged)
         self.ledger = closed
         self._note(record, outcome, carrier)
         if aggregate is not None:

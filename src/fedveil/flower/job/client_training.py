@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,15 +11,21 @@ import torch
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_trainer
 from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
-from fedveil.entropy import Seeded
+from fedveil.engine.job_protection import job_digest, training_entropy
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
+from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.message import Message, take, take_array
 from fedveil.protections.base import Update
 from fedveil.rounds.answers import ClientId, Failed
 
 _log = logging.getLogger("flwr")
+
+#: Features of clients' examples, by job, model, client and data, where a process trains more than
+#: once: of so many clients, since one process may simulate them all.
+_seen_before: dict[tuple[bytes, str, ClientId, str | None], ClientsData] = {}
+_MOST_SEEN = 16
 
 
 def own_data(job: Job, client: ClientId, function: str | None) -> ClientsData:
@@ -28,10 +35,7 @@ def own_data(job: Job, client: ClientId, function: str | None) -> ClientsData:
         split = make_partition(job, data)
         return ClientsData(data.train.x, data.train.y, split.indices, split.offsets)
     data = load(function)
-    count = len(data.train.y)
-    offsets = np.zeros(client + 2, np.int64)
-    offsets[-1] = count
-    return ClientsData(data.train.x, data.train.y, np.arange(count), offsets)
+    return ClientsData.of_one(client, data.train.x, data.train.y)
 
 
 class Training:
@@ -57,13 +61,13 @@ class Training:
                 f"the server's model has {len(weights)} weights, model = {job.model} has "
                 f"{Layout(model).dimension}"
             )
+        self._part = TrainedPart.of(model)
         self._trainer = make_trainer(job, model)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """The client's update, and the number of its examples; raises whatever goes wrong."""
-        data = own_data(self._job, client, function)
-        _check_examples(data, self._shape)
-        training = LocalTraining(self._trainer, data, Seeded(self._job.seed, "training"))
+        data = self._seen(client, function)
+        training = LocalTraining(self._trainer, data, training_entropy(self._job))
         training.open(self._round, self.model)
         # More threads may add in another order: one gives the simulator's bytes.
         torch.set_num_threads(1)
@@ -77,13 +81,34 @@ class Training:
                 raise DeploymentError(f"training failed: {reason}")
         raise AssertionError(answer)
 
+    def _seen(self, client: ClientId, function: str | None) -> ClientsData:
+        """The client's examples as the trained part sees them: features, once in a process."""
+        name = (job_digest(self._job), self._shape.fingerprint, client, function)
+        if name in _seen_before:
+            return _seen_before[name]
+        data = own_data(self._job, client, function)
+        _check_shape(data, self._shape)
+        if self._job.privacy.unit == "client":
+            # Else one example would decide about the others' contributions; training leaves it out.
+            _check_labels(data, self._shape)
+        if self._part.features is None:
+            return data
+        own = data.only(client)
+        seen = replace(own, x=self._part.seen(own.x, self._job.training.device))
+        if len(_seen_before) < _MOST_SEEN:
+            _seen_before[name] = seen
+        return seen
 
-def _check_examples(data: ClientsData, shape: ModelShape) -> None:
+
+def _check_shape(data: ClientsData, shape: ModelShape) -> None:
     if data.x.shape[1:] != shape.example_shape:
         raise DeploymentError(
             f"this client's examples have shape {data.x.shape[1:]}, the job's have "
             f"{shape.example_shape}"
         )
+
+
+def _check_labels(data: ClientsData, shape: ModelShape) -> None:
     if data.y.max() >= shape.classes:
         raise DeploymentError(
             f"this client has the label {data.y.max()}, the job's are in [0, {shape.classes})"

@@ -1,0 +1,302 @@
+"""One step on a secretly sampled batch in which no example counts for more than a clip.
+
+A client takes each of its examples into the batch with the same probability, on its own, and its
+update is the sum over the batch of
+
+    -lr / batch_size * gradient,   shortened to the L2 norm `clip` where it is longer,
+
+where `batch_size` is the number that the job states, whatever the batch came to. The sum itself is
+not clipped. An example whose gradient is not finite, or cannot be taken, counts for nothing, and an
+empty batch gives an update of zeros: an example decides about its own contribution alone.
+
+With a finite clip the update is made so that no example moves it by more than the clip, rounding
+counted (`privacy.sum_grid`), of contributions as they were computed. What an example's
+contribution is does not depend on the others of its batch in a linear model. Elsewhere torch takes
+some examples' gradients at once, always of as many; how it rounds one may depend on its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedveil._arrays import Float32s, Float64s, Int64s
+from fedveil._kernels import compiled
+from fedveil.errors import InvalidValue, ModelInvalid
+from fedveil.learning.chain import Chain, unrolled
+from fedveil.learning.device import seed_torch
+from fedveil.learning.trainer import ClientData, Trained, TrainingPlan
+from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.sum_grid import MOST, as_update, clip_within
+
+#: Gradients of so many entries lie in memory together, of at most so many examples.
+_ENTRIES, _AT_ONCE = 1 << 22, 64
+
+
+class ClippedExamplesTrainer:
+    """Trains clients one after another, each by one such step.
+
+    `rate` is the probability of an example, `clip` the bound on what it moves the update by;
+    infinite for none.
+    """
+
+    chunk = least = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: TrainingPlan,
+        *,
+        rate: float,
+        clip: float = math.inf,
+        device: str = "cpu",
+    ) -> None:
+        _refuse_mixing(model)
+        self._layout = Layout(model)
+        self._rate, self._clip = rate, clip
+        self._share = plan.lr / plan.batch_size
+        within = clip_within(clip, self._layout.dimension) if math.isfinite(clip) else clip
+        linear = _LinearHead.of(model, self._layout) if device == "cpu" else None
+        self._sums = linear or _AnyModel(model, device)
+        self._within = within
+        self._weights = np.empty(0, np.float32)
+
+    def start(self, weights: Float32s) -> None:
+        self._weights = weights
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        for client in clients:
+            row, failure = np.zeros(self._layout.dimension, np.float32), None
+            try:
+                row = self._update(client)
+            except Exception as error:  # the user's model may raise anything
+                failure = error
+            yield row[None], [failure]
+
+    def _update(self, client: ClientData) -> Float32s:
+        taken = client.entropy.stream("batch").bernoulli(self._rate, len(client))
+        batch = np.flatnonzero(taken)
+        if len(batch) > MOST:
+            raise InvalidValue(f"a batch of {len(batch)} examples is larger than {MOST}")
+        total = np.zeros(self._layout.dimension)
+        if len(batch):
+            self._sums.add(total, self._weights, client, batch, self._share, self._within)
+        return as_update(total, self._clip) if math.isfinite(self._clip) else total.astype("f4")
+
+
+def _refuse_mixing(model: nn.Module) -> None:
+    mixing = [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    if mixing:
+        raise ModelInvalid(
+            f"privacy.unit = example takes every example's gradient alone, and BatchNorm "
+            f"({', '.join(mixing)}) mixes the examples of a batch: use GroupNorm or none"
+        )
+
+
+class _LinearHead:
+    """One dense layer: an example's gradient is the product of its features and its error.
+
+    So its norm is the product of theirs, and neither is written out. Everything is float64, one
+    example at a time.
+    """
+
+    def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:
+        self._weight, self._bias, self._outputs = weight, bias, outputs
+
+    @classmethod
+    def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
+        """The sums of a model that is such a layer, after flattening; None for another."""
+        if Chain.of(model) is None:
+            return None
+        layers = [m for m in unrolled(model) or () if not isinstance(m, nn.Flatten | nn.Identity)]
+        layer = layers[0]
+        if len(layers) != 1 or not isinstance(layer, nn.Linear):
+            return None
+        places = {id(entry.tensor): slice(entry.start, entry.stop) for entry in layout.entries}
+        bias = None if layer.bias is None else places[id(layer.bias)]
+        return cls(places[id(layer.weight)], bias, layer.out_features)
+
+    def add(
+        self,
+        total: Float64s,
+        weights: Float32s,
+        client: ClientData,
+        batch: Int64s,
+        share: float,
+        clip: float,
+    ) -> None:
+        """Add the contributions of the batch's examples to `total`."""
+        x = client.x.reshape(len(client), -1).numpy()
+        flat = weights.astype(np.float64)
+        columns = np.ascontiguousarray(flat[self._weight].reshape(self._outputs, -1).T)
+        bias = np.zeros(self._outputs) if self._bias is None else flat[self._bias]
+        moved, moved_bias = np.zeros_like(columns), np.zeros_like(bias)
+        one = 0.0 if self._bias is None else 1.0
+        _add_linear(x, client.y.numpy(), batch, columns, bias, one, share, clip, moved, moved_bias)
+        total[self._weight] += moved.T.reshape(-1)
+        if self._bias is not None:
+            total[self._bias] += moved_bias
+
+
+def _add_linear_numpy(
+    x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
+    share: float, clip: float, moved: Float64s, moved_bias: Float64s
+) -> None:  # fmt: skip
+    for i in batch:
+        if not 0 <= y[i] < len(bias):
+            continue
+        features = x[i].astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = np.add.reduce(np.vstack([bias, features[:, None] * columns]), axis=0)
+            square = float(np.cumsum(np.append(one, features * features))[-1])
+            error = _error_numpy(scores, int(y[i]))
+            norm = math.sqrt(square * float(np.cumsum(error * error)[-1]))
+        if not norm < math.inf:
+            continue
+        error *= -share if norm * share <= clip else -(clip / norm)
+        moved += features[:, None] * error
+        moved_bias += one * error
+
+
+def _error_numpy(scores: Float64s, label: int) -> Float64s:
+    powers = np.array([math.exp(score) for score in scores - scores.max()])
+    error: Float64s = powers / np.cumsum(powers)[-1]
+    error[label] -= 1.0
+    return error
+
+
+@compiled(_add_linear_numpy)
+def _add_linear(
+    x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
+    share: float, clip: float, moved: Float64s, moved_bias: Float64s
+) -> None:  # fmt: skip
+    """Add -share * (softmax - label) times (features, one) to `moved` for each of the batch.
+
+    `columns` and `moved` are a weight's transpose, so that the inner loops run over the outputs.
+    """
+    inputs, outputs = columns.shape
+    error = np.empty(outputs)
+    for i in batch:
+        if not 0 <= y[i] < outputs:
+            continue
+        error[:] = bias
+        square = one
+        for j in range(inputs):
+            feature = np.float64(x[i, j])
+            square += feature * feature
+            for k in range(outputs):
+                error[k] += feature * columns[j, k]
+        highest = error.max()
+        total = 0.0
+        for k in range(outputs):
+            error[k] = math.exp(error[k] - highest)
+            total += error[k]
+        length = 0.0
+        for k in range(outputs):
+            error[k] /= total
+            if k == y[i]:
+                error[k] -= 1.0
+            length += error[k] * error[k]
+        norm = math.sqrt(square * length)
+        if not norm < math.inf:
+            continue
+        factor = -share if norm * share <= clip else -(clip / norm)
+        for k in range(outputs):
+            error[k] *= factor
+            moved_bias[k] += one * error[k]
+        for j in range(inputs):
+            feature = np.float64(x[i, j])
+            for k in range(outputs):
+                moved[j, k] += feature * error[k]
+
+
+class _AnyModel:
+    """The gradients of some examples at once, by vmap; the last ones are filled up with repeats.
+
+    Where one raises, each of its companions is tried alone.
+    """
+
+    def __init__(self, model: nn.Module, device: str) -> None:
+        self._device = torch.device(device)
+        self._model = model.to(self._device).train()
+        self._layout = Layout(self._model)
+        self._learnt = [e for e in self._layout.entries if e.fate == "parameter"]
+        entries = sum(e.stop - e.start for e in self._learnt)
+        self._at_once = max(1, min(_AT_ONCE, _ENTRIES // entries))
+        self._gradients = vmap(grad(self._loss), in_dims=(None, 0, 0), randomness="different")
+        self._given: dict[str, torch.Tensor] = {}
+
+    def _loss(
+        self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        logits = functional_call(self._model, (parameters, self._given), (x[None],))
+        return nn.functional.cross_entropy(logits, y[None])
+
+    def add(
+        self,
+        total: Float64s,
+        weights: Float32s,
+        client: ClientData,
+        batch: Int64s,
+        share: float,
+        clip: float,
+    ) -> None:
+        """Add the contributions of the batch's examples to `total`; raises where none has any."""
+        start = torch.from_numpy(weights).to(self._device)
+        self._layout.write(start)
+        views = self._layout.views(start)
+        named = {e.name: view for e, view in zip(self._layout.entries, views, strict=True)}
+        parameters = {e.name: named.pop(e.name) for e in self._learnt}
+        self._given = {**self._layout.kept, **named}
+        seed_torch(client.torch_seed(), self._device)
+        size = self._at_once
+        waiting = [(batch[i : i + size], size) for i in range(0, len(batch), size)]
+        failures = []
+        while waiting:
+            some, rows = waiting.pop()
+            try:
+                gradients = self._flat(parameters, client, some, rows)
+            except Exception as error:  # the user's model may raise anything
+                if rows > 1:
+                    waiting += [(some[i : i + 1], 1) for i in range(len(some))]
+                else:
+                    failures.append(error)
+                continue
+            self._spread(total, _clipped_sum(gradients, share, clip))
+        if len(failures) == len(batch):
+            raise failures[0]
+
+    def _flat(
+        self, parameters: dict[str, torch.Tensor], client: ClientData, some: Int64s, rows: int
+    ) -> torch.Tensor:
+        """A row of gradient for each of `some`, of so many that are computed."""
+        index = torch.from_numpy(np.resize(some, rows))
+        x, y = client.x[index].to(self._device), client.y[index].to(self._device)
+        found = self._gradients(parameters, x, y)
+        flat = torch.cat([found[e.name].reshape(rows, -1) for e in self._learnt], 1)
+        return flat[: len(some)].detach()
+
+    def _spread(self, total: Float64s, moved: Float64s) -> None:
+        """Add what moves the parameters to their places; buffers stay as they are."""
+        begin = 0
+        for entry in self._learnt:
+            end = begin + entry.stop - entry.start
+            total[entry.start : entry.stop] += moved[begin:end]
+            begin = end
+
+
+def _clipped_sum(gradients: torch.Tensor, share: float, clip: float) -> Float64s:
+    norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
+    factors = torch.where(norms * share <= clip, share, clip / norms)
+    finite = torch.isfinite(norms)
+    rows = gradients[finite].double()
+    return -(factors[finite] @ rows).cpu().numpy()

@@ -1,0 +1,117 @@
+"""Which part of a model is trained and travels: all of it, or its head alone.
+
+A head is a last linear layer. Where it alone is trained everything before it is fixed, and what
+that makes of an example, the example's features, is computed once and not in every round.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil._arrays import Float32s
+from fedveil.errors import ModelInvalid
+
+#: What a model has of which only the head is trained; copies of the model have it too.
+_MARK = "_fedveil_only_head"
+
+
+def only_head(model: nn.Module) -> nn.Module:
+    """The same model, of which from now on everything but the head is fixed."""
+    features, head = _split(model)
+    shared = {id(p) for p in head.parameters()} & {id(p) for p in features.parameters()}
+    if shared:
+        raise ModelInvalid(
+            "training.train = head: the head shares a weight with the layers before it, which "
+            "would change with it: give it one of its own"
+        )
+    features.requires_grad_(False)
+    setattr(model, _MARK, True)
+    return model
+
+
+@dataclass(frozen=True)
+class TrainedPart:
+    """`module` is trained; `features` gives what it sees of an example, or is None where it sees
+    the example itself."""
+
+    whole: nn.Module
+    module: nn.Module
+    features: nn.Module | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> TrainedPart:
+        """The head of what `only_head` gave, all of any other model."""
+        if not getattr(model, _MARK, False):
+            return cls(model, model)
+        features, head = _split(model)
+        return cls(model, head, features)
+
+    @torch.no_grad()
+    def seen(self, x: Float32s, device: str = "cpu") -> Float32s:
+        """What the module sees of examples.
+
+        Each goes through the fixed layers alone and on one thread, so that its features are the
+        same bytes whoever computes them, beside which others; more at once only where all of
+        these layers say that this changes nothing (`examples_at_once`).
+        """
+        if self.features is None:
+            return x
+        whole = copy.deepcopy(self.whole).to(device).eval()
+        features, head = _split(whole)
+        size = min((getattr(m, "examples_at_once", 1) for m in features.children()), default=1)
+        with _one_thread():
+            first = torch.tensor(x[:1], device=device)
+            _check_scores(head, features(first), whole(first))
+            out = np.empty((len(x), head.in_features), np.float32)
+            for start in range(0, len(x), size):
+                block = torch.tensor(x[start : start + size], device=device)
+                out[start : start + size] = features(block).cpu().numpy()
+        return out
+
+    def explain(self) -> list[str]:
+        """What a run should say of it."""
+        if self.features is None:
+            return []
+        return ["only the last layer is trained: what comes before it is computed once"]
+
+
+def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
+    """What comes before the head, and the head."""
+    features: object = getattr(model, "features", None)
+    head: object = getattr(model, "head", None)
+    if isinstance(model, nn.Sequential) and len(model):
+        features, head = model[:-1], model[-1]
+    if not isinstance(features, nn.Module) or not isinstance(head, nn.Linear):
+        raise ModelInvalid(
+            "training.train = head needs a model whose head can be told: an nn.Sequential that "
+            "ends in an nn.Linear, or a module whose attributes are `features`, a module, and "
+            "`head`, an nn.Linear, and which gives head(features(x))"
+        )
+    return features, head
+
+
+def _check_scores(head: nn.Linear, features: torch.Tensor, scores: torch.Tensor) -> None:
+    """Refuse a model whose scores are not those that its head gives of the features."""
+    fits = features.ndim == 2 and features.shape[1] == head.in_features
+    if not fits or not torch.allclose(head(features), scores, rtol=1e-3, atol=1e-5):
+        raise ModelInvalid(
+            "training.train = head: the model gives other scores than its head gives of its "
+            "features: it must do nothing else than head(features(x))"
+        )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,204 @@
+"""Gaussian noise in shares: each of many vectors brings a little, their sum has all of it."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from fedveil._arrays import Array, Float32s, Float64s, Int64s, Uint32s
+from fedveil._kernels import compiled
+from fedveil._validate import finite_vector, integer, positive, within
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
+from fedveil.mechanisms.gaussian import SLACK, SMOOTHING, stretch
+from fedveil.mechanisms.hadamard import padded_length, rotate, unrotate
+from fedveil.privacy.loss import Gaussian
+
+#: A rotated entry has room for so many times its root mean square: it is beyond with a
+#: probability of 2 exp(-32), and then still an entry of the ring.
+_PEAK = 8
+#: How probable it is at most that a vector is rounded again, and that a sum wraps around.
+_AGAIN, _WRAPS = 2.0**-20, 2.0**-40
+_TRIES = 8
+#: The room that a ring has beyond what an honest sum reaches, as a share of that.
+_BAND = 0.25
+#: What is drawn, and squared, as whole numbers of 64 bits.
+_MOST_SHARE_VARIANCE, _MOST_RADIUS = 1 << 54, 1 << 30
+
+
+class DistributedGaussian:
+    """Clip, rotate and round vectors, add a share of noise to each: a sum of them is private.
+
+    A vector x of `dimension` entries becomes `share(x) = z + N`, whole numbers in units of `step`:
+
+    1. x is scaled to the L2 norm `clip` where it is longer, and rotated (`hadamard.rotate`, with
+       signs that everybody knows) where `signs` are given; zeros fill it up to `length` entries.
+    2. z is x / step, every entry rounded at random to one of the two whole numbers around it, so
+       that its mean is x / step to 2^-32. Where Σ z² is above `limit` all entries are rounded
+       again, with a probability of at most 2^-20, and towards zero after eight times.
+    3. The entries of N are independent discrete Gaussians of parameter `share_variance`, drawn
+       exactly, whatever x is.
+
+    `mean(total, shares, signs)` is the vector that a sum of `shares` such shares stands for, over
+    their number.
+
+    Sensitivity: Σ z² <= limit in whole numbers, with nothing neglected, so that two z lie at most
+    2 √limit apart. With ρ = clip / step, rounding adds independent errors of variance at most 1/4
+    to a vector of norm ρ: Kairouz, Liu and Steinke (2021), proposition 22, give
+
+        limit = ⌊ρ² + n/4 + √(2 ln 2^20) · (ρ + √n / 2)⌋    (and at most (ρ + √n)²).
+
+    Privacy: of the sum of m shares, replace-one of a whole vector, whatever the others are,
+    `Gaussian(ratio(m))`: with nothing neglected it is a post-processing of Gaussian noise of
+    ratio(m) = √((m · share_variance - 16) / (1 + 2^-30)) / (2 √limit) times the sensitivity.
+    1. exp(-y² / 2a) · exp(-(x - y)² / 2b) = exp(-x² / 2(a + b)) · exp(-(y - μ)² / 2v) with
+       v = ab / (a + b), and Σ_y exp(-(y - μ)² / 2v) is the same for all μ to within a factor of
+       1 ± 3 exp(-2π² v), by Poisson summation. Adding one share after another, v >= 8 as
+       share_variance >= 16: the sum of the noise of m <= 2^20 shares has the law of a discrete
+       Gaussian of parameter m · share_variance to within a factor e^(±η), η = 1e-61 an entry.
+    2. That law on whole numbers is a post-processing of continuous noise of a variance less by
+       16, as steps 2 and 3 at `GaussianMechanism` prove; the share 2^-30 of the variance
+       outweighs η there, and here.
+    The sum modulo 2^bits, and whatever is made of it, is post-processing. Shares in the sum whose
+    makers know or subtract their noise do not count in m.
+
+    Wrapping: `bits` are the fewest whose ring holds, with a quarter to spare, what a sum of
+    `clients` shares reaches but with a probability of 2^-40. An entry of the rotated sum is a sum
+    with random signs, of a vector no longer than clients · ρ, plus rounding and noise: it is
+    sub-Gaussian with variance (clients · ρ)² / n + clients · (1/4 + share_variance). Without signs
+    clients · ρ bounds it. Vectors that were made for the round's signs are not covered; privacy
+    is, wrapped or not. `wrapped` says whether a sum lies where no such sum does.
+
+    `shares`: how many shares in a sum bear noise at least: they alone give `ratio`.
+    `entry_bits`: step is such that a rotated entry, of root mean square clip / √n, takes so many
+    bits with its sign and has room for 8 times that; without signs clip does.
+    """
+
+    def __init__(
+        self,
+        clip: float,
+        ratio: float,
+        *,
+        shares: int,
+        clients: int,
+        dimension: int,
+        entry_bits: int = 8,
+        rotation: bool = True,
+    ) -> None:
+        self.clip = within("clip", clip, 2.0**-100, 2.0**100)
+        ratio = positive("ratio", ratio)
+        self.clients = integer("clients", clients, 1)
+        self.least_shares = integer("shares", shares, 1, clients)
+        self.dimension = integer("dimension", dimension, 1)
+        entry_bits = integer("entry_bits", entry_bits, 4, 24)
+        self.rotation = rotation
+        self.length = padded_length(dimension) if self.rotation else dimension
+        peak = math.sqrt(self.length) / _PEAK if self.rotation else 1.0
+        self.radius = 2 ** (entry_bits - 1) * peak
+        self.step = self.clip / self.radius
+        self.limit = _limit(self.radius, self.length)
+        least = Fraction(2 * ratio) ** 2 * self.limit * (1 + SLACK) + SMOOTHING
+        share = max(least / self.least_shares, Fraction(SMOOTHING))
+        if share > _MOST_SHARE_VARIANCE or self.radius > _MOST_RADIUS:
+            raise InvalidValue(
+                f"ratio = {ratio:g} and a clip of {self.radius:.3g} steps need shares of noise of "
+                f"{math.sqrt(share):.3g} steps: fewer entry_bits are needed"
+            )
+        self._noise = DiscreteGaussian.at_least(share)
+        # A sum's reach is worked out from what is drawn, which may be a little more than needed.
+        self.reach = self._reach()
+        self.bits = (2 * math.ceil(self.reach * (1 + _BAND))).bit_length()
+
+    @property
+    def share_variance(self) -> int:
+        """The parameter of a share's noise, in steps²."""
+        return self._noise.variance
+
+    def ratio(self, shares: int) -> float:
+        """Of Gaussian noise in a sum with so many shares that bear noise: over the sensitivity."""
+        shares = integer("shares", shares, 1)
+        variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
+        return math.sqrt(variance / self.limit) / 2 * (1 - 2.0**-50)
+
+    def release(self, shares: int) -> Gaussian:
+        """What a sum with so many shares that bear noise releases of any one vector."""
+        return Gaussian(self.ratio(shares))
+
+    def share(self, vector: Array, signs: Float32s | None, entropy: Entropy) -> Int64s:
+        """The vector's share of a sum."""
+        numbers = self.rounded(vector, signs, entropy)
+        self._noise.add_to(numbers, entropy)
+        return numbers
+
+    def rounded(self, vector: Array, signs: Float32s | None, entropy: Entropy) -> Int64s:
+        """The clipped vector in steps, before its noise: Σ z² <= limit."""
+        vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
+        scaled = np.empty_like(vector)
+        factor = min(1 / self.step, stretch(vector, self.radius))
+        np.multiply(vector, factor, out=scaled, dtype=np.float64, casting="same_kind")
+        if self.rotation:
+            assert signs is not None, "a rotation has signs"
+            scaled = rotate(scaled, signs).astype(np.float32, copy=False)
+        numbers, uniform = np.empty(self.length, np.int64), np.empty(self.length, np.uint32)
+        for _ in range(_TRIES):
+            entropy.fill(uniform)
+            if _round_at_random(scaled, uniform, numbers) <= self.limit:
+                return numbers
+        while _round_towards_zero(scaled, numbers) > self.limit:
+            scaled *= np.float32(1 - 2.0**-20)
+        return numbers
+
+    def wrapped(self, total: Int64s) -> bool:
+        """Whether a sum lies where an honest one does with a probability of 2^-40 at most."""
+        return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
+
+    def mean(self, total: Int64s, shares: int, signs: Float32s | None) -> Float64s:
+        """What the sum of so many shares stands for, over their number."""
+        values = total.astype(np.float64)
+        if self.rotation:
+            assert signs is not None, "a rotation has signs"
+            values = unrotate(values, signs)
+        scaled: Float64s = values[: self.dimension] * (self.step / shares)
+        return scaled
+
+    def _reach(self) -> int:
+        n, radius = self.clients, self.radius
+        tail = math.sqrt(2 * math.log(2 * self.length / _WRAPS))
+        random = n * (0.25 + self.share_variance)
+        if self.rotation:
+            return math.ceil(tail * math.sqrt((n * radius) ** 2 / self.length + random))
+        return math.ceil(n * radius + tail * math.sqrt(random))
+
+
+def _limit(radius: float, length: int) -> int:
+    spread = math.sqrt(-2 * math.log(_AGAIN)) * (radius + math.sqrt(length) / 2)
+    return math.floor(min(radius**2 + length / 4 + spread, (radius + math.sqrt(length)) ** 2))
+
+
+def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Int64s) -> int:
+    below = np.floor(scaled)
+    up = uniform < (scaled - below).astype(np.float64) * 2.0**32
+    out[:] = below.astype(np.int64) + up
+    return int(np.sum(out * out))
+
+
+@compiled(_round_at_random_numpy)
+def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Int64s) -> int:
+    """Every entry up with the probability of its fraction, to 2^-32; the sum of squares."""
+    total = 0
+    for i in range(len(scaled)):
+        below = np.floor(scaled[i])
+        number = np.int64(below)
+        if np.float64(uniform[i]) < np.float64(scaled[i] - below) * 4294967296.0:
+            number += 1
+        out[i] = number
+        total += number * number
+    return total
+
+
+def _round_towards_zero(scaled: Float32s, out: Int64s) -> int:
+    out[:] = np.trunc(scaled)
+    return int(np.sum(out * out))

@@ -1,0 +1,144 @@
+"""The rotation that spreads a vector evenly over its entries: random signs, then Walsh-Hadamard.
+
+    R x = H S x / √n,    H the n x n matrix of Walsh-Hadamard, n a power of two, S = diag(signs)
+
+R is orthogonal, so that it changes no norm, and R^T y = S H y / √n undoes it. With uniform signs
+every entry of R x is a sum of x's entries with independent signs, over √n: beyond t · |x| / √n
+with a probability of at most 2 exp(-t² / 2) (Hoeffding), whatever x is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._arrays import Array, Float32s
+from fedveil._kernels import compiled
+from fedveil.entropy import Entropy
+
+Floats = npt.NDArray[np.floating]
+
+#: Entries of a stretch that stays in a core's own cache while it is transformed.
+_STRETCH = 1 << 12
+_MOST_COLUMNS = 1 << 9
+
+
+def padded_length(dimension: int) -> int:
+    """The least power of two that is at least `dimension`."""
+    return 1 << max(0, dimension - 1).bit_length()
+
+
+def random_signs(length: int, entropy: Entropy) -> Float32s:
+    """`length` independent signs, 1 or -1, each with probability 1/2."""
+    words = np.empty(-(-length // 8), np.uint8)
+    entropy.fill(words)
+    bits = np.unpackbits(words, count=length, bitorder="little")
+    return 1 - 2 * bits.astype(np.float32)
+
+
+def rotate(vector: Array, signs: Float32s) -> Floats:
+    """R x for the vector, with zeros behind it up to the number of signs; of x's own floats."""
+    out = np.zeros(len(signs), vector.dtype)
+    np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
+    walsh_hadamard(out)
+    out *= vector.dtype.type(len(signs) ** -0.5)
+    return out
+
+
+def unrotate(rotated: Floats, signs: Float32s) -> Floats:
+    """R^T y, in memory of its own."""
+    out = rotated.copy()
+    walsh_hadamard(out)
+    out *= signs
+    out *= rotated.dtype.type(len(signs) ** -0.5)
+    return out
+
+
+def walsh_hadamard(vector: Floats) -> None:
+    """H times a vector whose length is a power of two, in place.
+
+    Every entry is a chain of log2(n) additions and subtractions in one fixed order, so that the
+    result is the same to the bit wherever it is computed.
+    """
+    _walsh_hadamard(vector)
+
+
+def _walsh_hadamard_numpy(vector: Floats) -> None:
+    half = 1
+    while half < len(vector):
+        pairs = vector.reshape(-1, 2, half)
+        low, high = pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]
+        pairs[:, 0], pairs[:, 1] = low, high
+        half *= 2
+
+
+@compiled(_walsh_hadamard_numpy)
+def _walsh_hadamard(vector: Floats) -> None:
+    """The same additions: stretch by stretch first, then across stretches, four rows at a time."""
+    length = len(vector)
+    stretch = min(length, _STRETCH)
+    for start in range(0, length, stretch):
+        _within(vector[start : start + stretch])
+    half = stretch
+    while half < length:
+        if 4 * half <= length:
+            _two_levels(vector, half)
+            half *= 4
+        else:
+            _one_level(vector, half)
+            half *= 2
+
+
+@compiled()
+def _within(part: Floats) -> None:
+    """All levels of a stretch: eight neighbours in registers, then two levels at a time."""
+    length = len(part)
+    half = 1
+    if length >= 8:
+        for i in range(0, length, 8):
+            a, b = part[i] + part[i + 1], part[i] - part[i + 1]
+            c, d = part[i + 2] + part[i + 3], part[i + 2] - part[i + 3]
+            e, f = part[i + 4] + part[i + 5], part[i + 4] - part[i + 5]
+            g, h = part[i + 6] + part[i + 7], part[i + 6] - part[i + 7]
+            a, c = a + c, a - c
+            b, d = b + d, b - d
+            e, g = e + g, e - g
+            f, h = f + h, f - h
+            part[i], part[i + 4] = a + e, a - e
+            part[i + 1], part[i + 5] = b + f, b - f
+            part[i + 2], part[i + 6] = c + g, c - g
+            part[i + 3], part[i + 7] = d + h, d - h
+        half = 8
+    while half < length:
+        if 4 * half <= length:
+            _two_levels(part, half)
+            half *= 4
+        else:
+            _one_level(part, half)
+            half *= 2
+
+
+@compiled()
+def _one_level(part: Floats, half: int) -> None:
+    for start in range(0, len(part), 2 * half):
+        low, high = part[start : start + half], part[start + half : start + 2 * half]
+        for i in range(half):
+            a, b = low[i], high[i]
+            low[i], high[i] = a + b, a - b
+
+
+@compiled()
+def _two_levels(part: Floats, half: int) -> None:
+    """The levels of `half` and of twice as much, some columns of each row at a time."""
+    columns = min(half, _MOST_COLUMNS)
+    for start in range(0, len(part), 4 * half):
+        for left in range(start, start + half, columns):
+            one = part[left : left + columns]
+            two = part[left + half : left + half + columns]
+            three = part[left + 2 * half : left + 2 * half + columns]
+            four = part[left + 3 * half : left + 3 * half + columns]
+            for i in range(columns):
+                a, b = one[i] + two[i], one[i] - two[i]
+                c, d = three[i] + four[i], three[i] - four[i]
+                one[i], two[i] = a + c, b + d
+                three[i], four[i] = a - c, b - d

@@ -1,0 +1,77 @@
+"""Noise on a client's sum of clipped contributions, which itself is not clipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._arrays import Float64s, Int64s
+from fedveil._validate import finite_vector, integer, within
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.gaussian import noise_in_steps
+from fedveil.privacy.gaussian_curve import analytic_sigma
+from fedveil.privacy.sampled_gaussian import sampled_loss
+from fedveil.privacy.sum_grid import grid_step, moved, to_grid
+
+_LEAST_CLIP, _MOST_CLIP, _MOST_SIGMA_STEPS = 2.0**-60, 2.0**60, 2.0**26
+
+
+class GaussianSum:
+    """Gaussian noise on a sum of clipped contributions of a batch sampled at `rate`.
+
+    Input: a vector of `dimension` entries that every example in the batch moves by a norm of at
+    most `clip` from the vector without it. Nothing is asked of the vector's own norm. Output:
+    z + step * N: z is the vector on the grid (`to_grid`), the coordinates of N are independent
+    discrete Gaussians, drawn exactly, whose parameter s² is at least
+    (sigma / step)² · (1 + 2^-30) + 16. `sigma` is the least with which continuous noise
+    makes two vectors 2 · moved(clip) apart (eps, delta)-indistinguishable.
+
+    Privacy: (eps, delta) for one example that is surely in the batch, replace-one. Where each is in
+    it with probability `rate`, secretly and independently, `loss`, which composes by its own
+    distribution, with nothing neglected:
+    1. Given the others in the batch, z is one of three vectors: z0 without the example, z1 and z2
+       with either. |z1 - z0|, |z2 - z0| <= moved(clip), in exact arithmetic.
+    2. X ~ N(0, s² - 16) on each, in steps, gives the mixtures of `privacy.sampled_gaussian` with a
+       noise of at least sigma · (1 + 2^-32). Its theorem bounds them.
+    3. As in `GaussianMechanism`, the discrete output is post-processing of that, to within a
+       factor e^(±1e-116) on the probability of each output, whatever z is, and so on mixtures.
+       The 2^-32 in sigma outweighs it.
+    """
+
+    def __init__(
+        self, eps: float, delta: float, clip: float, *, dimension: int, rate: float = 1.0
+    ) -> None:
+        self.clip = within("clip", clip, _LEAST_CLIP, _MOST_CLIP)
+        self.rate = within("rate", rate, 0, 1, open_low=True)
+        self.dimension = integer("dimension", dimension, 1)
+        self.step = grid_step(self.clip, dimension)
+        distance = 2 * moved(self.clip, self.step, dimension)
+        self.sigma = analytic_sigma(eps, delta, distance)
+        if not self.step <= self.sigma <= _MOST_SIGMA_STEPS * self.step:
+            raise InvalidValue(
+                f"eps = {eps!r}, delta = {delta!r} and clip = {clip!r} need noise of sigma = "
+                f"{self.sigma:g} in {dimension} dimensions, which is outside "
+                f"[{self.step:g}, {_MOST_SIGMA_STEPS * self.step:g}]"
+            )
+        self.loss = sampled_loss(eps, delta, self.sigma / distance, self.rate)
+        self._noise = noise_in_steps(self.sigma, self.step)
+
+    def multiples(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Int64s:
+        """The noised sum, in steps. Raises `InvalidValue` on NaN and infinity."""
+        whole = to_grid(finite_vector("update", update), self.step)
+        self._noise.add_to(whole, entropy)
+        return whole
+
+    def privatize(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Float64s:
+        """The noised sum."""
+        return self.multiples(update, entropy).astype(np.float64) * self.step
+
+    def log_likelihood(self, output: Float64s, update: npt.NDArray[np.floating[Any]]) -> float:
+        """ln of the probability of `output` where the sum was `update`, less a constant."""
+        variance = self._noise.variance * self.step**2
+        return -float(np.sum((output - to_grid(update, self.step) * self.step) ** 2)) / (
+            2 * variance
+        )

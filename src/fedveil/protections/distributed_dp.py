@@ -1,0 +1,251 @@
+"""distributed_dp: noise in shares under secure aggregation, so that nobody need be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from fedveil._arrays import Float32s, Int64s
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import ClientWithheld, InvalidValue
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
+from fedveil.mechanisms.hadamard import random_signs
+from fedveil.privacy.audit import Case
+from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.base import ClientContext, Cohort, JobContext, Spending, State, Update
+from fedveil.protections.cost_key import CostKey
+from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
+from fedveil.protections.secure_sum_settings import (
+    SecureSumSettings,
+    graph_fits,
+    shareable,
+    threshold_reachable,
+    threshold_safe,
+)
+from fedveil.secagg.masking import Ring
+
+#: What a run costs where nothing else is said.
+_TARGET = 8.0
+
+
+class DistributedDPSettings(SecureSumSettings):
+    """Parameters of `distributed_dp`."""
+
+    clip: float = Field(1.0, gt=0, description="L2 norm that each client clips its update to")
+    noise_multiplier: float | None = Field(
+        None,
+        gt=0,
+        description="standard deviation of the noise in a round's sum over its sensitivity, which "
+        "is 2 * clip; null: the least that reaches target_epsilon",
+    )
+    target_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="epsilon of the whole run, for a client in every round, at privacy.delta; null "
+        f"without noise_multiplier: {_TARGET:g}",
+    )
+    bits: int = Field(
+        8,
+        ge=4,
+        le=24,
+        description="bits of an entry of a client's rotated update as a fixed-point number; what "
+        "is sent has more, for the noise and the sum",
+    )
+    rotation: bool = Field(
+        True, description="spread an update over its entries before it is rounded"
+    )
+    dropout_tolerance: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="share of a round's clients that may drop out: the others' noise alone is "
+        "enough, and with fewer the round is void",
+    )
+    assume_honest: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of a round's clients that add their noise and keep it to themselves: "
+        "theirs alone is enough",
+    )
+
+    def least_survivors(self, clients: int) -> int:
+        """How many of so many clients a round's sum has at least."""
+        sharing = self.sharing_clients(clients)
+        return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
+
+    def dishonest(self, clients: int) -> int:
+        """How many of so many clients may be without noise of their own."""
+        sharing = self.sharing_clients(clients)
+        return math.floor((1 - _as_written(self.assume_honest)) * sharing)
+
+
+def _as_written(share: float) -> Fraction:
+    return Fraction(repr(share))
+
+
+def one_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
+    """Under distributed_dp one of `noise_multiplier` and `target_epsilon` is given at most."""
+    if settings.noise_multiplier is None or settings.target_epsilon is None:
+        return None
+    return (
+        f"noise_multiplier = {settings.noise_multiplier!r} and target_epsilon = "
+        f"{settings.target_epsilon!r} both decide the noise: only one of them is allowed"
+    )
+
+
+def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
+    """Under distributed_dp the clients that may drop out or be dishonest leave one with noise."""
+    if cohort.per_round is None:
+        return None
+    n = cohort.per_round
+    if settings.least_survivors(n) > settings.dishonest(n):
+        return None
+    return (
+        f"dropout_tolerance = {settings.dropout_tolerance!r} and assume_honest = "
+        f"{settings.assume_honest!r} leave none of {settings.sharing_clients(n)} clients whose "
+        f"noise can be counted on"
+    )
+
+
+def noise_enforced(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
+    if cohort.per_round is None or settings.active_security:
+        return None
+    return (
+        "active_security = False: epsilon holds against a server that follows the protocol; one "
+        "that lies can see sums with less noise, of fewer clients"
+    )
+
+
+class DistributedDP(SecureSum):
+    """The server sees the sum of the clients' vectors and of their shares of noise, and no more.
+
+    A client's vector is its clipped update as `DistributedGaussian.share` says, rotated by signs
+    that follow from the job's seed and the round. A client that cannot use its update sends its
+    share of noise around zero. Clients count equally.
+
+    Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
+    everybody who sees the sum, the server itself included: with ratio = noise_multiplier for the
+    fewest survivors that a sum may have, of which the share 1 - assume_honest of the cohort is
+    taken off, and with that of the survivors that there were once the round is over. It rests on
+    secure aggregation: without `active_security` on a server that follows the protocol. Who is in
+    the sum is told. No sampling of clients is counted in its favour.
+
+    Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
+    learning with secure aggregation, 2021. Their discrete Gaussian, and not Skellam noise, which
+    adds up exactly: the sum of shares of variance 16 or more is a discrete Gaussian to within e^±η,
+    η = 1e-61, so that its statement is the Gaussian's own and composes exactly; the sampler is
+    that of the other positions.
+    """
+
+    name = block = "distributed_dp"
+    settings_type = DistributedDPSettings
+    settings: DistributedDPSettings
+    perturbs = True
+    cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
+    rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise)
+    advice = (threshold_safe, noise_enforced)
+
+    def __init__(self, settings: DistributedDPSettings, context: JobContext) -> None:
+        super().__init__(settings, context)
+        if context.weighting != "equal":
+            raise InvalidValue("distributed_dp needs clients that count equally: weighting = equal")
+        clients = context.clients_per_round
+        for rule in (one_noise, some_noise):
+            if (problem := rule(settings, Cohort(None, clients))) is not None:
+                raise InvalidValue(problem)
+        self.norm_clip = settings.clip
+        self._dishonest = settings.dishonest(clients)
+        self._least = settings.least_survivors(clients)
+        ratio = settings.noise_multiplier
+        if ratio is None:
+            target = _TARGET if settings.target_epsilon is None else settings.target_epsilon
+            ratio = ratio_for(target, context.delta, context.rounds)
+        self.noise = DistributedGaussian(
+            settings.clip,
+            ratio,
+            shares=self._least - self._dishonest,
+            clients=settings.sharing_clients(clients),
+            dimension=context.dimension,
+            entry_bits=settings.bits,
+            rotation=settings.rotation,
+        )
+        self.length, self.ring = self.noise.length, Ring(self.noise.bits)
+        self._signs: tuple[int, Float32s | None] = (-1, None)
+
+    @property
+    def least_survivors(self) -> int:
+        """Fewer would have too little noise between them."""
+        return self._least
+
+    @classmethod
+    def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
+        """An app does not say how many rounds it has."""
+        assert isinstance(settings, DistributedDPSettings)
+        if settings.noise_multiplier is None:
+            return (
+                "noise_multiplier is not given: an app's number of rounds is not known before, so "
+                "that no target_epsilon can be worked out for it"
+            )
+        return super().unfit_for_apps(settings)
+
+    def spending(self, state: State) -> Sequence[Spending]:
+        """What the sum of the fewest survivors releases."""
+        return self.spent(state, self._least)
+
+    def spent(self, state: State, reports: int) -> Sequence[Spending]:
+        """What the sum of so many survivors has released."""
+        release = self.noise.release(reports - self._dishonest)
+        delta = self.context.delta
+        epsilon = epsilon_for(release.ratio, delta) if delta else math.inf
+        return [Spending(PrivacyLoss(epsilon, delta, per="update", release=release))]
+
+    @staticmethod
+    def audit_cases(eps: float) -> Iterator[Case]:
+        """A sum of four shares, in which one update of the clipping norm is tried."""
+        noise = DistributedGaussian(
+            1.0, ratio_for(eps, 1e-3, 1), shares=4, clients=4, dimension=2, entry_bits=12
+        )
+        signs, zero = np.array([1.0, -1.0], np.float32), np.zeros(2, np.float32)
+
+        def released(update: Update, entropy: Entropy) -> Int64s:
+            return sum(
+                (noise.share(zero, signs, entropy) for _ in range(3)),
+                noise.share(update, signs, entropy),
+            )
+
+        update, release = np.array([1.0, 0.0], np.float32), noise.release(4)
+        loss = PrivacyLoss(epsilon_for(release.ratio, 1e-3), 1e-3, release=release)
+        yield Case("noise in shares, an update", released, update, -update, loss)
+
+    def vector(self, update: Update, context: ClientContext) -> npt.NDArray[np.int64]:
+        """The client's share of the sum."""
+        try:
+            signs = self.signs(context.round)
+            return self.noise.share(update, signs, context.entropy.stream("share of the sum"))
+        except InvalidValue as error:
+            raise ClientWithheld(str(error)) from None
+
+    def mean(
+        self, total: npt.NDArray[np.int64], survivors: int, round: int
+    ) -> npt.NDArray[np.float64]:
+        """The mean of the survivors' updates and their noise."""
+        if self.noise.wrapped(total):
+            raise ImpossibleSum(
+                f"an entry of the sum of {survivors} clients is beyond what clipped updates and "
+                f"their noise reach"
+            )
+        return self.noise.mean(total, survivors, self.signs(round))
+
+    def signs(self, round: int) -> Float32s | None:
+        """The signs of a round's rotation, which everybody knows; None without a rotation."""
+        if self.settings.rotation and self._signs[0] != round:
+            entropy = Seeded(self.context.seed, "rotation", round)
+            self._signs = (round, random_signs(self.length, entropy))
+        return self._signs[1]

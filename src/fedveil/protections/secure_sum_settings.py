@@ -1,0 +1,134 @@
+"""The parameters of secure aggregation, what must hold between them, and what is advised."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Literal
+
+from pydantic import Field
+
+from fedveil._validate import integer
+from fedveil.protections.base import Cohort
+from fedveil.secagg import masking_graph
+from fedveil.secagg.terms import MAX_CLIENTS
+from fedveil.settings.settings import Settings
+
+
+class SecureSumSettings(Settings):
+    """How secrets are shared, whatever is summed."""
+
+    share_secrets_ratio: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the clients of a round that share secrets and take part in it",
+    )
+    reconstruct_secrets_threshold: int = Field(
+        34, ge=1, description="clients needed to reconstruct; below those that share secrets"
+    )
+    cipher_time_window: int = Field(
+        300_000, gt=0, description="deadline of each phase in milliseconds"
+    )
+    neighbours: Literal["auto", "complete"] | int = Field(
+        "auto", description="masking graph: complete, k neighbours each, or sparse for many clients"
+    )
+    active_security: bool = Field(
+        False,
+        description="sign keys and survivors: the promise then holds against a server that lies",
+    )
+
+    def sharing_clients(self, clients: int) -> int:
+        """How many of so many clients share secrets at most: ceil(ratio * clients).
+
+        The ratio is taken as it is written, so that 0.07 of 100 clients are 7.
+        """
+        return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
+
+    def graph_degree(self, clients: int) -> int | None:
+        """How many neighbours each of so many clients has; None is the complete graph.
+
+        Raises `InvalidValue` for more clients than can share secrets, whoever has counted them.
+        """
+        integer("sharing", clients, 1, MAX_CLIENTS)
+        if isinstance(self.neighbours, int):
+            return self.neighbours
+        if self.neighbours == "complete" or self.active_security:
+            return None
+        return masking_graph.automatic(clients, self.reconstruct_secrets_threshold)
+
+    def neighbourhood(self, clients: int) -> int:
+        """How many share a client's secrets, itself among them, of so many in a round."""
+        sharing = self.sharing_clients(clients)
+        degree = self.graph_degree(sharing)
+        return sharing if degree is None else min(sharing, degree + 1)
+
+
+def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
+    """Under secure aggregation `reconstruct_secrets_threshold` is below the number of clients that
+    share secrets, ceil(share_secrets_ratio * clients a round)."""
+    if cohort.per_round is None:
+        return None
+    threshold = settings.reconstruct_secrets_threshold
+    sharing = settings.sharing_clients(cohort.per_round)
+    if threshold < sharing:
+        return None
+    return (
+        f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "
+        f"number of clients that share secrets, ceil({settings.share_secrets_ratio:g} * "
+        f"{cohort.per_round} clients a round)"
+    )
+
+
+def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
+    """Under secure aggregation at most 2^20 clients share secrets in a round."""
+    if cohort.per_round is None:
+        return None
+    sharing = settings.sharing_clients(cohort.per_round)
+    if sharing <= MAX_CLIENTS:
+        return None
+    return (
+        f"share_secrets_ratio = {settings.share_secrets_ratio:g} lets {sharing} of "
+        f"{cohort.per_round} clients a round share secrets; at most {MAX_CLIENTS} can"
+    )
+
+
+def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
+    """Under secure aggregation `neighbours: k` is below the number of clients a round and at least
+    `reconstruct_secrets_threshold`, which counts within each neighbourhood, and `active_security`
+    needs the complete graph."""
+    if not isinstance(settings.neighbours, int):
+        return None
+    place = f"neighbours = {settings.neighbours}"
+    if settings.active_security:
+        return f"{place} leaves a sparse graph; active_security requires complete, or auto"
+    if cohort.per_round is not None and not 1 <= settings.neighbours < cohort.per_round:
+        return f"{place} is outside [1, {cohort.per_round}): below the clients a round"
+    threshold = settings.reconstruct_secrets_threshold
+    if threshold > settings.neighbours:
+        return (
+            f"{place} is below reconstruct_secrets_threshold = {threshold}, which counts within "
+            f"a client's neighbours"
+        )
+    return None
+
+
+def threshold_safe(settings: SecureSumSettings, cohort: Cohort) -> str | None:
+    if cohort.per_round is None:
+        return None
+    threshold, n = settings.reconstruct_secrets_threshold, settings.neighbourhood(cohort.per_round)
+    sharing = settings.sharing_clients(cohort.per_round)
+    who = "clients" if n == sharing else "clients of a neighbourhood"
+    place = f"reconstruct_secrets_threshold = {threshold}"
+    if 2 * threshold <= n:
+        return (
+            f"{place} is at most half of the {n} {who} that share secrets: a lying server "
+            f"acting alone can unmask a client; above {n // 2}, with active_security, it cannot"
+        )
+    if 3 * threshold <= 2 * n:
+        return (
+            f"{place} is at most two thirds of the {n} {who} that share secrets: a lying server "
+            f"that colludes with clients can unmask others; above {2 * n // 3}, with "
+            f"active_security, it cannot with up to a third of them"
+        )
+    return None

@@ -1,0 +1,223 @@
+"""One step of clipped examples: against autograd one example at a time, and who is in a batch."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ModelInvalid
+from fedveil.learning import clipped_examples
+from fedveil.learning.clipped_examples import ClippedExamplesTrainer
+from fedveil.learning.models import lenet_smooth
+from fedveil.learning.trainer import ClientData
+from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.sum_grid import clip_within, grid_step
+from training_parts import clients, plan, tied, train
+
+
+def linear(bias: bool = True) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4, bias=bias))
+
+
+def dense() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+class Normalised(nn.Module):
+    """A model with a frozen parameter, and a persistent buffer that training leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.head = nn.Linear(12, 4)
+        self.scale = nn.Parameter(torch.full((12,), 0.5), requires_grad=False)
+        self.register_buffer("centre", torch.linspace(0, 1, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head((x.flatten(1) - self.centre) * self.scale)
+
+
+def smooth() -> nn.Module:
+    torch.manual_seed(6)
+    return lenet_smooth((1, 3, 4), 4)
+
+
+MODELS = [linear, lambda: linear(bias=False), dense, Normalised, smooth]
+ROOM = (1, 3, 4)
+
+
+def batch_of(client: ClientData, rate: float) -> np.ndarray:
+    return np.flatnonzero(client.entropy.stream("batch").bernoulli(rate, len(client)))
+
+
+def by_hand(model: nn.Module, client: ClientData, rate: float, clip: float) -> np.ndarray:
+    """Autograd, one example at a time, in the plan's own learning rate and divisor."""
+    model = copy.deepcopy(model).train()
+    layout, total = Layout(model), np.zeros(Layout(model).dimension)
+    for i in batch_of(client, rate):
+        model.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(client.x[i : i + 1]), client.y[i : i + 1]).backward()
+        step = np.zeros_like(total)
+        for entry in layout.entries:
+            if entry.fate == "parameter":
+                step[entry.start : entry.stop] = entry.tensor.grad.flatten().double().numpy()
+        step *= -plan().lr / plan().batch_size
+        total += step * min(1.0, clip / np.linalg.norm(step))
+    return total
+
+
+@pytest.mark.parametrize("model", [make() for make in MODELS], ids=range(len(MODELS)))
+@pytest.mark.parametrize("clip", [math.inf, 10.0, 0.02, 1e-4])
+def test_it_is_the_sum_of_clipped_gradients(model: nn.Module, clip: float) -> None:
+    cohort = clients(ROOM, 4, (200, 90, 1))
+    found = train(
+        ClippedExamplesTrainer(copy.deepcopy(model), plan(epochs=1), rate=0.4, clip=clip),
+        model,
+        cohort,
+    )
+    for client, update in zip(cohort, found, strict=True):
+        if clip == math.inf:
+            expected, step = by_hand(model, client, 0.4, clip), 0.0
+        else:  # less than a hundredth of the clip is kept for rounding
+            expected = by_hand(model, client, 0.4, clip_within(clip, len(update)))
+            step = grid_step(clip, len(update))
+        np.testing.assert_allclose(update, expected, atol=2e-6 + step / 2)
+    assert np.linalg.norm(found[0]) > 0
+
+
+def test_features_alone_decide_for_a_linear_head() -> None:
+    """The closed form and `torch.func` agree."""
+    model = linear()
+    cohort = clients(ROOM, 4, (150,))
+    closed = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=0.5, clip=0.05)
+    general = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=0.5, clip=0.05)
+    assert isinstance(closed._sums, clipped_examples._LinearHead)
+    general._sums = clipped_examples._AnyModel(copy.deepcopy(model), "cpu")
+    updates = train(closed, model, cohort), train(general, model, cohort)
+    np.testing.assert_allclose(*updates, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [linear, dense])
+def test_one_example_moves_the_update_by_at_most_the_clip(make: object) -> None:
+    """Each of a batch left out in turn; the steps are so long that every one is clipped."""
+    model, clip = make(), 0.3  # type: ignore[operator]
+    (client,) = clients(ROOM, 4, (24,))
+    steep = plan(lr=1e4)
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), steep, rate=1.0, clip=clip)
+    (whole,) = train(trainer, model, [client])
+    lengths = []
+    for left_out in range(24):
+        kept = [i for i in range(24) if i != left_out]
+        rest = ClientData(client.x[kept], client.y[kept], client.entropy)
+        (without,) = train(trainer, model, [rest])
+        lengths.append(np.linalg.norm(whole.astype(np.float64) - without))
+    assert 0.97 * clip < max(lengths) <= clip
+
+
+def test_who_is_in_a_batch_is_drawn_with_the_rate() -> None:
+    """Examples whose features tell them apart in the update of a model without bias."""
+    torch.manual_seed(0)
+    model, size = nn.Linear(40, 3, bias=False), 40
+    x, y = torch.eye(size), torch.zeros(size, dtype=torch.int64)
+    trainer = ClippedExamplesTrainer(model, plan(), rate=0.3, clip=math.inf)
+    trainer.start(Layout(model).vector())
+    counts = np.zeros(size)
+    for turn in range(500):
+        ((row, _),) = trainer.train([ClientData(x, y, Seeded(turn))])
+        counts += row[0].reshape(3, size).any(axis=0)
+    assert abs(counts.sum() - 500 * size * 0.3) < 5 * math.sqrt(500 * size * 0.21)
+    assert abs(counts - 150).max() < 5 * math.sqrt(500 * 0.21)
+
+
+def test_the_same_stream_gives_the_same_bytes_and_another_gives_others() -> None:
+    model = dense()
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=0.5, clip=0.1)
+    (client,) = clients(ROOM, 4, (50,))
+    other = ClientData(client.x, client.y, Seeded(99))
+    first, again, else_ = (train(trainer, model, [c]) for c in (client, client, other))
+    assert first.tobytes() == again.tobytes() != else_.tobytes()
+
+
+@pytest.mark.parametrize("make", [linear, dense])
+@pytest.mark.parametrize("clip", [0.1, math.inf])
+def test_an_empty_batch_is_an_update_of_zeros(make: object, clip: float) -> None:
+    model = make()  # type: ignore[operator]
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=1e-12, clip=clip)
+    assert not train(trainer, model, clients(ROOM, 4, (30,))).any()
+
+
+@pytest.mark.parametrize("make", [linear, dense])
+@pytest.mark.parametrize("broken", ["nan", "inf", "huge", "label", "negative"])
+def test_an_example_without_a_finite_gradient_counts_for_nothing(make: object, broken: str) -> None:
+    """Whatever is wrong with one example changes nothing of what the others add."""
+    model = make()  # type: ignore[operator]
+    (client,) = clients(ROOM, 4, (70,))
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=1.0, clip=0.05)
+    kept = [i for i in range(70) if i != 11]
+    (rest,) = train(trainer, model, [ClientData(client.x[kept], client.y[kept], client.entropy)])
+    values = {"nan": math.nan, "inf": math.inf, "huge": 3e38}
+    if broken in values:
+        client.x[11] = values[broken]
+    else:
+        client.y[11] = 4 if broken == "label" else -100
+    (found,) = train(trainer, model, [client])
+    contributes = broken == "huge"  # finite in float64, and clipped like any other
+    assert np.linalg.norm(found - rest) <= (0.05 if contributes else 1e-6)
+    assert np.linalg.norm(rest) > 0.1
+
+
+def test_a_model_that_no_example_can_be_taken_alone_in_fails() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(12, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x.flatten(1)) * float(x.sum())
+
+    model = Counts()
+    trainer = ClippedExamplesTrainer(model, plan(), rate=1.0, clip=0.05)
+    trainer.start(Layout(model).vector())
+    ((_, (failure,)),) = trainer.train(clients(ROOM, 4, (5,)))
+    assert isinstance(failure, RuntimeError)
+
+
+def test_tied_weights_are_one() -> None:
+    model = tied()
+    (client,) = clients((8,), 8, (40,))
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=0.5, clip=0.02)
+    (found,) = train(trainer, model, [client])
+    expected = by_hand(model, client, 0.5, clip_within(0.02, len(found)))
+    np.testing.assert_allclose(found, expected, atol=2e-6 + grid_step(0.02, len(found)) / 2)
+
+
+def test_batch_normalisation_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4))
+    with pytest.raises(ModelInvalid) as refusal:
+        ClippedExamplesTrainer(model, plan(), rate=0.5, clip=1.0)
+    assert str(refusal.value) == (
+        "privacy.unit = example takes every example's gradient alone, and BatchNorm (2) mixes the "
+        "examples of a batch: use GroupNorm or none"
+    )
+
+
+def test_the_numpy_path_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = clipped_examples._add_linear
+    if not hasattr(kernel, "numpy_path"):
+        pytest.skip("numba is not here")
+    (client,) = clients(ROOM, 4, (60,))
+    client.x[3], client.x[4], client.y[5] = math.nan, 1e30, 9
+    for model in (linear(), linear(bias=False)):
+        trainer = ClippedExamplesTrainer(model, plan(), rate=0.8, clip=0.01)
+        compiled = train(trainer, model, [client])
+        with monkeypatch.context() as patch:
+            patch.setattr(clipped_examples, "_add_linear", kernel.numpy_path)
+            assert train(trainer, model, [client]).tobytes() == compiled.tobytes()

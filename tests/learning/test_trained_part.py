@@ -1,0 +1,130 @@
+"""A model of which only the head is trained: which part that is, and what it sees."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ModelInvalid
+from fedveil.learning.models import filters_linear
+from fedveil.learning.trained_part import TrainedPart, only_head
+from fedveil.learning.weight_layout import Layout
+
+
+class Named(nn.Module):
+    """A model that names its parts, with a tensor of every fate in what is fixed."""
+
+    def __init__(self, factor: float = 1.0, *, flattens: bool = False) -> None:
+        super().__init__()
+        self.flattens = flattens
+        self.features = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5)
+        )
+        self.head = nn.Linear(8, 3)
+        self.factor = factor
+
+        if flattens:
+            self.features.append(nn.Unflatten(1, (2, 4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.features(x)
+        return self.factor * self.head(features.flatten(1) if self.flattens else features)
+
+
+def convolutions() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 20), nn.Tanh(),
+        nn.Linear(20, 4),
+    )  # fmt: skip
+
+
+def images(count: int, *shape: int) -> np.ndarray:
+    return Seeded(0).generator().standard_normal((count, *shape), dtype=np.float32)
+
+
+def test_the_head_travels_and_nothing_before_it() -> None:
+    model = only_head(Named())
+    part = TrainedPart.of(model)
+    for layout in (Layout(model), Layout(part.module)):
+        assert [entry.tensor.shape for entry in layout.entries] == [(3, 8), (3,)]
+        assert layout.dimension == 27
+    assert {"features.1.running_mean", "features.0.weight"} <= set(Layout(model).kept)
+    assert part.module is model.head
+    assert TrainedPart.of(copy.deepcopy(model)).features is not None
+    assert TrainedPart.of(Named()).features is None
+
+
+def test_a_chain_ends_in_its_head() -> None:
+    model = convolutions()
+    part = TrainedPart.of(only_head(model))
+    assert part.module is model[-1]
+    assert Layout(model).dimension == 20 * 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(Named(), (6,)), (convolutions(), (1, 8, 8)), (filters_linear((1, 28, 28), 10), (1, 28, 28))],
+    ids=["named", "convolutions", "filters"],
+)
+def test_features_are_the_same_bytes_in_any_company(
+    model: nn.Module, shape: tuple[int, ...]
+) -> None:
+    part = TrainedPart.of(only_head(model).train())
+    x = images(37, *shape)
+    together = part.seen(x)
+    assert model.training  # what the run's own model is doing is left alone
+    for rows in ([0], [36], [5, 30, 7], range(16, 36)):
+        assert part.seen(x[list(rows)]).tobytes() == together[list(rows)].tobytes()
+    whole = model.eval()(torch.from_numpy(x))
+    of_features = part.module(torch.from_numpy(together))
+    torch.testing.assert_close(of_features, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_computed_where_all_is_trained() -> None:
+    x = images(3, 6)
+    assert TrainedPart.of(Named()).seen(x) is x
+
+
+UNTOLD = (
+    "training.train = head needs a model whose head can be told: an nn.Sequential that ends in an "
+    "nn.Linear, or a module whose attributes are `features`, a module, and `head`, an nn.Linear, "
+    "and which gives head(features(x))"
+)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Linear(6, 3), nn.Sequential(), nn.Sequential(nn.Linear(6, 3), nn.Softmax(1))],
+    ids=["a layer", "nothing", "ends in another layer"],
+)
+def test_a_model_without_a_head_that_can_be_told_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ModelInvalid) as told:
+        only_head(model)
+    assert str(told.value) == UNTOLD
+
+
+def test_a_head_that_is_tied_to_what_is_fixed_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    with pytest.raises(ModelInvalid) as told:
+        only_head(model)
+    assert str(told.value) == (
+        "training.train = head: the head shares a weight with the layers before it, which would "
+        "change with it: give it one of its own"
+    )
+
+
+@pytest.mark.parametrize("model", [Named(factor=2.0), Named(flattens=True)])
+def test_a_model_that_does_more_than_its_head_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ModelInvalid) as told:
+        TrainedPart.of(only_head(model)).seen(images(2, 6))
+    assert str(told.value) == (
+        "training.train = head: the model gives other scores than its head gives of its features: "
+        "it must do nothing else than head(features(x))"
+    )

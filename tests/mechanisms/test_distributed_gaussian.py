@@ -1,0 +1,243 @@
+"""Noise in shares: norms that are never passed, the law of sums, and attempts to break it."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare, norm
+
+from fedveil._kernels import HAVE_NUMBA
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms import distributed_gaussian
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
+from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
+from fedveil.mechanisms.hadamard import random_signs
+from fedveil.privacy import audit
+from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.secagg.masking import Ring
+
+ERROR_RATE = 1e-6
+
+
+def made(ratio: float = 2.0, **changes) -> DistributedGaussian:
+    settings = {"shares": 4, "clients": 4, "dimension": 100, **changes}
+    return DistributedGaussian(settings.pop("clip", 0.5), ratio, **settings)
+
+
+def signs_of(noise: DistributedGaussian):
+    return random_signs(noise.length, Seeded(9)) if noise.rotation else None
+
+
+@pytest.mark.parametrize("bits", [4, 5, 8, 16, 24])
+@pytest.mark.parametrize("rotation", [True, False])
+@pytest.mark.parametrize("dimension", [1, 7, 100, 1000])
+def test_no_vector_is_longer_than_the_sensitivity_says(bits, rotation, dimension):
+    noise = made(entry_bits=bits, rotation=rotation, dimension=dimension)
+    draw, entropy = Seeded(1).generator(), Seeded(2)
+    for scale in (0, 1e-30, 0.3, 0.999, 1, 1.001, 50, 1e30):
+        for spiky in (False, True):
+            vector = draw.normal(size=dimension)
+            if spiky:
+                vector[1:] = 0
+            vector *= scale * noise.clip / np.linalg.norm(vector)
+            rounded = noise.rounded(vector.astype(np.float32), signs_of(noise), entropy)
+            assert sum(int(z) ** 2 for z in rounded) <= noise.limit
+
+
+def test_what_is_hardest_to_round_stays_within_too():
+    """Halves everywhere: as far from whole numbers as a vector can be, and of full norm."""
+    noise = made(entry_bits=4, rotation=False, dimension=1)
+    halves = DistributedGaussian(
+        1.0, 2.0, shares=4, clients=4, dimension=4096, entry_bits=8, rotation=False
+    )
+    vector = np.full(4096, 0.5 * halves.step, np.float32) * np.float32(halves.radius / 32)
+    squares = [
+        int((halves.rounded(vector, None, Seeded(3, i)) ** 2).sum()) for i in range(40)
+    ]  # fmt: skip
+    assert max(squares) <= halves.limit
+    assert noise.limit >= noise.radius**2
+
+
+def test_the_limit_is_the_formula():
+    noise = made(dimension=1000, entry_bits=8)
+    radius, n = noise.radius, 1024
+    assert radius == pytest.approx(math.sqrt(n) * 2**7 / 8)
+    spread = math.sqrt(2 * math.log(2**20)) * (radius + math.sqrt(n) / 2)
+    assert noise.limit == math.floor(radius**2 + n / 4 + spread)
+    assert noise.step == noise.clip / radius
+    tiny = made(dimension=1, rotation=False, entry_bits=4)
+    assert tiny.limit == (8 + 1) ** 2
+
+
+@pytest.mark.skipif(not HAVE_NUMBA, reason="compares the compiled loop with its NumPy path")
+def test_compiled_or_not_it_rounds_alike():
+    draw = Seeded(4).generator()
+    scaled = (draw.normal(size=999) * 40).astype(np.float32)
+    uniform = draw.integers(0, 1 << 32, 999, dtype=np.uint32)
+    one, other = np.empty(999, np.int64), np.empty(999, np.int64)
+    total = distributed_gaussian._round_at_random(scaled, uniform, one)
+    assert total == distributed_gaussian._round_at_random_numpy(scaled, uniform, other)
+    assert (one == other).all()
+
+
+def test_rounding_has_the_right_mean_and_takes_the_two_next_whole_numbers():
+    noise = made(dimension=4, rotation=False, entry_bits=6)
+    vector = np.array([0.25, -0.75, 1.5, 3], np.float32) * np.float32(noise.step)
+    seen = np.array([noise.rounded(vector, None, Seeded(5, i)) for i in range(20_000)])
+    assert {tuple(np.unique(column)) for column in seen.T} == {(0, 1), (-1, 0), (1, 2), (3,)}
+    for column, p in zip(seen.T, (0.25, 0.25, 0.5), strict=False):
+        ups = int((column == column.max()).sum())
+        assert abs(ups - 20_000 * p) < 6 * math.sqrt(20_000 * p * (1 - p))
+
+
+def test_a_short_vector_is_not_scaled_and_a_long_one_is_to_the_clip():
+    noise = made(dimension=64, entry_bits=16)
+    short = Seeded(6).generator().normal(size=64).astype(np.float32)
+    short *= np.float32(0.3 / np.linalg.norm(short))
+    for vector, factor in ((short, 1.0), (10 * short, 0.5 / 3.0)):
+        numbers = noise.rounded(vector, signs_of(noise), Seeded(7))
+        back = noise.mean(numbers, 1, signs_of(noise))
+        assert back == pytest.approx(vector * factor, abs=1e-4)
+
+
+@pytest.mark.parametrize("bad", [[math.nan] * 100, [math.inf] * 100, [[0.0] * 100]])
+def test_what_is_no_finite_vector_is_refused(bad):
+    with pytest.raises(InvalidValue):
+        made().share(np.array(bad), signs_of(made()), Seeded(0))
+
+
+def law(variance: float, reach: int) -> np.ndarray:
+    x = np.arange(-reach, reach + 1)
+    weights = np.exp(-(x**2) / (2 * variance))
+    return weights / weights.sum()
+
+
+def test_the_noise_of_a_sum_is_discrete_gaussian_to_the_last_digit():
+    """Convolved exactly: five shares of the least variance that there is."""
+    share, total = law(16, 60), np.ones(1)
+    for _ in range(5):
+        total = np.convolve(total, share)
+    assert np.abs(total - law(80, 300)).max() < 1e-15
+    near = np.abs(np.log(total[240:361] / law(80, 300)[240:361])).max()
+    assert near < 1e-11
+
+
+def test_the_law_of_a_sum_of_real_shares():
+    noise = made(0.7, dimension=1, rotation=False, entry_bits=4, shares=3, clients=3)
+    assert noise.share_variance >= 16
+    vector, draws = np.array([0.25], np.float32), 6_000
+    totals = np.zeros(draws, np.int64)
+    for client in range(3):
+        entropy = Seeded(8, client)
+        totals += [int(noise.share(vector, None, entropy)[0]) for _ in range(draws)]
+    # 0.25 of a clip of 0.5 is 4 of 8 steps: no rounding at random, three times.
+    reach = 8 * math.ceil(math.sqrt(3 * noise.share_variance))
+    expected = draws * law(3 * noise.share_variance, reach)
+    observed = np.bincount(totals - 12 + reach, minlength=2 * reach + 1)
+    cells = np.minimum(np.arange(2 * reach + 1) * 24 // (2 * reach + 1), 23)
+    wanted, got = np.bincount(cells, expected), np.bincount(cells, observed)
+    some = wanted > 5
+    rest = [wanted[~some].sum(), got[~some].sum()]
+    wanted, got = np.append(wanted[some], rest[0]), np.append(got[some], rest[1])
+    assert chisquare(got, wanted / wanted.sum() * draws).pvalue > ERROR_RATE
+
+
+def test_shares_are_independent_of_the_vector_and_of_each_other():
+    noise = made(1.0, dimension=4096, entry_bits=8)
+    signs = signs_of(noise)
+    vector = np.zeros(4096, np.float32)
+    one = noise.share(vector, signs, Seeded(10, 1))
+    other = noise.share(vector, signs, Seeded(10, 2))
+    scale = math.sqrt(noise.share_variance)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
+    for sample in (one, other):
+        assert np.std(sample) == pytest.approx(scale, rel=0.06)
+        assert abs(norm.cdf(np.mean(sample) / scale * 64) - 0.5) < 0.4999995
+
+
+def test_the_ratio_is_that_of_the_shares_in_the_sum():
+    noise = made(3.0, shares=900, clients=1000)
+    assert noise.ratio(900) >= 3.0
+    assert noise.ratio(900) < 3.0 * (1 + 1e-3)
+    exact = math.sqrt((900 * noise.share_variance - 16) / (1 + 2.0**-30) / noise.limit) / 2
+    assert exact * (1 - 1e-15) <= exact
+    assert noise.ratio(900) == pytest.approx(exact, rel=1e-14)
+    assert noise.ratio(900) <= exact
+    assert noise.ratio(1000) == pytest.approx(noise.ratio(900) * math.sqrt(10 / 9), rel=1e-6)
+    assert noise.release(1000) == Gaussian(noise.ratio(1000))
+
+
+@pytest.mark.parametrize("shares", [1, 5, 1000])
+@pytest.mark.parametrize("ratio", [1e-3, 0.5, 40.0])
+def test_every_share_is_wide_enough_for_the_proof(shares, ratio):
+    noise = made(ratio, shares=shares, clients=shares)
+    assert noise.share_variance >= 16
+    needed = Fraction(2 * ratio) ** 2 * noise.limit
+    assert shares * noise.share_variance >= needed
+
+
+@pytest.mark.parametrize("rotation", [True, False])
+@pytest.mark.parametrize("clients", [2, 60])
+def test_an_honest_sum_does_not_wrap_and_one_that_does_is_told(rotation, clients):
+    noise = made(0.5, clients=clients, shares=clients, dimension=500, rotation=rotation)
+    signs, ring = signs_of(noise), Ring(noise.bits)
+    assert 1.25 * noise.reach < 2 ** (noise.bits - 1)
+    direction = np.full(500, 1.0, np.float32)
+
+    def total(of: int) -> np.ndarray:
+        summed = sum(noise.share(direction, signs, Seeded(11, c)) for c in range(of))
+        lanes = ring.elements(summed)
+        ring.reduce(lanes)
+        return ring.signed(lanes)
+
+    honest = total(clients)
+    assert not noise.wrapped(honest)
+    mean = noise.mean(honest, clients, signs)
+    sigma = math.sqrt(noise.share_variance / clients) * noise.step
+    wanted = 0.5 / math.sqrt(500)
+    assert abs(mean.mean() - wanted) < 6 * sigma / math.sqrt(500) + noise.step
+    assert noise.wrapped(total(60 * clients))
+
+
+def test_fewer_shares_than_are_counted_and_too_much_noise_are_refused():
+    with pytest.raises(InvalidValue, match=r"shares = 5 is outside \[1, 4\]"):
+        made(shares=5)
+    with pytest.raises(InvalidValue, match=r"ratio = 1e\+09 and a clip of .* fewer entry_bits"):
+        made(1e9, entry_bits=24, dimension=1 << 12)
+
+
+EPS, DELTA = 1.0, 0.05
+
+
+@pytest.mark.parametrize(("withheld", "wrong"), [(0, False), (1, True)])
+def test_a_share_that_is_withheld_is_found(withheld, wrong):
+    """Two shares that together have just enough: with both the claim stands, with one it falls."""
+    ratio = ratio_for(EPS, DELTA, 1)
+    noise = made(ratio, clip=1.0, shares=2, clients=2, dimension=2, entry_bits=10)
+    signs = signs_of(noise)
+    loss = PrivacyLoss(epsilon_for(noise.ratio(2), DELTA), DELTA, release=noise.release(2))
+    assert loss.epsilon <= EPS * (1 + 1e-6)
+
+    def released(vector, entropy: Entropy):
+        total = noise.rounded(np.zeros(2, np.float32), signs, entropy)
+        if not withheld:
+            DiscreteGaussian.at_least(Fraction(noise.share_variance)).add_to(total, entropy)
+        return total + noise.share(vector, signs, entropy)
+
+    vector = np.array([1.0, 0.0], np.float32)
+    apart = noise.rounded(vector, signs, Seeded(13)) - noise.rounded(-vector, signs, Seeded(13))
+    found = audit.run(
+        released,
+        vector,
+        -vector,
+        claim=loss,
+        trials=8_000,
+        entropy=Seeded(12),
+        score=lambda total: float(total @ apart),
+    )
+    assert found.refuted is wrong

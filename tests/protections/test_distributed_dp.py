@@ -1,0 +1,262 @@
+"""distributed_dp: real rounds with and without masks, what they cost, and who can break them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.engine.simulation import simulate
+from fedveil.entropy import Seeded
+from fedveil.errors import ClientWithheld, InvalidValue, JobError, RoundVoid
+from fedveil.federated.job import Job
+from fedveil.message import decode, encode
+from fedveil.privacy.ledger import project
+from fedveil.protections.base import ClientContext, Cohort, JobContext, RoundContext
+from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings, noise_enforced
+
+DIMENSION, CLIENTS, ROUND = 50, 10, 3
+
+
+def protection(clients: int = CLIENTS, **options: Any) -> DistributedDP:
+    known = [name for name in options if name in JobContext.__annotations__]
+    context = {
+        "weighting": "equal", "dimension": DIMENSION, "clients_per_round": clients, "rounds": 60,
+        **{name: options.pop(name) for name in known},
+    }  # fmt: skip
+    options.setdefault("reconstruct_secrets_threshold", clients // 2 + 1)
+    return DistributedDP(DistributedDPSettings(**options), JobContext(**context))
+
+
+def updates(clients: int = CLIENTS) -> dict[int, np.ndarray]:
+    draw = Seeded(3, "updates").generator()
+    return {c: draw.normal(0, 0.05, DIMENSION).astype(np.float32) for c in range(clients)}
+
+
+def play(made: DistributedDP, data: dict[int, Any], silent: Any = (), lying: Any = None) -> Any:
+    """A round whose messages travel as bytes; `silent` send no vector, `lying` another one."""
+    model = np.zeros(DIMENSION, np.float32)
+    server = made.server_round(RoundContext(sorted(data), ROUND, model))
+    halves = {
+        c: made.client_round(ClientContext(c, ROUND, model, 5, Seeded(1, "client", c)))
+        for c in data
+    }
+    honest = made.vector
+    if lying is not None:
+        made.vector = lambda u, c: lying if c.client == 0 else honest(u, c)  # type: ignore[method-assign]
+    messages = dict.fromkeys(data, server.opening())
+    while messages is not None:
+        for client, message in messages.items():
+            trains = halves[client].wants_update(message)
+            if trains and client in silent:
+                continue
+            answer = halves[client].respond(message, data[client] if trains else None)
+            server.receive(client, decode(encode(answer)))
+        messages = server.advance()
+    return server.aggregate()
+
+
+def epsilon(made: DistributedDP, reports: int | None = None, rounds: int = 60) -> float:
+    spent = made.spending({}) if reports is None else made.spent({}, reports)
+    figure = project(spent, rounds, 1e-5)["run_every_round"]
+    assert figure is not None
+    return figure.epsilon
+
+
+@pytest.mark.parametrize("rotation", [True, False])
+@pytest.mark.parametrize("silent", [(), (4,)])
+def test_masks_change_nothing_of_the_sum(rotation: bool, silent: tuple[int, ...]) -> None:
+    masked, bare = (
+        play(protection(masks=masks, rotation=rotation), updates(), silent)
+        for masks in (True, False)
+    )
+    assert masked.update.tobytes() == bare.update.tobytes()
+    assert masked.reports == bare.reports == CLIENTS - len(silent)
+
+
+@pytest.mark.parametrize("neighbours", ["complete", 8])
+def test_the_mean_is_that_of_the_clipped_updates_plus_the_noise_of_the_survivors(
+    neighbours: Any,
+) -> None:
+    made = protection(noise_multiplier=0.02, clip=0.3, neighbours=neighbours)
+    data = updates()
+    data[7] = 20 * data[7]
+    result = play(made, data, silent=[2])
+    clipped = [u * min(1, 0.3 / np.linalg.norm(u)) for c, u in data.items() if c != 2]
+    sigma = math.sqrt(9 * made.noise.share_variance) * made.noise.step / 9
+    off = result.update - np.mean(clipped, axis=0)
+    assert np.abs(off).max() < 6 * sigma
+    assert np.std(off) == pytest.approx(sigma, rel=0.5)
+
+
+def test_it_costs_what_is_asked_for_and_less_where_more_survive() -> None:
+    for target in (0.5, 1.0, 8.0):
+        made = protection(target_epsilon=target)
+        assert target * 0.999 < epsilon(made) <= target
+        assert epsilon(made, 9) == epsilon(made)
+        assert epsilon(made, 10) < epsilon(made)
+    assert 8 * 0.999 < epsilon(protection()) <= 8
+    given = protection(noise_multiplier=2.0, dropout_tolerance=0.0)
+    assert given.noise.ratio(10) == pytest.approx(2.0, rel=1e-3)
+    assert given.noise.ratio(10) >= 2.0
+    (spent,) = given.spending({})
+    assert (spent.loss.delta, spent.loss.per, spent.count) == (1e-5, "update", 1)
+
+
+def test_noise_that_may_be_missing_or_known_is_made_up_for() -> None:
+    wide = protection(noise_multiplier=2.0, dropout_tolerance=0.3, assume_honest=0.8)
+    # 7 of 10 survive, and 2 of them may have subtracted their noise.
+    assert wide.least_survivors == 7
+    assert wide.noise.least_shares == 5
+    assert wide.noise.ratio(5) >= 2.0
+    exact = protection(noise_multiplier=2.0, dropout_tolerance=0.0)
+    assert wide.noise.share_variance == pytest.approx(2 * exact.noise.share_variance, rel=1e-3)
+    assert wide.spent({}, 10)[0].loss.release == wide.noise.release(8)
+    written = protection(100, dropout_tolerance=0.07, assume_honest=0.93)
+    assert (written.least_survivors, written.noise.least_shares) == (93, 86)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_with_fewer_survivors_than_have_enough_noise_nothing_is_shown(masks: bool) -> None:
+    made = protection(dropout_tolerance=0.2, masks=masks)
+    assert play(made, updates(), silent=[1, 5]).reports == 8
+    with pytest.raises(RoundVoid, match="7 clients answered in phase masked, 8 are needed"):
+        play(made, updates(), silent=[1, 5, 6])
+
+
+def test_no_client_helps_to_unmask_a_sum_with_too_little_noise() -> None:
+    """A server that says more have dropped out than may: in the complete graph all see it."""
+    made = protection(dropout_tolerance=0.2)
+    model, data = np.zeros(DIMENSION, np.float32), updates()
+    server = made.server_round(RoundContext(sorted(data), ROUND, model))
+    halves = {
+        c: made.client_round(ClientContext(c, ROUND, model, 5, Seeded(1, "client", c)))
+        for c in data
+    }
+    messages = dict.fromkeys(data, server.opening())
+    while server.phase != "unmask":
+        for client, message in messages.items():
+            update = data[client] if halves[client].wants_update(message) else None
+            server.receive(client, halves[client].respond(message, update))
+        messages = server.advance()
+    honest = messages[0]
+    few = {
+        **honest,
+        "survivors": honest["survivors"][:7],
+        "dropped": np.sort(np.r_[honest["dropped"], honest["survivors"][7:]]),
+    }
+    with pytest.raises(ClientWithheld, match="7 survivors are fewer than a sum must have, 8"):
+        halves[0].respond(few, None)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_update_that_cannot_be_used_is_noise_around_zero(bad: float, tmp_path: Path) -> None:
+    made = protection()
+    assert made.always_reports
+    with pytest.raises(ClientWithheld):
+        made.vector(
+            np.full(DIMENSION, bad, np.float32),
+            ClientContext(0, ROUND, np.zeros(DIMENSION), 5, Seeded(0)),
+        )
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_sum_that_no_honest_clients_can_have_is_told(masks: bool) -> None:
+    made = protection(noise_multiplier=1.0, masks=masks)
+    edge = np.full(made.length, made.noise.reach + made.noise.reach // 8)
+    with pytest.raises(RoundVoid, match="beyond what clipped updates and their noise reach"):
+        play(made, updates(), lying=edge)
+
+
+def test_the_rotation_is_anew_in_every_round_and_the_same_for_all() -> None:
+    made, other = protection(seed=4), protection(seed=4)
+    assert (made.signs(1) == other.signs(1)).all()
+    assert (made.signs(1) != made.signs(2)).any()
+    assert (made.signs(1) != protection(seed=5).signs(1)).any()
+    assert protection(rotation=False).signs(1) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"noise_multiplier": 1.0, "target_epsilon": 2.0},
+            "noise_multiplier = 1.0 and target_epsilon = 2.0 both decide the noise: only one of "
+            "them is allowed",
+        ),
+        (
+            {"dropout_tolerance": 0.5, "assume_honest": 0.5},
+            "dropout_tolerance = 0.5 and assume_honest = 0.5 leave none of 10 clients whose noise "
+            "can be counted on",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidValue, match=f"^{said}$"):
+        protection(**options)
+    block = {"reconstruct_secrets_threshold": 5, **options}
+    with pytest.raises(JobError) as caught:
+        Job(
+            clients={"number": 10, "fraction": 1.0},
+            protection={"name": "distributed_dp", "distributed_dp": block},
+        )
+    assert list(caught.value.problems) == [f"protection.distributed_dp.{said}"]
+
+
+def test_weights_would_break_the_sensitivity() -> None:
+    with pytest.raises(InvalidValue, match="distributed_dp needs clients that count equally"):
+        protection(weighting="by_size")
+    with pytest.raises(JobError, match=r"server\.weighting = by_size tells"):
+        Job(protection="distributed_dp", server={"weighting": "by_size"})
+
+
+def test_an_app_says_its_noise_itself() -> None:
+    said = DistributedDP.unfit_for_apps(DistributedDPSettings(reconstruct_secrets_threshold=3))
+    assert said is not None
+    assert said.startswith("noise_multiplier is not given: an app's number of rounds")
+    fit = DistributedDPSettings(reconstruct_secrets_threshold=3, noise_multiplier=1.0)
+    assert DistributedDP.unfit_for_apps(fit) is None
+
+
+def test_who_must_be_trusted_is_said() -> None:
+    settings = DistributedDPSettings()
+    said = noise_enforced(settings, Cohort(100, 50))
+    assert said is not None
+    assert said.startswith("active_security = False: epsilon holds against a server that follows")
+    signing = settings.model_copy(update={"active_security": True})
+    assert noise_enforced(signing, Cohort(100, 50)) is None
+
+
+def job(**simulation: Any) -> Job:
+    return Job(
+        name="shares", rounds=3, model="logistic",
+        clients={"number": 12, "fraction": 1.0},
+        training={"epochs": 1, "batch_size": 200, "lr": 0.5},
+        protection={
+            "name": "distributed_dp",
+            "distributed_dp": {"reconstruct_secrets_threshold": 7, "clip": 0.5,
+                               "dropout_tolerance": 0.25},
+        },
+        simulation={"workers": 0, **simulation},
+    )  # fmt: skip
+
+
+def test_a_run_records_what_its_survivors_released(tmp_path: Path) -> None:
+    full = simulate(job(masks=False), tmp_path / "full")
+    some = simulate(job(masks=False, dropouts={"masked": 0.25}), tmp_path / "some")
+    masked = simulate(job(), tmp_path / "masked")
+    ahead, there = some.metrics[-1], full.metrics[-1]
+    assert ahead["reports"] == 9
+    assert 8 * 0.999 < ahead["epsilon_run_every_round"] <= 8
+    made = protection(12, dropout_tolerance=0.25, clip=0.5, rounds=3, dimension=7850)
+    assert there["epsilon_run_every_round"] == pytest.approx(epsilon(made, 12, 3))
+    assert there["epsilon_run_every_round"] < ahead["epsilon_run_every_round"] - 0.5
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("full", "masked")]
+    assert weights[0] == weights[1]
+    assert masked.metrics[-1]["bytes_up"] > there["bytes_up"]
+    events = (tmp_path / "full" / "events.log").read_text()
+    assert "without masks (simulation.masks = false)" in events
+    assert "without masks" not in (tmp_path / "masked" / "events.log").read_text()
