@@ -115,6 +115,7 @@ def budget(
 
     settings = load(job, overrides)
     from fedveil.engine.budget import project_job, solve_job
+    from fedveil.engine.measured import measured
     from fedveil.privacy.loss import format_delta, format_epsilon
 
     if target_epsilon is None:
@@ -129,6 +130,8 @@ def budget(
         epsilon, delta = format_epsilon(line.epsilon), format_delta(line.delta)
         table.add_row(epsilon, delta, line.figure.promise, line.what)
     console().print(table)
+    for row in measured(settings):
+        say(str(row))
 
 
 @app.command()

@@ -1,0 +1,56 @@
+"""What accuracy runs of a job have reached, and at which epsilon: a table that comes along."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from fedveil.federated.job import Job
+from fedveil.privacy.loss import format_epsilon
+
+#: The blocks that decide what a run reaches; the rest is the seed, and where and how it runs.
+_DECIDE = ("rounds", "clients", "data", "model", "training", "server")
+
+
+class Measured(NamedTuple):
+    """A run of a job with these settings, and the command that measured it."""
+
+    settings: tuple[str, ...]
+    epsilon: float
+    accuracy: float
+    command: str
+
+    def __str__(self) -> str:
+        return (
+            f"measured with this job at epsilon {format_epsilon(self.epsilon)}: accuracy "
+            f"{self.accuracy:.4f} ({self.command})"
+        )
+
+
+def table() -> Iterator[Measured]:
+    """All that is known."""
+    text = (files("fedveil.engine") / "measured.toml").read_text("utf-8")
+    for one in tomllib.loads(text)["table"]:
+        for row in one["rows"]:
+            settings = (*one["settings"], *row["settings"])
+            yield Measured(settings, row["epsilon"], row["accuracy"], one["command"])
+
+
+def measured(job: Job) -> list[Measured]:
+    """Runs of this job, whatever its noise was, the smallest epsilon first; mostly none."""
+    sought = _deciding(job)
+    found = (row for row in table() if _deciding(Job.load(None, row.settings)) == sought)
+    return sorted(found, key=lambda row: row.epsilon)
+
+
+def _deciding(job: Job) -> dict[str, Any]:
+    """All of a job that decides what it reaches, but for how much noise there is."""
+    whole, switch = job.model_dump(mode="json"), job.protection
+    settings = switch.settings.model_dump(mode="json")
+    key = switch.position.cost_key(switch.settings)
+    if key is not None:
+        settings = key.put(settings, key.start)
+        settings.update(dict.fromkeys(key.instead))
+    return {**{name: whole[name] for name in _DECIDE}, switch.name: settings}
