@@ -11,6 +11,7 @@ import pytest
 
 from fedveil import plain_text
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.ledger import Line
 from fedveil.run_display import RunDisplay, fitted
 
 ROUNDS = 20
@@ -74,6 +75,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
         job=job,
         audit=None,
         stopped=":train: came",
+        others=[Line(1.5, 1e-5, "whoever only gets the models")],
         folder=tmp_path / "[red]:train:",
     )
     display.summary(run)
@@ -81,6 +83,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
         "my:train:Own [bold]",
         "[red]emo:train :smile:",
         ": :train: came",
+        "1.5 (meaningful) for whoever only gets the models",
         "/[red]:train:",
     ):
         assert text in out.getvalue()
@@ -100,7 +103,12 @@ def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
     audit = Finding("canaries", "standard", "dp_encrypt", figures, epsilon=2.0, delta=1e-5)
     job: Any = SimpleNamespace(protection=SimpleNamespace(name="dp_encrypt"), rounds=1)
     run: Any = SimpleNamespace(
-        job=job, metrics=[{**RECORD, "round": 1}], audit=audit, stopped=None, folder=Path("here")
+        job=job,
+        metrics=[{**RECORD, "round": 1}],
+        audit=audit,
+        stopped=None,
+        others=(),
+        folder=Path("here"),
     )
     out = io.StringIO()
     RunDisplay(plain_text.console(file=out, width=160), 1).summary(run)

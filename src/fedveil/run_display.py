@@ -90,7 +90,8 @@ class RunDisplay:
             rows["loss"] = f"{last['loss']:.4f}"
             rows["AUC"] = f"{last['auc']:.4f}"
         rows["upload"] = f"{shown_bytes(last.get('bytes_up_per_client', 0))} per client and round"
-        rows["epsilon"] = "\n".join(_spent(last))
+        others = [f"{told(*line.figure)} for {line.what}" for line in run.others]
+        rows["epsilon"] = "\n".join([*_spent(last), *others])
         if run.audit is not None:
             rows["audit"] = _audited(run.audit)
         rows["randomness"] = last.get("randomness", "")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_protection
 from fedveil.engine.job_protection import in_clear
+from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
@@ -61,5 +62,6 @@ def _lines(job: Job, protection: Protection) -> Iterator[Line]:
         figure = figures[name]
         if figure is not None:
             yield Line(*figure, what)
+    yield from other_accounts(job, protection, job.rounds)
     for what in in_clear(job, leaves=False):
         yield Line(math.inf, 0.0, what)

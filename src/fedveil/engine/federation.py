@@ -31,18 +31,19 @@ from fedveil.engine.assembly import (
 )
 from fedveil.engine.budget import thin_promise
 from fedveil.engine.canaries import Canaries
+from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.job_protection import in_clear
+from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.quality import ModelTest
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.run_records import check, counted, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
-from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.message import take_array
 from fedveil.privacy.finding import Finding
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger import Ledger, Line
 from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
 from fedveil.record.begun_rounds import Attempts
 from fedveil.record.finding_lines import add_finding
@@ -71,6 +72,8 @@ class Run:
     stopped: str | None = None
     #: What an audit's canaries found, where the job has any.
     audit: Finding | None = None
+    #: What it cost by other accounts than the ledger's.
+    others: Sequence[Line] = ()
 
 
 class Engine(ABC):
@@ -146,6 +149,7 @@ class Federation:
         self._protection = engine.protection(job, self._layout.dimension)
         self._state: State = self._protection.initial_state()
         self._canaries = Canaries(job, self._protection)
+        self._cohorts = Cohorts(job)
         self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
         self._fingerprint = _fingerprint(job, self._dataset, engine.identify(), shape.fingerprint)
@@ -237,6 +241,8 @@ class Federation:
                 add_finding(self._folder, audit)
                 self._recorder.event(str(audit))
             self._folder.write_atomically(MODEL, model_bytes(self._model))
+            for line in (others := list(other_accounts(self.job, self._protection, self._done))):
+                self._recorder.event(str(line))
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
             if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
                 figures = ", ".join(
@@ -244,11 +250,11 @@ class Federation:
                 )
                 self._recorder.event(f"the model at its end: {figures}")
         records, path = self._recorder.records, self._folder.path
-        return Run(self.job, records, self._model, path, self._ledger, stopped, audit)
+        return Run(self.job, records, self._model, path, self._ledger, stopped, audit, others)
 
     def _round(self, number: int) -> Record:
         began = time.perf_counter()
-        drawn = self._cohort(number)
+        drawn = self._cohorts.draw(number)
         state = self._state
         spending = self._protection.spending(state)
         self._check_limit(spending, drawn, number)
@@ -308,7 +314,7 @@ class Federation:
         if self.job.privacy.randomness == "seeded":
             return
         for number, cost in sorted(self._attempts.begun, key=itemgetter(0)):
-            cohort = self._cohort(number)
+            cohort = self._cohorts.begun(number)
             self._ledger.record_many(cost, round=number, clients=cohort, ahead=True)
             self._state = self._protection.cut_off(self._state, cost)
         for number, times in Counter(number for number, _ in self._attempts.begun).items():
@@ -316,11 +322,6 @@ class Federation:
                 f"round {number} was begun before ({times}x) and cut off: its reports may have "
                 f"left, and count"
             )
-
-    def _cohort(self, number: int) -> list[ClientId]:
-        assert self.job.clients.number is not None  # the engine has settled it
-        drawn = Seeded(self.job.seed, "cohort", number).permutation(self.job.clients.number)
-        return sorted(map(int, drawn[: self.job.clients_per_round]))
 
     def _check_limit(
         self, spending: Sequence[Spending], cohort: list[ClientId], number: int

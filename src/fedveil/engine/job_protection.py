@@ -43,6 +43,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         seed=job.seed,
         seeded=job.privacy.randomness == "seeded",
         delta=job.privacy.delta,
+        poisson=job.clients.sampling == "poisson",
         roster=outside.roster,
         identity=outside.identity,
         masks=job.simulation.masks or deployed is not None,

@@ -100,6 +100,9 @@ def _reasons(records: Sequence[Record]) -> str:
         for kind in (*LOST, UNUSABLE):
             times.update(record[kind])
     if not times:
-        times["the client fell silent"] = sum(record["dropped"] for record in records)
-        times.update(record["void"] for record in records if record["void"])
+        silent = sum(record["dropped"] for record in records)
+        nobody = sum(not record["clients"] for record in records)
+        times.update({"the client fell silent": silent} if silent or not nobody else {})
+        times.update({"nobody was drawn": nobody} if nobody else {})
+        times.update(record["void"] for record in records if record["void"] and record["clients"])
     return ", ".join(f"{reason} ({number}x)" for reason, number in times.most_common(3))

@@ -53,6 +53,11 @@ class ClientsSettings(Block):
     fraction: float = Field(
         0.5, gt=0, le=1, description="share of the clients that is drawn for each round"
     )
+    sampling: Literal["fixed", "poisson"] = Field(
+        "fixed",
+        description="fixed: as many clients in every round; poisson: each of them independently "
+        "with probability `clients.fraction`, in secret, so that cohorts differ in size",
+    )
 
 
 class DataSettings(Block):
@@ -297,7 +302,10 @@ class JobFields(CheckedJob):
 
     @property
     def clients_per_round(self) -> int:
-        """How many clients a round draws: round(fraction * number), at least 1."""
+        """How many clients a round draws: round(fraction * number), at least 1.
+
+        Under `clients.sampling: poisson`, the number that is expected.
+        """
         if self.clients.number is None:
             raise InvalidValue(
                 "clients.number = null is not known before the data is read; "

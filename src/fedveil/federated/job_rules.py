@@ -166,6 +166,18 @@ def _enough_to_start(job: JobFields) -> str | None:
     return f"deployment.start_clients = {wanted} is outside [1, {number}], the clients there are"
 
 
+@RULES.rule("protection", "clients.sampling")
+def _cohorts_may_differ(job: JobFields) -> str | None:
+    """`clients.sampling: poisson` needs a protection of a single phase: pw_encrypt's rounds are
+    made for a cohort of known size."""
+    if job.clients.sampling == "fixed" or len(job.protection.position.phases) == 1:
+        return None
+    return (
+        f"clients.sampling = poisson is refused under protection.name = {job.protection.name}: its "
+        f"rounds are made for a cohort of known size; under it only fixed is allowed"
+    )
+
+
 @RULES.rule("clients", "audit.canaries")
 def _canaries_few(job: JobFields) -> str | None:
     """`audit.canaries` is at most the number of clients that a round draws."""

@@ -24,11 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.errors import AnsweredBefore, InvalidValue
+from fedveil.errors import InvalidValue
 from fedveil.message import Message, take
 from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.answered import Answered
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
@@ -66,6 +67,7 @@ class JobContext:
     `masks`: whether secure aggregation masks; without, a simulation adds the same numbers bare.
     `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
     the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
+    `poisson`: cohorts differ in size and are secret; `clients_per_round` is what is expected.
     """
 
     weighting: Weighting
@@ -77,31 +79,12 @@ class JobContext:
     seed: int = 0
     seeded: bool = False
     delta: float = 1e-5
+    poisson: bool = False
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
     identity: Secret | None = None
     masks: bool = True
     unit: Whose = "client"
     sampling_rate: float = 1.0
-
-
-class Answered:
-    """The last round for which a client's update has left it, where two would tell more than one.
-
-    This one is held in memory; where a server could begin a round again it is in a file.
-    """
-
-    def __init__(self) -> None:
-        self.last = -1
-
-    def check(self, round: int) -> None:
-        """Raise `AnsweredBefore` for that round and any before it."""
-        if round <= self.last:
-            raise AnsweredBefore(self.last)
-
-    def note(self, round: int) -> None:
-        """The same; else it is `round` from now on. The update leaves when this has returned."""
-        self.check(round)
-        self.last = round
 
 
 @dataclass(frozen=True)
@@ -242,6 +225,9 @@ class Protection(ABC):
     #: The longest update (L2 norm) that it tells of as it is; infinite where it shortens none.
     #: Under `privacy.unit: example`, the most that training lets one example move the update by.
     norm_clip: float = math.inf
+    #: Whether secret cohorts (`JobContext.poisson`) amplify its loss: what comes of a round is then
+    #: a noised sum over a constant, whoever is in it, and if nobody is.
+    amplified: ClassVar[bool] = False
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
 

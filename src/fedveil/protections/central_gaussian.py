@@ -92,13 +92,16 @@ class CentralGaussian(Protection):
 
     Privacy: that of `CentralNoise` for a client's whole update in one round, replace-one, against
     whoever sees what comes of the mean. None against the server, nor against whoever reads a report
-    on its way: they read the clipped update.
+    on its way: they read the clipped update. Of secret cohorts (`JobContext.poisson`) what comes of
+    a round is the noised sum over a constant, noise alone where nobody reported: the law that is
+    amplified by the draw, for whoever only gets the models.
     """
 
     name = block = "central_gaussian"
     settings_type = CentralGaussianSettings
     settings: CentralGaussianSettings
     perturbs = False
+    amplified = True
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (_one_of_both,)
     advice = (_trusts,)
@@ -212,12 +215,21 @@ class CentralGaussianServerRound(OneReportRound):
     def _merge_sums(self, other: CentralGaussianServerRound) -> None:
         self._sum += other._sum
 
+    def aggregate(self) -> Aggregate:
+        """As it is; of secret cohorts also where nobody reported, which is a secret too."""
+        return self._aggregate() if self._protection.context.poisson else super().aggregate()
+
     def _aggregate(self) -> Aggregate:
-        """The mean of the noised sum: noised once, whoever asks for it again."""
+        """The mean of the noised sum: noised once, whoever asks for it again.
+
+        Where cohorts are secret, how many reported is: the sum is divided by what is expected.
+        """
         if self._told is None:
             protection, total = self._protection, self._sum.copy()
             protection.noise.add_to(total, protection.noise_entropy(self._context.round))
-            self._told = Aggregate(total * protection.noise.step / self.reports, self.reports)
+            job = protection.context
+            among = job.clients_per_round if job.poisson else self.reports
+            self._told = Aggregate(total * protection.noise.step / among, self.reports)
         return self._told
 
 

@@ -1,0 +1,52 @@
+"""What a run costs by other accounts than the ledger's, each named as what it is.
+
+The ledger's lines are for a client's whole data replaced, and for whoever knows who took part, as
+the server does. Beside them, of Gaussian noise:
+
+- with a client added or removed in place of replaced, for comparison with papers;
+- where cohorts are drawn in secret (`clients.sampling: poisson`) and what comes of a round is a
+  noised sum over a constant, whoever was in it: for whoever only gets the models, amplified by the
+  draw. Not where `privacy.max_epsilon` may end the run: when it ends then tells of the cohorts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fedveil.federated.job import Job
+from fedveil.privacy.added_or_removed import added_or_removed
+from fedveil.privacy.compose import compose
+from fedveil.privacy.ledger import Line
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.privacy.sampled_gaussian import sampled_release
+from fedveil.protections.base import Protection
+
+_ADDED = "a client added or removed where the lines above replace one, for comparison only"
+
+
+def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
+    """The lines for a run of so many rounds; none where there is nothing to say."""
+    ratio, delta = _ratio(protection), job.privacy.delta
+    if ratio is None or delta == 0 or not rounds:
+        return
+    alike = added_or_removed(ratio, 1.0, rounds, delta)
+    yield Line(alike, delta, f"{_ADDED}: drawn in all of {rounds} rounds")
+    limited = job.privacy.max_epsilon is not None
+    if limited or not (protection.amplified and protection.context.poisson):
+        return
+    rate = job.clients.fraction
+    who = f"whoever only gets the models, amplified by Poisson sampling at rate {rate:g}"
+    release = PrivacyLoss(math.inf, 1.0, release=sampled_release(ratio, rate))
+    yield Line(compose([(release, rounds)], delta), delta, f"{who}: {rounds} rounds")
+    yield Line(added_or_removed(ratio, rate, rounds, delta), delta, f"the same, {_ADDED}")
+
+
+def _ratio(protection: Protection) -> float | None:
+    """That of the one Gaussian release that a report's are together; None where it has others."""
+    square = 0.0
+    for spent in protection.spending(protection.initial_state()):
+        if not isinstance(spent.loss.release, Gaussian):
+            return None
+        square += spent.count / spent.loss.release.ratio**2
+    return 1 / math.sqrt(square) if square else None
