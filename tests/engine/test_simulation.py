@@ -121,12 +121,12 @@ def _noised(position: str) -> bool:
 
 @pytest.mark.parametrize("protection", sorted(POSITIONS))
 def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) -> None:
-    results = []
+    results, few = [], {"reconstruct_secrets_threshold": 3}
     for workers in (0, 1, 3):
         settings = job(
             model="parts:plain" if _noised(protection) else "parts:net",
             simulation={"workers": workers},
-            protection={"name": protection, "pw_encrypt": {"reconstruct_secrets_threshold": 3}},
+            protection={"name": protection, "pw_encrypt": few, "distributed_dp": few},
         )
         run = fedveil.simulate(settings, tmp_path / str(workers))
         results.append(((run.folder / "model.safetensors").read_bytes(), timeless(run.metrics)))

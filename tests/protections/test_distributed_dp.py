@@ -15,6 +15,7 @@ from fedveil.errors import ClientWithheld, InvalidValue, JobError, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.message import decode, encode
 from fedveil.privacy.ledger import project
+from fedveil.privacy.loss import Gaussian
 from fedveil.protections.base import ClientContext, Cohort, JobContext, RoundContext
 from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings, noise_enforced
 
@@ -114,7 +115,7 @@ def test_noise_that_may_be_missing_or_known_is_made_up_for() -> None:
     assert wide.noise.ratio(5) >= 2.0
     exact = protection(noise_multiplier=2.0, dropout_tolerance=0.0)
     assert wide.noise.share_variance == pytest.approx(2 * exact.noise.share_variance, rel=1e-3)
-    assert wide.spent({}, 10)[0].loss.release == wide.noise.release(8)
+    assert wide.spent({}, 10)[0].loss.release == Gaussian(wide.noise.ratio(8))
     written = protection(100, dropout_tolerance=0.07, assume_honest=0.93)
     assert (written.least_survivors, written.noise.least_shares) == (93, 86)
 

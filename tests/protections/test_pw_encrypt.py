@@ -26,7 +26,8 @@ from fedveil.errors import (
 )
 from fedveil.federated.job import Job
 from fedveil.message import decode, encode
-from fedveil.protections.base import Answered, ClientContext, JobContext, RoundContext
+from fedveil.protections.answered import Answered
+from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.pw_encrypt import PWEncrypt
 from fedveil.protections.pw_settings import PWEncryptSettings
 from fedveil.secagg import masking_graph

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedveil._files import alone, write_whole
 from fedveil.errors import AnsweredBefore, DeploymentError
-from fedveil.protections.base import Answered
+from fedveil.protections.answered import Answered
 
 
 class AnsweredFile(Answered):

@@ -14,22 +14,66 @@ from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.mechanisms.gaussian import SLACK, SMOOTHING, stretch
-from fedveil.mechanisms.hadamard import padded_length, rotate, unrotate
-from fedveil.privacy.loss import Gaussian
+from fedveil.mechanisms.hadamard import Floats, padded_length, rotate, unrotate
+from fedveil.privacy.sum_grid import LARGEST, grid_step, to_grid
 
 #: A rotated entry has room for so many times its root mean square: it is beyond with a
 #: probability of 2 exp(-32), and then still an entry of the ring.
 _PEAK = 8
 #: How probable it is at most that a vector is rounded again, and that a sum wraps around.
-_AGAIN, _WRAPS = 2.0**-20, 2.0**-40
+_AGAIN, _WRAPS = math.ldexp(1, -20), math.ldexp(1, -40)
 _TRIES = 8
 #: The room that a ring has beyond what an honest sum reaches, as a share of that.
 _BAND = 0.25
 #: What is drawn, and squared, as whole numbers of 64 bits.
-_MOST_SHARE_VARIANCE, _MOST_RADIUS = 1 << 54, 1 << 30
+_MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
-class DistributedGaussian:
+class NoiseShares:
+    """Shares of noise that together make `ratio` times the sensitivity 2 √limit, in whole steps.
+
+    `shares`: how many in a sum bear noise at least: they alone give `ratio`. A kind of vectors says
+    how far a sum of `clients` of them reaches.
+    """
+
+    #: What an entry of an honest sum is beyond with a probability of 2^-40 at most.
+    reach: int
+
+    def __init__(self, ratio: float, limit: int, *, shares: int, clients: int) -> None:
+        ratio = positive("ratio", ratio)
+        self.clients = integer("clients", clients, 1)
+        self.least_shares = integer("shares", shares, 1, clients)
+        self.limit = limit
+        least = Fraction(2 * ratio) ** 2 * limit * (1 + SLACK) + SMOOTHING
+        share = max(least / self.least_shares, Fraction(SMOOTHING))
+        if share > _MOST_SHARE_VARIANCE or limit > _MOST_LIMIT:
+            raise InvalidValue(
+                f"ratio = {ratio:g} and a clip of {math.sqrt(limit):.3g} steps need shares of "
+                f"noise of {math.sqrt(share):.3g} steps: fewer entry_bits are needed"
+            )
+        self._noise = DiscreteGaussian.at_least(share)
+
+    @property
+    def share_variance(self) -> int:
+        """The parameter of a share's noise, in steps²."""
+        return self._noise.variance
+
+    def ratio(self, shares: int) -> float:
+        """Of Gaussian noise in a sum with so many shares that bear noise: over the sensitivity."""
+        shares = integer("shares", shares, 1)
+        variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
+        return math.sqrt(variance / self.limit) / 2 * (1 - 2.0**-50)
+
+    def add_share(self, numbers: Int64s, entropy: Entropy) -> None:
+        """Add one client's share of noise, in place."""
+        self._noise.add_to(numbers, entropy)
+
+    def wrapped(self, total: Int64s) -> bool:
+        """Whether a sum lies where an honest one does with a probability of 2^-40 at most."""
+        return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
+
+
+class DistributedGaussian(NoiseShares):
     """Clip, rotate and round vectors, add a share of noise to each: a sum of them is private.
 
     A vector x of `dimension` entries becomes `share(x) = z + N`, whole numbers in units of `step`:
@@ -72,7 +116,6 @@ class DistributedGaussian:
     clients · ρ bounds it. Vectors that were made for the round's signs are not covered; privacy
     is, wrapped or not. `wrapped` says whether a sum lies where no such sum does.
 
-    `shares`: how many shares in a sum bear noise at least: they alone give `ratio`.
     `entry_bits`: step is such that a rotated entry, of root mean square clip / √n, takes so many
     bits with its sign and has room for 8 times that; without signs clip does.
     """
@@ -89,48 +132,21 @@ class DistributedGaussian:
         rotation: bool = True,
     ) -> None:
         self.clip = within("clip", clip, 2.0**-100, 2.0**100)
-        ratio = positive("ratio", ratio)
-        self.clients = integer("clients", clients, 1)
-        self.least_shares = integer("shares", shares, 1, clients)
         self.dimension = integer("dimension", dimension, 1)
         entry_bits = integer("entry_bits", entry_bits, 4, 24)
         self.rotation = rotation
         self.length = padded_length(dimension) if self.rotation else dimension
         peak = math.sqrt(self.length) / _PEAK if self.rotation else 1.0
-        self.radius = 2 ** (entry_bits - 1) * peak
+        self.radius = (1 << (entry_bits - 1)) * peak
         self.step = self.clip / self.radius
-        self.limit = _limit(self.radius, self.length)
-        least = Fraction(2 * ratio) ** 2 * self.limit * (1 + SLACK) + SMOOTHING
-        share = max(least / self.least_shares, Fraction(SMOOTHING))
-        if share > _MOST_SHARE_VARIANCE or self.radius > _MOST_RADIUS:
-            raise InvalidValue(
-                f"ratio = {ratio:g} and a clip of {self.radius:.3g} steps need shares of noise of "
-                f"{math.sqrt(share):.3g} steps: fewer entry_bits are needed"
-            )
-        self._noise = DiscreteGaussian.at_least(share)
-        # A sum's reach is worked out from what is drawn, which may be a little more than needed.
+        super().__init__(ratio, _limit(self.radius, self.length), shares=shares, clients=clients)
         self.reach = self._reach()
-        self.bits = (2 * math.ceil(self.reach * (1 + _BAND))).bit_length()
-
-    @property
-    def share_variance(self) -> int:
-        """The parameter of a share's noise, in steps²."""
-        return self._noise.variance
-
-    def ratio(self, shares: int) -> float:
-        """Of Gaussian noise in a sum with so many shares that bear noise: over the sensitivity."""
-        shares = integer("shares", shares, 1)
-        variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
-        return math.sqrt(variance / self.limit) / 2 * (1 - 2.0**-50)
-
-    def release(self, shares: int) -> Gaussian:
-        """What a sum with so many shares that bear noise releases of any one vector."""
-        return Gaussian(self.ratio(shares))
+        self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Float32s | None, entropy: Entropy) -> Int64s:
         """The vector's share of a sum."""
         numbers = self.rounded(vector, signs, entropy)
-        self._noise.add_to(numbers, entropy)
+        self.add_share(numbers, entropy)
         return numbers
 
     def rounded(self, vector: Array, signs: Float32s | None, entropy: Entropy) -> Int64s:
@@ -151,13 +167,9 @@ class DistributedGaussian:
             scaled *= np.float32(1 - 2.0**-20)
         return numbers
 
-    def wrapped(self, total: Int64s) -> bool:
-        """Whether a sum lies where an honest one does with a probability of 2^-40 at most."""
-        return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
-
     def mean(self, total: Int64s, shares: int, signs: Float32s | None) -> Float64s:
         """What the sum of so many shares stands for, over their number."""
-        values = total.astype(np.float64)
+        values: Floats = total.astype(np.float64)
         if self.rotation:
             assert signs is not None, "a rotation has signs"
             values = unrotate(values, signs)
@@ -167,10 +179,51 @@ class DistributedGaussian:
     def _reach(self) -> int:
         n, radius = self.clients, self.radius
         tail = math.sqrt(2 * math.log(2 * self.length / _WRAPS))
-        random = n * (0.25 + self.share_variance)
+        spread = math.sqrt(n * (0.25 + self.share_variance))
         if self.rotation:
-            return math.ceil(tail * math.sqrt((n * radius) ** 2 / self.length + random))
-        return math.ceil(n * radius + tail * math.sqrt(random))
+            return math.ceil(tail * math.hypot(n * radius / math.sqrt(self.length), spread))
+        return math.ceil(n * radius + tail * spread)
+
+
+class DistributedSum(NoiseShares):
+    """Shares of noise on sums that are not clipped, of contributions that are: one example each.
+
+    A vector that every contribution moves by whole `step` and an L2 norm of at most `clip`
+    (`privacy.sum_grid`) becomes `share(x) = z + N`: z is x / step, entries beyond 2^24 as that,
+    which brings no two further apart; N is as at `DistributedGaussian`.
+
+    Privacy: of the sum of m shares, for one contribution to one of the vectors, replace-one:
+    `Gaussian(ratio(m))`, as proved there, with limit = ⌈(clip / step)²⌉. Entries of a sum of
+    `clients` vectors are no larger than clients · 2^24 and their noise: it never wraps.
+    """
+
+    def __init__(
+        self, clip: float, ratio: float, *, shares: int, clients: int, dimension: int
+    ) -> None:
+        self.clip = within("clip", clip, 2.0**-60, 2.0**60)
+        self.dimension = self.length = integer("dimension", dimension, 1)
+        self.step = grid_step(self.clip, dimension)
+        limit = math.ceil((Fraction(self.clip) / Fraction(self.step)) ** 2)
+        super().__init__(ratio, limit, shares=shares, clients=clients)
+        tail = math.sqrt(2 * math.log(2 * dimension / _WRAPS))
+        self.reach = clients * LARGEST + math.ceil(tail * math.sqrt(clients * self.share_variance))
+        self.bits = ring_bits(self.reach)
+
+    def share(self, vector: Array, signs: Float32s | None, entropy: Entropy) -> Int64s:
+        """The vector's share of a sum; it is not rotated."""
+        numbers = to_grid(finite_vector("update", vector), self.step)
+        self.add_share(numbers, entropy)
+        return numbers
+
+    def mean(self, total: Int64s, shares: int, signs: Float32s | None) -> Float64s:
+        """What the sum of so many shares stands for, over their number."""
+        scaled: Float64s = total.astype(np.float64) * (self.step / shares)
+        return scaled
+
+
+def ring_bits(reach: int) -> int:
+    """The fewest bits whose ring holds -reach..reach with a quarter to spare."""
+    return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 
 def _limit(radius: float, length: int) -> int:
@@ -191,7 +244,7 @@ def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Int64s) -> int:
     total = 0
     for i in range(len(scaled)):
         below = np.floor(scaled[i])
-        number = np.int64(below)
+        number = int(below)
         if np.float64(uniform[i]) < np.float64(scaled[i] - below) * 4294967296.0:
             number += 1
         out[i] = number

@@ -24,13 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Entropy
-from fedveil.errors import AnsweredBefore, InvalidValue
+from fedveil.errors import InvalidValue
 from fedveil.message import Message, take
 from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.answered import Answered
 from fedveil.protections.cost_key import CostKey
-from fedveil.protections.dialect import Dialect
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import ServerHalf
@@ -64,10 +64,10 @@ class JobContext:
     keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
     and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
     from `seed` too, as the job's reports then do. `delta`: what the run's epsilon is stated at.
-    `poisson`: cohorts differ in size and are secret; `clients_per_round` is what is expected.
     `masks`: whether secure aggregation masks; without, a simulation adds the same numbers bare.
     `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
     the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
+    `poisson`: cohorts differ in size and are secret; `clients_per_round` is what is expected.
     """
 
     weighting: Weighting
@@ -85,26 +85,6 @@ class JobContext:
     masks: bool = True
     unit: Whose = "client"
     sampling_rate: float = 1.0
-
-
-class Answered:
-    """The last round for which a client's update has left it, where two would tell more than one.
-
-    This one is held in memory; where a server could begin a round again it is in a file.
-    """
-
-    def __init__(self) -> None:
-        self.last = -1
-
-    def check(self, round: int) -> None:
-        """Raise `AnsweredBefore` for that round and any before it."""
-        if round <= self.last:
-            raise AnsweredBefore(self.last)
-
-    def note(self, round: int) -> None:
-        """The same; else it is `round` from now on. The update leaves when this has returned."""
-        self.check(round)
-        self.last = round
 
 
 @dataclass(frozen=True)
@@ -197,6 +177,25 @@ class Cohort:
 #: What must hold between a protection's parameters and the cohort, or is advised: a sentence that
 #: begins with the parameter where it does not. Its docstring is the rule in the job's reference.
 Rule: TypeAlias = Callable[[Any, Cohort], str | None]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a MindSpore Federated server's file speaks of a position, where that needs a word.
+
+    `theirs`: whether it is one of their positions; the others are taken in their form too.
+    `aliases`: their other names of parameters. `one_server`: why it has one server, where it must.
+    `demanded`: parameters that their server demands.
+    `uploads_as_they_are`: their server switches the compression of uploads off by itself.
+    `refused`: their further positions of the kind, and why they are not supported.
+    """
+
+    theirs: bool = True
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    one_server: str = ""
+    demanded: tuple[str, ...] = ()
+    uploads_as_they_are: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 class Protection(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,21 @@ from pydantic import Field
 from fedveil._arrays import Float32s, Int64s
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import ClientWithheld, InvalidValue
-from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum
 from fedveil.mechanisms.hadamard import random_signs
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
-from fedveil.privacy.loss import PrivacyLoss
-from fedveil.protections.base import ClientContext, Cohort, JobContext, Spending, State, Update
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
+from fedveil.protections.base import (
+    ClientContext,
+    Cohort,
+    JobContext,
+    Spending,
+    State,
+    Update,
+    Whose,
+)
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
 from fedveil.protections.secure_sum_settings import (
@@ -58,7 +68,9 @@ class DistributedDPSettings(SecureSumSettings):
         "is sent has more, for the noise and the sum",
     )
     rotation: bool = Field(
-        True, description="spread an update over its entries before it is rounded"
+        True,
+        description="spread an update over its entries before it is rounded; under "
+        "`privacy.unit: example` sums are not rotated",
     )
     dropout_tolerance: float = Field(
         0.1,
@@ -137,6 +149,11 @@ class DistributedDP(SecureSum):
     secure aggregation: without `active_security` on a server that follows the protocol. Who is in
     the sum is told. No sampling of clients is counted in its favour.
 
+    Under `privacy.unit: example` the update is a client's sum over its secretly sampled batch, to
+    which each example adds a norm of at most `clip` (`DistributedSum`), and the same is promised
+    for one example, with the amplification by that sampling (`SampledGaussian`): it counts against
+    the server too, as nobody but the client knows whose turn it was.
+
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
     learning with secure aggregation, 2021. Their discrete Gaussian, and not Skellam noise, which
     adds up exactly: the sum of shares of variance 16 or more is a discrete Gaussian to within e^±η,
@@ -156,6 +173,11 @@ class DistributedDP(SecureSum):
         super().__init__(settings, context)
         if context.weighting != "equal":
             raise InvalidValue("distributed_dp needs clients that count equally: weighting = equal")
+        if context.delta == 0:
+            raise InvalidValue(
+                "privacy.delta = 0 leaves distributed_dp without an epsilon, which Gaussian noise "
+                "has at a delta above 0 alone"
+            )
         clients = context.clients_per_round
         for rule in (one_noise, some_noise):
             if (problem := rule(settings, Cohort(None, clients))) is not None:
@@ -163,21 +185,36 @@ class DistributedDP(SecureSum):
         self.norm_clip = settings.clip
         self._dishonest = settings.dishonest(clients)
         self._least = settings.least_survivors(clients)
-        ratio = settings.noise_multiplier
-        if ratio is None:
-            target = _TARGET if settings.target_epsilon is None else settings.target_epsilon
-            ratio = ratio_for(target, context.delta, context.rounds)
-        self.noise = DistributedGaussian(
-            settings.clip,
-            ratio,
-            shares=self._least - self._dishonest,
-            clients=settings.sharing_clients(clients),
-            dimension=context.dimension,
-            entry_bits=settings.bits,
-            rotation=settings.rotation,
-        )
+        common: Any = {
+            "shares": self._least - self._dishonest,
+            "clients": settings.sharing_clients(clients),
+            "dimension": context.dimension,
+        }
+        self.noise: DistributedGaussian | DistributedSum
+        if context.unit == "example":
+            self.noise = DistributedSum(settings.clip, self._ratio(), **common)
+        else:
+            bits, rotation = settings.bits, settings.rotation
+            self.noise = DistributedGaussian(
+                settings.clip, self._ratio(), **common, entry_bits=bits, rotation=rotation
+            )
         self.length, self.ring = self.noise.length, Ring(self.noise.bits)
         self._signs: tuple[int, Float32s | None] = (-1, None)
+
+    def _ratio(self) -> float:
+        """The noise multiplier."""
+        settings, context = self.settings, self.context
+        if settings.noise_multiplier is not None:
+            return settings.noise_multiplier
+        target = _TARGET if settings.target_epsilon is None else settings.target_epsilon
+        if context.unit == "example":
+            return least_ratio(target, context.delta, context.sampling_rate, context.rounds)
+        return ratio_for(target, context.delta, context.rounds)
+
+    @classmethod
+    def units(cls, settings: Any) -> Sequence[Whose]:
+        """Either."""
+        return ("client", "example")
 
     @property
     def least_survivors(self) -> int:
@@ -201,10 +238,11 @@ class DistributedDP(SecureSum):
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
         """What the sum of so many survivors has released."""
-        release = self.noise.release(reports - self._dishonest)
-        delta = self.context.delta
-        epsilon = epsilon_for(release.ratio, delta) if delta else math.inf
-        return [Spending(PrivacyLoss(epsilon, delta, per="update", release=release))]
+        ratio, context = self.noise.ratio(reports - self._dishonest), self.context
+        epsilon = epsilon_for(ratio, context.delta)
+        if context.unit == "example":
+            return [Spending(sampled_loss(epsilon, context.delta, ratio, context.sampling_rate))]
+        return [Spending(PrivacyLoss(epsilon, context.delta, release=Gaussian(ratio)))]
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
@@ -220,8 +258,8 @@ class DistributedDP(SecureSum):
                 noise.share(update, signs, entropy),
             )
 
-        update, release = np.array([1.0, 0.0], np.float32), noise.release(4)
-        loss = PrivacyLoss(epsilon_for(release.ratio, 1e-3), 1e-3, release=release)
+        update, ratio = np.array([1.0, 0.0], np.float32), noise.ratio(4)
+        loss = PrivacyLoss(epsilon_for(ratio, 1e-3), 1e-3, release=Gaussian(ratio))
         yield Case("noise in shares, an update", released, update, -update, loss)
 
     def vector(self, update: Update, context: ClientContext) -> npt.NDArray[np.int64]:
@@ -245,7 +283,8 @@ class DistributedDP(SecureSum):
 
     def signs(self, round: int) -> Float32s | None:
         """The signs of a round's rotation, which everybody knows; None without a rotation."""
-        if self.settings.rotation and self._signs[0] != round:
+        rotates = self.settings.rotation and self.context.unit == "client"
+        if rotates and self._signs[0] != round:
             entropy = Seeded(self.context.seed, "rotation", round)
             self._signs = (round, random_signs(self.length, entropy))
         return self._signs[1]

@@ -23,6 +23,7 @@ from fedveil.protections.base import (
     Aggregate,
     ClientContext,
     Cohort,
+    Dialect,
     JobContext,
     Protection,
     RoundContext,
@@ -31,7 +32,6 @@ from fedveil.protections.base import (
     Update,
     Whose,
 )
-from fedveil.protections.dialect import Dialect
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
