@@ -14,6 +14,7 @@ pytest.importorskip("flwr")
 
 import fedveil
 import parts
+from fedveil.engine.cohorts import Cohorts
 from fedveil.errors import DeploymentError, RunFailed, RunStopped
 from fedveil.flower.job import client_training
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
@@ -421,3 +422,29 @@ def test_the_folder_of_another_job_is_refused(tmp_path: Path):
     other, _ = app_of(tmp_path / "other", job(seed=1))
     with pytest.raises(DeploymentError, match="holds the run of another job"):
         serve(other, LocalGrid(other, tmp_path / "state"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("position", ["not_encrypt", "central_gaussian"])
+def test_secret_cohorts_are_the_simulators_where_both_are_seeded(
+    tmp_path: Path, position: str
+) -> None:
+    """A round of nobody is one of them: no result, or noise alone where it may not show."""
+    clients = {"number": CLIENTS, "fraction": 0.2, "sampling": "poisson"}
+    every = (job(rounds=4, seed=s, protection=position, clients=clients) for s in range(99))
+    drawn = ((s, [len(Cohorts(s).draw(number)) for number in range(1, 5)]) for s in every)
+    settings, sizes = next(pair for pair in drawn if pair[1][0] and 0 in pair[1])
+    deployed, _ = run(tmp_path, settings, seeded=True)
+    assert [record["clients"] for record in deployed.metrics] == sizes
+    assert [record["reports"] for record in deployed.metrics] == sizes
+    assert same(deployed, fedveil.simulate(settings, tmp_path / "simulated"))
+
+
+def test_secret_cohorts_cannot_be_repeated_by_whoever_has_the_job(tmp_path: Path) -> None:
+    clients = {"number": CLIENTS, "fraction": 0.5, "sampling": "poisson"}
+    settings = job(rounds=6, protection="central_gaussian", clients=clients)
+    deployed, _ = run(tmp_path, settings)
+    simulated = [len(Cohorts(settings).draw(number)) for number in range(1, 7)]
+    again, _ = run(tmp_path / "again", settings)
+    seen = [[record["clients"] for record in one.metrics] for one in (deployed, again)]
+    assert len({tuple(simulated), *map(tuple, seen)}) > 1
+    assert len(deployed.others) == 3
