@@ -74,6 +74,15 @@ def test_no_direction_is_liked() -> None:
     assert float(features.sum(2).abs().max()) < 1e-4
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_attacker_can_differentiate_where_there_is_no_stroke(twice: bool) -> None:
+    """Else gradient inversion would fail on NaN, and look as if something had protected."""
+    x = torch.zeros(1, 1, 28, 28, requires_grad=True)
+    features = OrientedFilters((1, 28, 28), FilterBank(twice=twice))(x)
+    (gradient,) = torch.autograd.grad(features.sum(), x)
+    assert bool(torch.isfinite(gradient).all())
+
+
 @pytest.mark.parametrize("brightness", [-1.0, 0.0, 1.0])
 def test_an_even_brightness_says_next_to_nothing(brightness: float) -> None:
     features = OrientedFilters((1, 28, 28))(torch.full((1, 1, 28, 28), brightness))

@@ -26,6 +26,8 @@ _GRID = 2.0**-24
 _REACH = 2.5
 #: Added to the norm of a scale's strengths: what is far below is rounding, or dust, and stays so.
 _FAINT = 1e-2
+#: Added to a modulus' square, so that its root has a gradient where there is no stroke.
+_DUST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -128,4 +130,4 @@ def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.T
     """sqrt(even^2 + odd^2) of each filter pair: [planes, orientations, height, width]."""
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
-    return (answers[:, 0::2].square() + answers[:, 1::2].square()).sqrt()
+    return (answers[:, 0::2].square() + answers[:, 1::2].square() + _DUST).sqrt()
