@@ -6,8 +6,8 @@ Without names every setting is run: its mean accuracy over the seeds, its least 
 Heads are trained on 50,000 images of the training set and scored on its other 10,000; clients
 hold as many images as in the whole run, and the mean's noise is that of the whole number of them.
 `--scan` tries half and twice the clip and the rate. `--test` trains on all 60,000 images and
-scores on the test set: once, after everything has been chosen. Clients take a minute a setting on
-two cores, examples five; `--bfloat16` halves that where the processor has such products.
+scores on the test set: once, after everything has been chosen. Clients take about a minute a
+setting on two busy cores, examples several; `--bfloat16` is faster where the processor has it.
 
 Everybody takes part in every round. A unit's update, one step of rate 1 on all that it holds, is
 clipped to L2 norm `clip`; the sum gets Gaussian noise of z·2·clip; the server takes its mean with
@@ -68,7 +68,7 @@ SETTINGS = {
     "clients-1000-eps8": Setting(1_000, 60, 8, 0.15, 2.56, 60),
     "clients-1000-eps2": Setting(1_000, 60, 2, 0.15, 0.64, 60),
     "clients-100-eps8": Setting(100, 600, 8, 0.1, 0.32, 60),
-    "examples-eps3": Setting(60_000, 1, 3, 0.3, 16.0, 200, True),
+    "examples-eps3": Setting(60_000, 1, 3, 0.3, 16.0, 150, True),
     "examples-eps1": Setting(60_000, 1, 1, 0.4, 3.2, 150, True),
 }
 
