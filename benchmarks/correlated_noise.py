@@ -16,8 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +42,11 @@ from fedveil.privacy.gaussian_curve import analytic_sigma
 
 DELTA, MOMENTA = 1e-5, (0.0, 0.9)
 NOISES = ("independent", "sized", "handed back", "banded")
+#: Of a noise and a momentum.
+Mixings = dict[tuple[str, float], Matrix]
+#: The last training images choose the settings: first clip times step, at the first clip (these
+#: at epsilon 1 and 60 rounds), then the clip, at the best product.
+HELD, CLIPS, PRODUCTS = 50_000, (0.025, 0.0125, 0.05), (0.6, 1.2, 2.5, 5.0, 10.0)
 
 
 def factorise() -> None:
@@ -125,9 +129,9 @@ class Trial:
     step: float  # the rate, over 1 - momentum
 
     @property
-    def row(self) -> tuple[str, float, float]:
+    def kind(self) -> tuple[str, float]:
         """What is compared."""
-        return self.noise, self.momentum, self.epsilon
+        return self.noise, self.momentum
 
 
 @dataclass(frozen=True)
@@ -219,16 +223,10 @@ def train(
             kind: torch.tensordot(torch.from_numpy(mixing[now]).float(), draws, 1)
             for kind, mixing in mixings.items()
         }
-        added = torch.stack([noise[trial.noise, trial.momentum] for trial in trials], 1)
+        added = torch.stack([noise[trial.kind] for trial in trials], 1)
         speed = momenta * speed + total.view_as(speed) / cohort + deviations * added
         weights = weights - rates * speed
     return weights
-
-
-Mixings = dict[tuple[str, float], Matrix]
-#: The last training images choose the settings: first clip times step, at the first clip (these
-#: at epsilon 1 and 60 rounds), then the clip, at the best product.
-HELD, CLIPS, PRODUCTS = 50_000, (0.025, 0.0125, 0.05), (0.6, 1.2, 2.5, 5.0, 10.0)
 
 
 def accuracies(weights: Tensor, features: Tensor, labels: Tensor) -> list[float]:
@@ -237,70 +235,86 @@ def accuracies(weights: Tensor, features: Tensor, labels: Tensor) -> list[float]
     return [100 * share for share in right.float().mean(0).tolist()]
 
 
+def choose(
+    protocol: Protocol,
+    epsilon: float,
+    mixings: Mixings,
+    reached: Callable[[Sequence[Trial]], list[float]],
+) -> list[Trial]:
+    """The best trial of each noise and momentum, by the accuracy that is `reached`."""
+    best: dict[tuple[str, float], tuple[float, Trial]] = {}
+    scale = epsilon ** (2 / 3) * 60 / protocol.rounds
+    trials = [
+        Trial(*kind, epsilon, CLIPS[0], product * scale / CLIPS[0])
+        for kind in mixings
+        for product in PRODUCTS
+    ]
+    for _ in range(2):
+        for trial, value in zip(trials, reached(trials), strict=True):
+            if value > best.get(trial.kind, (-1.0, trial))[0]:
+                best[trial.kind] = value, trial
+        trials = [
+            replace(trial, clip=clip, step=trial.step * trial.clip / clip)
+            for _, trial in best.values()
+            for clip in CLIPS[1:]
+        ]
+    return [trial for _, trial in best.values()]
+
+
 def simulate(
     clients: int,
     epsilon: float,
     kinds: Sequence[tuple[str, float]],
-    rounds: Sequence[int],
+    protocols: Sequence[Protocol],
     seeds: int,
-    verbose: bool,
 ) -> None:
     """Choose clip and step of every row on the validation images, then test."""
     data = mnist.read(mnist.MNIST)
     features, test = oriented(data.train.x), oriented(data.test.x)
     labels, answers = torch.from_numpy(data.train.y), torch.from_numpy(data.test.y)
     tuning = Population(features[:HELD], labels[:HELD], clients, 0)
-    chosen: dict[Protocol, list[Trial]] = {}
-    mixings: dict[Protocol, Mixings] = {}
-    for protocol in (protocol for protocol in PROTOCOLS if protocol.rounds in rounds):
-        mixings[protocol] = {
-            kind: protocol.mixing(*kind) for kind in kinds if kind[0] in protocol.noises
-        }
-        best: dict[tuple[str, float, float], tuple[float, Trial]] = {}
-        scale = epsilon ** (2 / 3) * 60 / protocol.rounds
-        trials = [
-            Trial(*kind, epsilon, CLIPS[0], product * scale / CLIPS[0])
-            for kind in mixings[protocol]
-            for product in PRODUCTS
-        ]
-        for _ in range(2):
-            heads = train(tuning, protocol, trials, mixings[protocol], 0)
-            reached = accuracies(heads, features[HELD:], labels[HELD:])
-            for trial, value in zip(trials, reached, strict=True):
-                if verbose:
-                    print(f"{protocol.name} {protocol.rounds}: {trial}: {value:.2f}", flush=True)
-                if value > best.get(trial.row, (-1.0, trial))[0]:
-                    best[trial.row] = value, trial
-            trials = [
-                replace(trial, clip=clip, step=trial.step * trial.clip / clip)
-                for _, trial in best.values()
-                for clip in CLIPS[1:]
-            ]
-        chosen[protocol] = [trial for _, trial in best.values()]
-    results: dict[tuple[Protocol, Trial], list[float]] = {}
-    for seed in range(1, seeds + 1):
-        population = Population(features, labels, clients, seed)
-        for protocol, trials in chosen.items():
-            heads = train(population, protocol, trials, mixings[protocol], seed)
-            for trial, reached in zip(trials, accuracies(heads, test, answers), strict=True):
-                results.setdefault((protocol, trial), []).append(reached)
+    populations = [Population(features, labels, clients, seed + 1) for seed in range(seeds)]
     print("| clients | epsilon | momentum | who | rounds | noise | clip, step | accuracy | gain |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    plain: dict[tuple[Protocol, float], list[float]] = {}
-    for (protocol, trial), reached in results.items():
-        same = plain.setdefault((protocol, trial.momentum), reached)
-        gain = [ours - theirs for ours, theirs in zip(reached, same, strict=True)]
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    for protocol in protocols:
+        mixings = {kind: protocol.mixing(*kind) for kind in kinds if kind[0] in protocol.noises}
+
+        def validated(
+            trials: Sequence[Trial], protocol: Protocol = protocol, mixings: Mixings = mixings
+        ) -> list[float]:
+            heads = train(tuning, protocol, trials, mixings, 0)
+            return accuracies(heads, features[HELD:], labels[HELD:])
+
+        trials = choose(protocol, epsilon, mixings, validated)
+        tested = np.array(
+            [
+                accuracies(train(population, protocol, trials, mixings, seed + 1), test, answers)
+                for seed, population in enumerate(populations)
+            ]
+        )
+        show(clients, protocol, trials, tested)
+
+
+def show(clients: int, protocol: Protocol, trials: Sequence[Trial], tested: Matrix) -> None:
+    """Lines of the table; the gain is over independent noise with the same seed."""
+    plain = {
+        trial.momentum: reached
+        for trial, reached in zip(trials, tested.T, strict=True)
+        if trial.noise == "independent"
+    }
+    for trial, reached in zip(trials, tested.T, strict=True):
+        gain = spread(reached - plain[trial.momentum], "+")
         print(
             f"| {clients:,} | {trial.epsilon:g} | {trial.momentum:g} | {protocol.name} "
             f"| {protocol.rounds} | {trial.noise} | {trial.clip:g}, {trial.step:.3g} "
-            f"| {spread(reached)} | {'' if same is reached else spread(gain, '+')} |"
+            f"| {spread(reached)} | {'' if trial.noise == 'independent' else gain} |",
+            flush=True,
         )
 
 
-def spread(values: Sequence[float], sign: str = "") -> str:
+def spread(values: Matrix, sign: str = "") -> str:
     """The mean, and the standard deviation over seeds."""
-    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
-    return f"{statistics.mean(values):{sign}.2f} ± {deviation:.2f}"
+    return f"{values.mean():{sign}.2f} ± {values.std(ddof=1):.2f}"
 
 
 def main() -> None:
@@ -312,24 +326,22 @@ def main() -> None:
     simulated.add_argument("--clients", type=int, default=1000)
     simulated.add_argument("--epsilon", type=float, default=1.0)
     simulated.add_argument("--momentum", type=float, nargs="+", default=MOMENTA)
+    simulated.add_argument("--who", nargs="+", default=["everybody", "a tenth"])
     simulated.add_argument("--rounds", type=int, nargs="+", default=[6, 12, 20, 60, 300])
     simulated.add_argument("--noise", nargs="+", default=NOISES)
     simulated.add_argument("--seeds", type=int, default=3)
-    simulated.add_argument("--verbose", action="store_true", help="print all of the validation")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "factorise":
         factorise()
     else:
+        protocols = [
+            protocol
+            for protocol in PROTOCOLS
+            if protocol.rounds in arguments.rounds and protocol.name in arguments.who
+        ]
         kinds = list(itertools.product(arguments.noise, arguments.momentum))
-        simulate(
-            arguments.clients,
-            arguments.epsilon,
-            kinds,
-            arguments.rounds,
-            arguments.seeds,
-            arguments.verbose,
-        )
+        simulate(arguments.clients, arguments.epsilon, kinds, protocols, arguments.seeds)
 
 
 if __name__ == "__main__":
