@@ -136,7 +136,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Protocol:
-    """Who is in a round: everybody, or the next of SEPARATION fixed cohorts."""
+    """Who is in a round: everybody, or the next of some fixed cohorts."""
 
     name: str
     rounds: int
@@ -161,6 +161,8 @@ PROTOCOLS = (
     Protocol("everybody", 20, 1, ("independent",)),
     Protocol("everybody", 12, 1, ("independent",)),
     Protocol("everybody", 6, 1, ("independent",)),
+    Protocol("a half", 24, 2, ("independent",)),
+    Protocol("a fifth", 60, 5, ("independent",)),
     Protocol("a tenth", 60, SEPARATION, ("independent", "handed back", "banded")),
     Protocol("a tenth", 300, SEPARATION, ("independent", "banded")),
 )
@@ -326,8 +328,10 @@ def main() -> None:
     simulated.add_argument("--clients", type=int, default=1000)
     simulated.add_argument("--epsilon", type=float, default=1.0)
     simulated.add_argument("--momentum", type=float, nargs="+", default=MOMENTA)
-    simulated.add_argument("--who", nargs="+", default=["everybody", "a tenth"])
-    simulated.add_argument("--rounds", type=int, nargs="+", default=[6, 12, 20, 60, 300])
+    simulated.add_argument(
+        "--who", nargs="+", default=sorted({protocol.name for protocol in PROTOCOLS})
+    )
+    simulated.add_argument("--rounds", type=int, nargs="+", default=[6, 12, 20, 24, 60, 300])
     simulated.add_argument("--noise", nargs="+", default=NOISES)
     simulated.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
