@@ -3,11 +3,11 @@
     python benchmarks/correlated_noise.py factorise
     FEDVEIL_DATA=FOLDER python benchmarks/correlated_noise.py simulate --clients 1000 --epsilon 1
 
-``factorise`` takes two minutes: by how much the best factorisations lower the noise of the
+``factorise`` takes a minute and a half: by how much the best factorisations lower the noise of the
 iterates and of the final model at the same epsilon, where everybody joins every round and where a
 client's rounds lie ten apart. ``simulate`` trains a linear head on fixed oriented filters, in
 floating point, with noise in the sum alone; it chooses clip and rate for every row by the last
-10,000 training images, then tests once per seed. One epsilon and momentum take two minutes
+10,000 training images, then tests once per seed. One epsilon and momentum take four minutes
 of one core. docs/correlated-noise.md says what the figures mean.
 """
 
