@@ -12,6 +12,7 @@ from torch import nn
 
 from fedveil._arrays import Int64s
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
+from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from support.training_parts import clients, plan, train
@@ -115,3 +116,16 @@ def test_buffers_and_frozen_weights_stay() -> None:
     assert np.array_equal(once, again)
     assert not once[~layout.trainable].any()
     assert once[layout.trainable].any()
+
+
+def test_of_a_head_it_is_the_step_on_features_that_are_fixed() -> None:
+    """As they are when a model is tested: BatchNorm does not look at the batch."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 2, 3, stride=2), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten()]
+    model = only_head(nn.Sequential(*layers, nn.Linear(18, CLASSES)))
+    part, steps = TrainedPart.of(model), plan(epochs=1, batch_size=7)
+    (client,) = clients((1, 8, 8), CLASSES, (7,))
+    seen = torch.from_numpy(part.seen(client.x.numpy()))
+    features = ClientData(seen, client.y, client.entropy)
+    (real,) = train(LoopTrainer(copy.deepcopy(part.module), steps), part.module, [features])
+    assert np.allclose(unrolled(model, steps, client), real, rtol=1e-3, atol=2e-6)

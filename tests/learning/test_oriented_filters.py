@@ -10,8 +10,8 @@ import torch
 
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
-from fedveil.learning.models import filters_linear
-from fedveil.learning.oriented_filters import FilterBank, OrientedFilters
+from fedveil.learning.models import filters_linear, scattering_linear
+from fedveil.learning.oriented_filters import FilterBank, OrientedFilters, _moduli
 from fedveil.learning.weight_layout import Layout
 
 SIDE = 56
@@ -56,7 +56,7 @@ def test_each_scale_answers_to_strokes_of_its_width() -> None:
     filters, bank = OrientedFilters((1, SIDE, SIDE)), FilterBank()
     for scale, wavelength in enumerate(bank.wavelengths):
         image = stripes(0, wavelength)
-        strong = [float(filters._strengths(image, f)[0, 0].mean()) for f in filters.buffers()]
+        strong = [float(_moduli(image, f, 2)[0, 0].mean()) for f in filters.buffers()]
         assert strong[scale] == max(strong)
 
 
@@ -72,6 +72,15 @@ def test_no_direction_is_liked() -> None:
     x = torch.from_numpy(Seeded(1).generator().random((2, 1, 28, 28), dtype=np.float32))
     features = OrientedFilters((1, 28, 28))(x).reshape(2, 2, 8, 49)
     assert float(features.sum(2).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_attacker_can_differentiate_where_there_is_no_stroke(twice: bool) -> None:
+    """Else gradient inversion would fail on NaN, and look as if something had protected."""
+    x = torch.zeros(1, 1, 28, 28, requires_grad=True)
+    features = OrientedFilters((1, 28, 28), FilterBank(twice=twice))(x)
+    (gradient,) = torch.autograd.grad(features.sum(), x)
+    assert bool(torch.isfinite(gradient).all())
 
 
 @pytest.mark.parametrize("brightness", [-1.0, 0.0, 1.0])
@@ -94,6 +103,32 @@ def test_the_model_is_a_head_that_begins_at_zero_and_travels_alone() -> None:
     assert not layout.vector().any()
     assert {entry.name for entry in layout.entries} == {"1.weight", "1.bias"}
     assert set(model.state_dict()) == {"1.weight", "1.bias"}
+
+
+def test_the_second_order_stands_beside_the_first() -> None:
+    """The same features as without it, and two thirds of the norm that was theirs."""
+    x = torch.from_numpy(Seeded(2).generator().random((3, 1, 28, 28), dtype=np.float32))
+    once, twice = OrientedFilters((1, 28, 28)), OrientedFilters((1, 28, 28), FilterBank(twice=True))
+    assert (once.outputs, twice.outputs) == (784, 784 + 64 * 49)
+    small, large = once(x), twice(x)
+    assert large.shape == (3, twice.outputs)
+    first = torch.cat([large[:, :392], large[:, -392:]], 1)
+    torch.testing.assert_close(first, small * (2 / 3) ** 0.5, rtol=2e-3, atol=1e-4)
+    second = large[:, 392:-392].reshape(3, 8, 8, 49)
+    norms = second.flatten(1).norm(dim=1)
+    torch.testing.assert_close(norms, torch.full((3,), 10 / 3**0.5), rtol=2e-3, atol=0)
+    assert float(second.sum(2).abs().max()) < 1e-4
+    assert Layout(scattering_linear((1, 28, 28), 10)).dimension == 39_210
+
+
+def test_crossings_are_told_from_strokes_by_the_second_order_alone() -> None:
+    """Where stripes of one direction come and go, a filter of their strength across answers."""
+    bank = FilterBank(twice=True)
+    carrier, beat = stripes(0, 5.0), stripes(math.pi / 2, 20.0)
+    features = OrientedFilters((1, SIDE, SIDE), bank)((1 + beat) * carrier)[0]
+    squares = (SIDE // bank.pool) ** 2
+    second = features[8 * squares : 72 * squares].reshape(8, 8, squares).mean(2)
+    assert int(second[0].argmax()) == 4  # strokes upright, and their strength changes across
 
 
 def test_other_images_are_taken_and_other_shapes_refused() -> None:

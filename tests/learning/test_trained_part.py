@@ -11,7 +11,7 @@ from torch import nn
 
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
-from fedveil.learning.models import filters_linear
+from fedveil.learning.models import filters_linear, scattering_linear
 from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.weight_layout import Layout
 
@@ -69,8 +69,13 @@ def test_a_chain_ends_in_its_head() -> None:
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [(Named(), (6,)), (convolutions(), (1, 8, 8)), (filters_linear((1, 28, 28), 10), (1, 28, 28))],
-    ids=["named", "convolutions", "filters"],
+    [
+        (Named(), (6,)),
+        (convolutions(), (1, 8, 8)),
+        (filters_linear((1, 28, 28), 10), (1, 28, 28)),
+        (scattering_linear((1, 28, 28), 10), (1, 28, 28)),
+    ],
+    ids=["named", "convolutions", "filters", "scattering"],
 )
 def test_features_are_the_same_bytes_in_any_company(
     model: nn.Module, shape: tuple[int, ...]

@@ -35,6 +35,7 @@ MODELS = (
     "purchase_dnn",
     "logistic",
     "filters_linear",
+    "scattering_linear",
 )
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]

@@ -11,7 +11,7 @@ from torch import nn
 from fedveil import own_code
 from fedveil.entropy import Entropy
 from fedveil.errors import ModelInvalid
-from fedveil.learning.oriented_filters import OrientedFilters
+from fedveil.learning.oriented_filters import FilterBank, OrientedFilters
 from fedveil.learning.trained_part import only_head
 
 
@@ -88,11 +88,20 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def filters_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """A linear head on fixed oriented filters; 7,850 parameters for 28x28 images of ten classes.
+    """A linear head on fixed oriented filters; 7,850 parameters for 28x28 images of ten classes."""
+    return _head_on(OrientedFilters(shape), classes)
 
-    The head begins at zero: its loss has one minimum, and a random beginning would only be noise.
+
+def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
+    """The same with filters of filters besides; 39,210 parameters for such images.
+
+    More is to be learnt from them, and more weights take noise: for where a loss is small.
     """
-    filters = OrientedFilters(shape)
+    return _head_on(OrientedFilters(shape, FilterBank(twice=True)), classes)
+
+
+def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
+    """A head that begins at zero: its loss has one minimum, and a draw would only be noise."""
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -117,6 +126,7 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "purchase_dnn": purchase_dnn,
     "logistic": logistic,
     "filters_linear": filters_linear,
+    "scattering_linear": scattering_linear,
 }
 
 

@@ -26,6 +26,8 @@ _GRID = 2.0**-24
 _REACH = 2.5
 #: Added to the norm of a scale's strengths: what is far below is rounding, or dust, and stays so.
 _FAINT = 1e-2
+#: Added to a modulus' square, so that its root has a gradient where there is no stroke.
+_DUST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,10 @@ class FilterBank:
     `wavelengths`: a scale each, in pixels: a stroke and the gap beside it. `width`: the standard
     deviation of a filter's Gaussian window, in wavelengths. `stride`: how many pixels lie between
     two places of a filter. `pool`: the side of the squares that are averaged, in pixels, a
-    multiple of the stride. `norm`: the L2 norm of every image's features.
+    multiple of the stride. `norm`: the L2 norm of every image's features. `twice`: whether the
+    first scale's strengths, before they are averaged, go through its filters once more, which says
+    how strokes are bent, end and cross: a scattering of second order, with as many features again
+    for each orientation.
     """
 
     orientations: int = 8
@@ -44,6 +49,13 @@ class FilterBank:
     stride: int = 2
     pool: int = 4
     norm: float = 10.0
+    twice: bool = False
+
+    @property
+    def channels(self) -> int:
+        """How many strengths a square has."""
+        once = self.orientations * len(self.wavelengths)
+        return once + self.twice * self.orientations**2
 
     def filters(self) -> Iterator[Float32s]:
         """For each scale, the even and the odd filter of each orientation: [filters, side, side].
@@ -72,9 +84,9 @@ class OrientedFilters(nn.Module):
 
     A strength is the mean, over one square of one channel, of sqrt(even^2 + odd^2) of one filter
     pair. The mean of a scale's directions is subtracted from each, square by square; each scale
-    is divided by its L2 norm, and all features together are brought to norm `bank.norm`: nothing
-    is known of any other image. One without a stroke gives next to nothing. Beyond its border an
-    image goes on as it ends.
+    is divided by its L2 norm, the strengths of second order like a scale, and all features together
+    are brought to norm `bank.norm`: nothing is known of any other image. One without a stroke gives
+    next to nothing. Beyond its border an image goes on as it ends.
     """
 
     #: A convolution's bits do not depend on which images are beside it.
@@ -91,22 +103,31 @@ class OrientedFilters(nn.Module):
         for scale, filters in enumerate(bank.filters()):
             self.register_buffer(f"scale{scale}", torch.from_numpy(filters)[:, None], False)
         channels, *sides = shape
-        pairs = bank.orientations * len(bank.wavelengths)
-        self.outputs = channels * pairs * math.prod(side // bank.pool for side in sides)
+        self.outputs = channels * bank.channels * math.prod(side // bank.pool for side in sides)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         planes = x.reshape(-1, 1, *x.shape[2:])
-        scales = torch.stack([self._strengths(planes, filters) for filters in self.buffers()], 1)
-        scales = (scales - scales.mean(2, keepdim=True)).flatten(2)
-        scales = scales / (scales.norm(dim=2, keepdim=True) + _FAINT)
-        rows = scales.reshape(len(x), -1)
+        parts = []
+        for filters in self.buffers():
+            moduli = _moduli(planes, filters, self.bank.stride)
+            parts.append(self._strengths(moduli, len(planes)))
+            if self.bank.twice and len(parts) == 1:
+                again = _moduli(moduli.flatten(0, 1)[:, None], filters, 1)
+                parts.append(self._strengths(again, len(planes)))
+        rows = torch.cat(parts, 1).reshape(len(x), -1)
         features: torch.Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1)
         return self.bank.norm * features
 
-    def _strengths(self, planes: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-        """Of one scale: [planes, orientations, rows of squares, squares in a row]."""
-        bank, reach = self.bank, filters.shape[-1] // 2
-        padded = nn.functional.pad(planes, [reach] * 4, mode="replicate")
-        answers = nn.functional.conv2d(padded, filters, stride=bank.stride)
-        moduli = (answers[:, 0::2].square() + answers[:, 1::2].square()).sqrt()
-        return nn.functional.avg_pool2d(moduli, bank.pool // bank.stride)
+    def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
+        """A row of norm 1 for each plane, from [.., orientations, height, width]."""
+        pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
+        rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)
+        strengths: torch.Tensor = rows / (rows.norm(dim=1, keepdim=True) + _FAINT)
+        return strengths
+
+
+def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
+    """sqrt(even^2 + odd^2) of each filter pair: [planes, orientations, height, width]."""
+    padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
+    answers = nn.functional.conv2d(padded, filters, stride=stride)
+    return (answers[:, 0::2].square() + answers[:, 1::2].square() + _DUST).sqrt()

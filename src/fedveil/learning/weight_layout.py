@@ -45,14 +45,13 @@ class Layout:
         self.entries: list[Entry] = []
         self.kept: dict[str, torch.Tensor] = {}
         self.dimension = 0
-        trained = TrainedPart.of(model).module
-        travelling = {id(tensor) for tensor in (*trained.parameters(), *trained.buffers())}
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad and id(parameter) in travelling:
+            if parameter.requires_grad:
                 self._place(name, "parameter", parameter)
             else:
                 self.kept[name] = parameter
         persistent = set(model.state_dict(keep_vars=True))
+        travelling = {id(buffer) for buffer in TrainedPart.of(model).module.buffers()}
         for name, buffer in model.named_buffers():
             floats = buffer.dtype == torch.float32 and name in persistent
             if floats and id(buffer) in travelling:

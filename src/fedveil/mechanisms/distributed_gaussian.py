@@ -173,8 +173,7 @@ class DistributedGaussian(NoiseShares):
         if self.rotation:
             assert signs is not None, "a rotation has signs"
             values = unrotate(values, signs)
-        scaled: Float64s = values[: self.dimension] * (self.step / shares)
-        return scaled
+        return np.multiply(values[: self.dimension], self.step / shares, dtype=np.float64)
 
     def _reach(self) -> int:
         n, radius = self.clients, self.radius

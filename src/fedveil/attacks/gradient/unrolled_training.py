@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedveil._arrays import Float32s
+from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.learning.weight_layout import Layout
 
@@ -36,6 +37,9 @@ class UnrolledTraining:
         device: str = "cpu",
     ) -> None:
         self.model = copy.deepcopy(model).to(device).train()
+        fixed = TrainedPart.of(self.model).features
+        if fixed is not None:
+            fixed.eval()
         for module in self.model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.eval()

@@ -1,0 +1,142 @@
+"""MNIST under distributed noise: accuracy at a run's epsilon, real protocol, real discrete noise.
+
+Runs the jobs of examples/private_mnist with `fedveil.simulate` and prints test accuracy over seeds,
+and the epsilon that the ledger states: replace-one, whole run, delta 1e-5. Settings were chosen on
+a part of the training images (`private_mnist_study.py`), not here.
+
+    FEDVEIL_DATA=... python benchmarks/private_mnist.py clients --seeds 3      about half an hour
+    FEDVEIL_DATA=... python benchmarks/private_mnist.py central | dropouts | bits | example | curve
+
+`clients`: the claims. `central`: the same with a trusted server. `dropouts`: a tenth of the clients
+missing in every round. `bits`: precision of what is summed, 100 clients, and 30% missing.
+`example`: five clients of 12,000 images, the unit one example. `curve`: every position at many
+epsilons, 1,000 clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import fedveil
+from fedveil.federated.job import Job
+
+JOBS = Path(__file__).parent.parent / "examples" / "private_mnist"
+BLOCK = "protection.distributed_dp"
+
+
+class Row(NamedTuple):
+    """A line of the table: its name, the job's file and what is changed in it."""
+
+    name: str
+    job: str
+    changes: Sequence[str]
+
+
+def shares(clients: int, epsilon: float, rate: float, *more: str, name: str = "") -> Row:
+    """Distributed noise at an epsilon, with the server's rate for it."""
+    changes = [f"{BLOCK}.target_epsilon={epsilon}", f"server.lr={rate}", *more]
+    said = f"{clients} clients, epsilon {epsilon:g}"
+    return Row(f"{said}, {name}" if name else said, f"clients-{clients}.yaml", changes)
+
+
+#: (clients, epsilon) -> the server's rate that was chosen on the validation part.
+RATES = {(6000, 8): 12.0, (6000, 1): 1.28, (1000, 8): 2.56, (1000, 2): 0.64}
+EXACT = f"{BLOCK}.dropout_tolerance=0"
+
+
+def trusted(clients: int, epsilon: float, rate: float, *more: str) -> Row:
+    """The same with central noise."""
+    clip = {6000: 0.3, 1000: 0.15, 100: 0.1}[clients]
+    file = "clients-6000.yaml" if clients == 6000 else "clients-1000.yaml"
+    changes = [
+        "protection=central_gaussian", f"protection.central_gaussian.clip={clip}",
+        f"protection.central_gaussian.target_epsilon={epsilon}", f"server.lr={rate}", *more,
+    ]  # fmt: skip
+    return Row(f"{clients} clients, epsilon {epsilon:g}, central_gaussian", file, changes)
+
+
+def bits() -> Iterable[Row]:
+    """100 clients of 600 images: what they send in more and in fewer bits."""
+    hundred = ("clients.number=100", f"{BLOCK}.clip=0.1")
+    for epsilon, rate in ((8, 0.32), (2, 0.08), (1, 0.04)):
+        yield trusted(100, epsilon, rate, "clients.number=100")
+        for width, missing in ((16, 0.0), (14, 0.0), (8, 0.0), (5, 0.0), (14, 0.3)):
+            changes = [
+                *hundred, f"{BLOCK}.target_epsilon={epsilon}", f"server.lr={rate}",
+                f"{BLOCK}.bits={width}", f"{BLOCK}.dropout_tolerance={missing}",
+                f"simulation.dropouts.masked={missing}",
+            ]  # fmt: skip
+            said = f"100 clients, epsilon {epsilon:g}, {width} bits" + (
+                f", {missing:.0%} missing" if missing else ""
+            )
+            yield Row(said, "clients-1000.yaml", changes)
+
+
+def curve() -> Iterable[Row]:
+    """Each position at seven epsilons; a rate that falls with the noise as the chosen ones do."""
+    for epsilon in (0.25, 0.5, 1, 2, 4, 8, 16):
+        rate = min(2.56, 0.32 * epsilon)
+        yield shares(1000, epsilon, rate)
+        yield trusted(1000, epsilon, rate)
+
+
+MODES = {
+    "clients": lambda: [shares(n, e, rate) for (n, e), rate in RATES.items()],
+    "central": lambda: [
+        row
+        for (n, e), rate in RATES.items()
+        for row in (shares(n, e, rate, EXACT, name="nobody may drop out"), trusted(n, e, rate))
+    ],
+    "dropouts": lambda: [
+        shares(n, e, rate, "simulation.dropouts.masked=0.1", name="a tenth missing")
+        for (n, e), rate in RATES.items()
+        if n == 1000
+    ],
+    "bits": lambda: [*bits()],
+    "example": lambda: [
+        Row(f"5 x 12,000 images, unit example, epsilon {e}", "examples-5.yaml", changes)
+        for e, changes in (
+            (3, []),
+            (1, [f"{BLOCK}.target_epsilon=1", f"{BLOCK}.clip=0.4", "server.lr=3.2"]),
+        )
+    ],
+    "curve": lambda: [*curve()],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    asked = parser.parse_args()
+    print("| setting | accuracy, mean | each seed | epsilon | bytes a report | seconds a run |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for row in MODES[asked.mode]():
+        if asked.only not in row.name:
+            continue
+        found, lasts, began = [], {}, time.perf_counter()
+        for seed in range(asked.seeds):
+            job = Job.load(JOBS / row.job, [*row.changes, f"seed={seed}"])
+            with tempfile.TemporaryDirectory() as folder:
+                run = fedveil.simulate(job, Path(folder) / "run")
+            lasts = run.metrics[-1]
+            found.append(lasts["accuracy"])
+        took = (time.perf_counter() - began) / asked.seeds
+        each = " ".join(f"{100 * a:.2f}" for a in found)
+        print(
+            f"| {row.name} | {100 * statistics.mean(found):.2f} | {each} | "
+            f"{lasts['epsilon_run_every_round']:.4g} | {lasts['bytes_up_per_client']:.0f} | "
+            f"{took:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
