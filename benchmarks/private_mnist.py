@@ -103,7 +103,7 @@ MODES = {
         Row(f"5 x 12,000 images, unit example, epsilon {e}", "examples-5.yaml", changes)
         for e, changes in (
             (3, []),
-            (1, [f"{BLOCK}.target_epsilon=1", f"{BLOCK}.clip=0.4", "server.lr=3.2"]),
+            (1, [f"{BLOCK}.target_epsilon=1", f"{BLOCK}.clip=3.3e-5", "server.lr=3.2"]),
         )
     ],
     "curve": lambda: [*curve()],

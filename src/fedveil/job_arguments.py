@@ -12,6 +12,7 @@ import typer
 from fedveil.errors import JobError
 from fedveil.plain_text import remark
 from fedveil.settings.yaml_file import refuse_other_kind
+from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
@@ -31,11 +32,13 @@ def load(
 ) -> Job:
     """The job; what a MindSpore file says in vain, and what a job may not mean, on stderr.
 
-    `other` says what a vertical job is for.
+    `other` says what a vertical job is for. Without a file it is the default job.
     """
     from fedveil.federated.job import Job
 
-    if path is not None:
+    if path is None:
+        path = DEFAULT_JOB
+    else:
         sys.path.append(str(path.parent.resolve()))
     try:
         job, notes = Job.load_with_notes(path, overrides or [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedveil.engine.federation import Run
 from fedveil.engine.run_records import LOST, without_report
 from fedveil.privacy.finding import CONFIDENCE, Finding
 from fedveil.privacy.loss import format_delta
-from fedveil.privacy.promise import Figure, told
+from fedveil.privacy.promise import Figure, attacker_wrong, told
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.recorder import Record
 
@@ -92,6 +93,8 @@ class RunDisplay:
         rows["upload"] = f"{shown_bytes(last.get('bytes_up_per_client', 0))} per client and round"
         others = [f"{told(*line.figure)} for {line.what}" for line in run.others]
         rows["epsilon"] = "\n".join([*_spent(last), *others])
+        if last:
+            rows["promise"] = _promised(run, _figure(last, "run_every_round"))
         if run.audit is not None:
             rows["audit"] = _audited(run.audit)
         rows["randomness"] = last.get("randomness", "")
@@ -162,6 +165,22 @@ def _spent(record: Record) -> list[str]:
         for what, spent in figures.items()
     ]
     return lines + [f"no finite epsilon: {what}" for what in record.get("in_clear", ())]
+
+
+def _promised(run: Run, figure: Figure) -> str:
+    """What the run's figure says of an attacker, and of which ones."""
+    protection, whose = run.job.protection, run.job.privacy.unit
+    if figure.promise == "none":
+        return "none: what is sent may tell everything about a client"
+    right = math.ceil(1000 * (1 - attacker_wrong(*figure)))
+    trusted = protection.position.rests_on_server(protection.settings)
+    who = "everybody else sees" if trusted else "the server sees"
+    data = "two data sets" if whose == "client" else "two examples"
+    return (
+        f"{figure.promise}: whoever knows all that {who} and all but which of {data} a client has "
+        f"guesses right at most {right} times in 1,000; a coin does 500 times"
+        f"{', and the server, which is trusted, needs no guess' if trusted else ''}"
+    )
 
 
 def _figure(record: Record, key: str) -> Figure:

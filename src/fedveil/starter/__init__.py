@@ -1,4 +1,4 @@
-"""The files that `fedveil init` writes."""
+"""The files that `fedveil init` writes, and the job that is run without a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from fedveil.errors import RunFolderError
 
+#: What `fedveil run` does without a file.
+DEFAULT_JOB = Path(__file__).parent / "private_digits.yaml"
 _FILES = ("job.yaml", "model.py")
 
 
