@@ -33,6 +33,7 @@ MODELS = (
     "mlp",
     "purchase_dnn",
     "logistic",
+    "tanh_cnn",
     "filters_linear",
     "scattering_linear",
 )
