@@ -13,7 +13,7 @@ from torch import nn
 
 from fedveil.errors import ModelInvalid
 from fedveil.learning.fused_linear import MIN_ELEMENTS
-from fedveil.learning.models import lenet
+from fedveil.learning.models import lenet, tanh_cnn
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
@@ -54,9 +54,12 @@ def test_every_plan_is_torchs_own(
 
 
 @pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
-def test_lenet(engine: Callable[[nn.Module, TrainingPlan], Trainer]) -> None:
+@pytest.mark.parametrize("made", [lenet, tanh_cnn])
+def test_convolutional_nets(
+    made: Callable[..., nn.Module], engine: Callable[[nn.Module, TrainingPlan], Trainer]
+) -> None:
     torch.manual_seed(0)
-    model = lenet((1, 28, 28), 10)
+    model = made((1, 28, 28), 10)
     cohort = clients((1, 28, 28), 10, (9, 6))
     updates = train(engine(copy.deepcopy(model), plan()), model, cohort)
     for client, update in zip(cohort, updates, strict=True):

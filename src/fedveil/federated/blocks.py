@@ -34,6 +34,7 @@ MODELS = (
     "mlp",
     "purchase_dnn",
     "logistic",
+    "tanh_cnn",
     "filters_linear",
     "scattering_linear",
 )
