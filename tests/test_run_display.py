@@ -18,7 +18,7 @@ ROUNDS = 20
 RECORD: dict[str, Any] = {
     "accuracy": 0.7131, "loss": 0.902, "auc": 0.95, "bytes_up_per_client": 1_234_567,
     "reports": 5, "rejected": {"wrong length": 3}, "withheld": {}, "failed": {}, "unusable": {},
-    "void": None,
+    "void": None, "unit": "client",
     **{
         f"{kind}_{name}": value
         for kind, value in (("epsilon", 123456.7), ("delta", 1e-5))

@@ -153,13 +153,20 @@ _FIGURES = {
     "run_every_round": "the run, for a client drawn in every round",
     "run_most_drawn": "the run, for the most-drawn client",
 }
+#: The same where they are for one example of a client, which loses as much in any part of a report.
+_OF_AN_EXAMPLE = {
+    "per_round": "one example of a client in a round",
+    "run_every_round": "the run, for one example of a client drawn in every round",
+    "run_most_drawn": "the run, for one example of the most-drawn client",
+}
 
 
 def _spent(record: Record) -> list[str]:
     """A line for each figure of the ledger."""
     if not record:
         return []
-    figures = {what: _figure(record, key) for key, what in _FIGURES.items()}
+    names = _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
+    figures = {what: _figure(record, key) for key, what in names.items()}
     lines = [
         f"{told(*spent)} for {what}, delta {format_delta(spent.delta)}"
         for what, spent in figures.items()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_protection
-from fedveil.engine.job_protection import in_clear
+from fedveil.engine.job_protection import in_clear, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
 from fedveil.federated.job import Job
@@ -17,7 +17,10 @@ from fedveil.protections.base import Protection
 
 
 def project_job(job: Job) -> Iterator[Line]:
-    """The four figures of a run: for a bit, a parameter, a round, and the whole run."""
+    """The four figures of a run: for a bit, a parameter, a round, and the whole run.
+
+    Where the unit is an example, the last two: in every part of a report, it loses as much.
+    """
     return _lines(job, _protection(job))
 
 
@@ -38,7 +41,8 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
     change = "fewer rounds or more noise promise more"
     if key is not None:
         change = f"`fedveil budget --target-epsilon E` finds the {key} for an epsilon of yours"
-    return f"a client that is drawn in all {job.rounds} rounds is promised {figure}: {change}"
+    drawn = whose(job, f"a client that is drawn in all {job.rounds} rounds")
+    return f"{drawn} is promised {figure}: {change}"
 
 
 def _protection(job: Job) -> Protection:
@@ -53,12 +57,16 @@ def _lines(job: Job, protection: Protection) -> Iterator[Line]:
     spending = protection.spending(protection.initial_state())
     figures = project(spending, job.rounds, job.privacy.delta, adaptive=protection.adaptive)
     growing = ", if no round costs more than the first" if protection.adaptive else ""
-    for name, what in (
-        ("per_bit", "one bit of a report"),
-        ("per_parameter", f"one of {protection.dimension} parameters in a round"),
-        ("per_round", "a client's whole data in a round"),
-        ("run_every_round", f"a client that is drawn in all of {job.rounds} rounds{growing}"),
-    ):
+    told = {
+        "per_bit": "one bit of a report",
+        "per_parameter": f"one of {protection.dimension} parameters in a round",
+        "per_round": "a client's whole data in a round",
+    }
+    if job.privacy.unit == "example":
+        told = {"per_round": f"{whose(job, 'a client')} in a round"}
+    drawn = whose(job, f"a client that is drawn in all of {job.rounds} rounds")
+    told["run_every_round"] = f"{drawn}{growing}"
+    for name, what in told.items():
         figure = figures[name]
         if figure is not None:
             yield Line(*figure, what)

@@ -33,7 +33,7 @@ from fedveil.engine.budget import thin_promise
 from fedveil.engine.canaries import Canaries
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.job_protection import in_clear
+from fedveil.engine.job_protection import in_clear, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.quality import ModelTest
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
@@ -335,7 +335,8 @@ class Federation:
         ahead = figures["run_most_drawn"]
         if ahead.epsilon > limit:
             raise LimitReached(
-                f"round {number} would bring the most-drawn client to {ahead}, above "
+                f"round {number} would bring {whose(self.job, 'the most-drawn client')} to "
+                f"{ahead}, above "
                 f"privacy.max_epsilon = {limit:g}"
             )
 
@@ -345,7 +346,8 @@ class Federation:
         return self._test.quality(self._weights)
 
     def _privacy(self) -> dict[str, Any]:
-        record: dict[str, Any] = {"randomness": report_entropy(self.job).description}
+        randomness = report_entropy(self.job).description
+        record: dict[str, Any] = {"unit": self.job.privacy.unit, "randomness": randomness}
         for name, figure in self._ledger.figures(self.job.privacy.delta).items():
             record[f"epsilon_{name}"], record[f"delta_{name}"] = figure
             record[f"promise_{name}"] = figure.promise

@@ -53,6 +53,11 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
     return build(job.protection.name, job.protection.settings, context)
 
 
+def whose(job: Job, client: str) -> str:
+    """Whose data a figure of the job is for, `client` being which client's."""
+    return f"one example of {client}" if job.privacy.unit == "example" else client
+
+
 def in_clear(job: Job, *, leaves: bool) -> list[str]:
     """What has no finite epsilon because it is told as it is; `leaves`: to another machine."""
     said = [BY_SIZE] if job.server.weighting == "by_size" else []

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from fedveil.errors import MessageInvalid
 from fedveil.privacy.promise import Promise
+from fedveil.protections.base import Whose
 from fedveil.record.recorder import Record
 from fedveil.rounds.loop import Outcome
 
@@ -22,7 +23,7 @@ CANARIES = "canaries"
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
 _NEEDED = {
-    *("round", "void", "randomness", "in_clear"), *LOST, UNUSABLE, *_NUMBERS,
+    *("round", "void", "unit", "randomness", "in_clear"), *LOST, UNUSABLE, *_NUMBERS,
     *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
 }  # fmt: skip
 _QUALITY = {"loss", "accuracy", "auc"}
@@ -88,6 +89,8 @@ def _fits(name: str, value: object) -> bool:
         return isinstance(value, Mapping) and all(type(times) is int for times in value.values())
     if name.startswith("promise_"):
         return value in get_args(Promise)
+    if name == "unit":
+        return value in get_args(Whose)
     if name in ("void", "randomness"):
         return isinstance(value, str) or (value is None and name == "void")
     return type(value) is int or (type(value) is float and name != "round")

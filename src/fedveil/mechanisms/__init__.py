@@ -8,12 +8,14 @@ from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.step_estimate import MagnitudeEstimator
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
+from fedveil.mechanisms.unclipped_sum import GaussianSum
 
 __all__ = [
     "AdaptiveBudget",
     "BinaryRandomizedResponse",
     "EmbeddingDP",
     "GaussianMechanism",
+    "GaussianSum",
     "LabelDP",
     "MagnitudeEstimator",
     "SignDS",

@@ -5,6 +5,7 @@ from fedveil.privacy.ledger import Ledger, project
 from fedveil.privacy.loss import Described, Gaussian, PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution
 from fedveil.privacy.promise import Figure, attacker_wrong, promise, told
+from fedveil.privacy.sampled_gaussian import SampledGaussian
 
 __all__ = [
     "Described",
@@ -13,6 +14,7 @@ __all__ = [
     "Ledger",
     "LossDistribution",
     "PrivacyLoss",
+    "SampledGaussian",
     "attacker_wrong",
     "compose",
     "format_epsilon",

@@ -111,9 +111,15 @@ class DPEncrypt(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """The Gaussian mechanism on opposite updates of the clipping norm."""
+        """The Gaussian mechanism on opposite updates, and on opposite examples of a batch."""
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
         yield Case("gaussian, an update", gaussian.privatize, update, -update, gaussian.loss)
+        summed = GaussianSum(2 * eps, 1e-3, 1.0, dimension=2, rate=0.5)
+
+        def of_batch(example: npt.NDArray[np.float64], entropy: Entropy) -> npt.NDArray[np.float64]:
+            return summed.privatize(example * entropy.bernoulli(0.5, 1), entropy)
+
+        yield Case("gaussian, an example", of_batch, update, -update, summed.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
         """One release of the whole update."""
