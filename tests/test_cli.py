@@ -10,6 +10,7 @@ import pytest
 from fedveil import __version__
 from fedveil.audit_cases import cases
 from fedveil.federated.job import Job
+from fedveil.starter import DEFAULT_JOB
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -43,7 +44,7 @@ def test_every_problem_of_a_job_is_told_at_once(command: Command, tmp_path: Path
         (("run", "missing.yaml"), 2, "missing.yaml"),
         (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: it has no job.yaml"),
         (("run", "--resume", "x", "--set", "seed=2"), 2, "--resume takes the run's own job"),
-        (("run", "--set", "data.name=mnist"), 1, "mnist"),
+        (("run", "--set", "data.name=mnist", "--set", "protection=not_encrypt"), 1, "mnist"),
         (("data", "fetch", "digits"), 1, "digits has no download"),
         (("job", "convert", "missing.yaml"), 2, "missing.yaml"),
     ],
@@ -102,7 +103,7 @@ def test_show_prints_a_job_that_loads_back(command: Command, tmp_path: Path) -> 
     code, out, _ = command("job", "show", "--set", "protection=signds")
     assert code == 0
     (tmp_path / "again.yaml").write_text(out)
-    assert Job.load(tmp_path / "again.yaml") == Job.load(None, ["protection=signds"])
+    assert Job.load(tmp_path / "again.yaml") == Job.load(DEFAULT_JOB, ["protection=signds"])
 
 
 def test_a_mindspore_file_is_converted_with_its_notes(command: Command, tmp_path: Path) -> None:
@@ -125,11 +126,11 @@ def test_budget_tells_the_four_figures(command: Command) -> None:
     code, out, _ = command("budget", "--set", "protection=signds", "--set", "rounds=3")
     assert code == 0
     assert "100" in out
-    assert "one of 61706 parameters" in out
+    assert "one of 7850 parameters" in out
     assert "a client that is drawn in all of 3 rounds" in out
     assert out.splitlines()[0].split() == ["epsilon", "delta", "promise", "for"]
     assert [" next to none " in line for line in out.splitlines()] == [False, *[True] * 4]
-    code, out, _ = command("budget")
+    code, out, _ = command("budget", "--set", "protection=not_encrypt")
     assert out.count("inf") == out.count(" none ") == 5
     assert "how many examples clients have, each or in sum (weighting = by_size)" in out
 
@@ -144,7 +145,7 @@ def test_budget_solves_for_the_parameter_that_keeps_a_run_to_an_epsilon(command:
     assert code == 0
     assert out.splitlines() == table
     assert 1.98 < float(table[-1].split()[0]) <= 2
-    code, _, err = command("budget", "--target-epsilon", "2")
+    code, _, err = command("budget", "--set", "protection=not_encrypt", "--target-epsilon", "2")
     assert code == 2
     assert err.startswith("error: protection.name = not_encrypt promises no epsilon")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from fedveil import plain_text
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
-from fedveil.run_display import RunDisplay, fitted
+from fedveil.privacy.promise import Figure
+from fedveil.run_display import RunDisplay, _promised, fitted
 
 ROUNDS = 20
 RECORD: dict[str, Any] = {
@@ -55,6 +57,13 @@ def test_every_width_shows_round_total_time_left_and_accuracy(width: int, rounds
     assert ("━" in line) == (width >= 110 and rounds == ROUNDS)  # 7 of 1000 have no length yet
 
 
+def job_of(name: str, *, trusted: bool = False, unit: str = "client") -> Any:
+    """What the display reads of a job."""
+    position = SimpleNamespace(rests_on_server=lambda settings: trusted)
+    protection = SimpleNamespace(name=name, position=position, settings=None)
+    return SimpleNamespace(protection=protection, rounds=1, privacy=SimpleNamespace(unit=unit))
+
+
 def test_a_narrow_line_goes_without_what_can_be_read_up_later() -> None:
     line = "accuracy 0.71 · loss 0.90 · up 1.2 MB/client · epsilon 9 · 3 clients left out · void"
     assert fitted(line, 100) == line
@@ -68,8 +77,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     out = io.StringIO()
     display = RunDisplay(plain_text.console(file=out, width=120), 1)
     record = {**RECORD, "round": 1, "randomness": "[red]emo:train :smile:"}
-    protection = SimpleNamespace(name="my:train:Own [bold]")
-    job: Any = SimpleNamespace(protection=protection, rounds=1)
+    job = job_of("my:train:Own [bold]")
     run: Any = SimpleNamespace(
         metrics=[record],
         job=job,
@@ -101,7 +109,7 @@ def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
         Measured("the most that so many could show", 3.25, cases=40),
     ]
     audit = Finding("canaries", "standard", "dp_encrypt", figures, epsilon=2.0, delta=1e-5)
-    job: Any = SimpleNamespace(protection=SimpleNamespace(name="dp_encrypt"), rounds=1)
+    job = job_of("dp_encrypt")
     run: Any = SimpleNamespace(
         job=job,
         metrics=[{**RECORD, "round": 1}],
@@ -120,3 +128,27 @@ def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
         "1.75 if they tell nothing of each other; promised for the run, in every round: "
         f"2 (meaningful): {verdict}"
     ) in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "trusted", "unit", "said"),
+    [
+        (math.inf, False, "client", "none: what is sent may tell everything about a client"),
+        (
+            1.0, False, "client",
+            "strong: whoever knows all that the server sees and all but which of two data sets a "
+            "client has guesses right at most 732 times in 1,000; a coin does 500 times",
+        ),
+        (
+            1.0, True, "example",
+            "strong: whoever knows all that everybody else sees and all but which of two examples "
+            "a client has guesses right at most 732 times in 1,000; a coin does 500 times, and the "
+            "server, which is trusted, needs no guess",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_promised_is_said_of_an_attacker(
+    epsilon: float, trusted: bool, unit: str, said: str
+) -> None:
+    run: Any = SimpleNamespace(job=job_of("x", trusted=trusted, unit=unit))
+    assert _promised(run, Figure(epsilon, 1e-5)) == said
