@@ -49,6 +49,28 @@ def test_no_vector_is_longer_than_the_sensitivity_says(bits, rotation, dimension
             assert sum(int(z) ** 2 for z in rounded) <= noise.limit
 
 
+class UpAtFirst(Seeded):
+    """Every entry is rounded up the first time, and as the seed has it from then on."""
+
+    first = True
+
+    def fill(self, out) -> None:
+        super().fill(out)
+        if self.first:
+            self.first = False
+            out[:] = 0
+
+
+def test_a_vector_that_rounding_makes_too_long_is_rounded_again():
+    noise = made(entry_bits=8, rotation=False, dimension=4096)
+    steps = np.repeat([1.5, math.sqrt(8 - 1.5**2)], 2048)
+    assert np.linalg.norm(steps) == pytest.approx(noise.radius)
+    assert (np.ceil(steps) ** 2).sum() > noise.limit
+    rounded = noise.rounded((steps * noise.step).astype(np.float32), None, UpAtFirst(3))
+    assert (rounded**2).sum() <= noise.limit
+    assert 0.4 < (rounded == np.ceil(steps)).mean() < 0.6
+
+
 def test_what_is_hardest_to_round_stays_within_too():
     """Halves everywhere: as far from whole numbers as a vector can be, and of full norm."""
     noise = made(entry_bits=4, rotation=False, dimension=1)

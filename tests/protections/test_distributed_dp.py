@@ -13,12 +13,14 @@ from fedveil.engine.simulation import simulate
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, JobError, RoundVoid
 from fedveil.federated.job import Job
+from fedveil.mechanisms.hadamard import rotate
 from fedveil.message import decode, encode
 from fedveil.privacy.ledger import project
 from fedveil.privacy.loss import Gaussian
 from fedveil.protections.base import ClientContext, Cohort, JobContext, RoundContext
 from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings, noise_enforced
 
+PAGE = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 DIMENSION, CLIENTS, ROUND = 50, 10, 3
 
 
@@ -170,6 +172,22 @@ def test_a_sum_that_no_honest_clients_can_have_is_told(masks: bool) -> None:
     edge = np.full(made.length, made.noise.reach + made.noise.reach // 8)
     with pytest.raises(RoundVoid, match="beyond what clipped updates and their noise reach"):
         play(made, updates(), lying=edge)
+
+
+def test_how_far_a_liar_moves_an_entry() -> None:
+    """A sum at the edge of what is taken, turned so that all of it falls on one entry."""
+    made = protection(noise_multiplier=1.0)
+    noise, signs = made.noise, made.signs(ROUND)
+    assert signs is not None
+    alone = np.zeros(noise.length)
+    alone[7] = math.sqrt(noise.length)
+    total = np.rint(rotate(alone, signs) * noise.reach).astype(np.int64)
+    moved = made.mean(total, CLIENTS, ROUND)
+    most = math.sqrt(noise.length) * noise.reach * noise.step / CLIENTS
+    assert moved[7] == pytest.approx(most)
+    assert np.abs(np.delete(moved, 7)).max() < 1e-9 * most
+    (row,) = [line for line in PAGE.splitlines() if line.startswith("| `distributed_dp` |")]
+    assert "at most sqrt(D) reach step / n for D entries of a vector" in row
 
 
 def test_the_rotation_is_anew_in_every_round_and_the_same_for_all() -> None:

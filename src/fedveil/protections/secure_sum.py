@@ -168,12 +168,10 @@ class SecureSum(Protection):
 
     def outcome(self, total: npt.NDArray[np.int64], survivors: int, round: int) -> Aggregate:
         """What comes of a sum; raises `RoundVoid` where nothing does."""
-        needed = self.least_clients
-        if survivors < self.least_survivors:
-            raise RoundVoid(TRAINS, survivors, needed)
         try:
             return Aggregate(self.mean(total, survivors, round), survivors)
         except ImpossibleSum as impossible:
+            needed = self.least_clients
             raise RoundVoid("unmask", survivors, needed, str(impossible)) from None
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
