@@ -18,6 +18,7 @@ from pathlib import Path
 
 import mechanisms_embedding
 import mechanisms_gaussian
+import mechanisms_shares
 import mechanisms_signds
 import mechanisms_unary
 from figures import Figure, show
@@ -53,6 +54,7 @@ def main() -> int:
     missed |= show(mechanisms_signds.figures())
     missed |= show(mechanisms_gaussian.figures(arguments.opendp_python))
     missed |= show(mechanisms_embedding.figures())
+    missed |= show(mechanisms_shares.figures())
     return missed | show(in_a_round())
 
 

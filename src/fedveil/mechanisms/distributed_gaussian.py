@@ -23,6 +23,8 @@ _PEAK = 8
 #: How probable it is at most that a vector is rounded again, and that a sum wraps around.
 _AGAIN, _WRAPS = math.ldexp(1, -20), math.ldexp(1, -40)
 _TRIES = 8
+#: Entries that are rounded at a time: what they need stays in a core's own cache.
+_PART = 1 << 14
 #: The room that a ring has beyond what an honest sum reaches, as a share of that.
 _BAND = 0.25
 #: What is drawn, and squared, as whole numbers of 64 bits.
@@ -158,10 +160,15 @@ class DistributedGaussian(NoiseShares):
         if self.rotation:
             assert signs is not None, "a rotation has signs"
             scaled = rotate(scaled, signs).astype(np.float32, copy=False)
-        numbers, uniform = np.empty(self.length, np.int64), np.empty(self.length, np.uint32)
+        numbers = np.empty(self.length, np.int64)
+        uniform = np.empty(min(self.length, _PART), np.uint32)
         for _ in range(_TRIES):
-            entropy.fill(uniform)
-            if _round_at_random(scaled, uniform, numbers) <= self.limit:
+            total = 0
+            for start in range(0, self.length, _PART):
+                part = scaled[start : start + _PART]
+                entropy.fill(uniform[: len(part)])
+                total += _round_at_random(part, uniform, numbers[start : start + _PART])
+            if total <= self.limit:
                 return numbers
         while _round_towards_zero(scaled, numbers) > self.limit:
             scaled *= np.float32(1 - 2.0**-20)
@@ -232,7 +239,7 @@ def _limit(radius: float, length: int) -> int:
 
 def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Int64s) -> int:
     below = np.floor(scaled)
-    up = uniform < (scaled - below).astype(np.float64) * 2.0**32
+    up = uniform[: len(scaled)] < (scaled - below).astype(np.float64) * 2.0**32
     out[:] = below.astype(np.int64) + up
     return int(np.sum(out * out))
 
