@@ -203,8 +203,8 @@ def test_the_rotation_is_anew_in_every_round_and_the_same_for_all() -> None:
     [
         (
             {"noise_multiplier": 1.0, "target_epsilon": 2.0},
-            "noise_multiplier = 1.0 and target_epsilon = 2.0 both decide the noise: only one of "
-            "them is allowed",
+            "noise_multiplier = 1.0 and target_epsilon = 2.0 both say how much noise there is: "
+            "set one of them",
         ),
         (
             {"dropout_tolerance": 0.5, "assume_honest": 0.5},

@@ -74,43 +74,41 @@ def _walsh_hadamard_numpy(vector: Floats) -> None:
 
 @compiled(_walsh_hadamard_numpy)
 def _walsh_hadamard(vector: Floats) -> None:
-    """The same additions: stretch by stretch first, then across stretches, four rows at a time."""
+    """The same additions: stretch by stretch first, then across stretches."""
     length = len(vector)
     stretch = min(length, _STRETCH)
     for start in range(0, length, stretch):
-        _within(vector[start : start + stretch])
-    half = stretch
-    while half < length:
-        if 4 * half <= length:
-            _two_levels(vector, half)
-            half *= 4
-        else:
-            _one_level(vector, half)
-            half *= 2
+        part = vector[start : start + stretch]
+        _levels(part, _first_levels(part))
+    _levels(vector, stretch)
 
 
 @compiled()
-def _within(part: Floats) -> None:
-    """All levels of a stretch: eight neighbours in registers, then two levels at a time."""
-    length = len(part)
-    half = 1
-    if length >= 8:
-        for i in range(0, length, 8):
-            a, b = part[i] + part[i + 1], part[i] - part[i + 1]
-            c, d = part[i + 2] + part[i + 3], part[i + 2] - part[i + 3]
-            e, f = part[i + 4] + part[i + 5], part[i + 4] - part[i + 5]
-            g, h = part[i + 6] + part[i + 7], part[i + 6] - part[i + 7]
-            a, c = a + c, a - c
-            b, d = b + d, b - d
-            e, g = e + g, e - g
-            f, h = f + h, f - h
-            part[i], part[i + 4] = a + e, a - e
-            part[i + 1], part[i + 5] = b + f, b - f
-            part[i + 2], part[i + 6] = c + g, c - g
-            part[i + 3], part[i + 7] = d + h, d - h
-        half = 8
-    while half < length:
-        if 4 * half <= length:
+def _first_levels(part: Floats) -> int:
+    """Three levels, of eight neighbours in registers; gives where to go on."""
+    if len(part) < 8:
+        return 1
+    for i in range(0, len(part), 8):
+        a, b = part[i] + part[i + 1], part[i] - part[i + 1]
+        c, d = part[i + 2] + part[i + 3], part[i + 2] - part[i + 3]
+        e, f = part[i + 4] + part[i + 5], part[i + 4] - part[i + 5]
+        g, h = part[i + 6] + part[i + 7], part[i + 6] - part[i + 7]
+        a, c = a + c, a - c
+        b, d = b + d, b - d
+        e, g = e + g, e - g
+        f, h = f + h, f - h
+        part[i], part[i + 4] = a + e, a - e
+        part[i + 1], part[i + 5] = b + f, b - f
+        part[i + 2], part[i + 6] = c + g, c - g
+        part[i + 3], part[i + 7] = d + h, d - h
+    return 8
+
+
+@compiled()
+def _levels(part: Floats, half: int) -> None:
+    """All levels from that of `half` on, two at a time."""
+    while half < len(part):
+        if 4 * half <= len(part):
             _two_levels(part, half)
             half *= 4
         else:

@@ -33,6 +33,7 @@ from fedveil.protections.base import (
     Update,
 )
 from fedveil.protections.cost_key import CostKey
+from fedveil.protections.noise_rule import one_noise
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
@@ -65,16 +66,6 @@ class CentralGaussianSettings(Settings):
         return _MULTIPLIER if self.noise_multiplier is None else self.noise_multiplier
 
 
-def _one_of_both(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
-    """Under central_gaussian `noise_multiplier` and `target_epsilon` are not set both."""
-    if settings.noise_multiplier is None or settings.target_epsilon is None:
-        return None
-    return (
-        f"noise_multiplier = {settings.noise_multiplier!r} and target_epsilon = "
-        f"{settings.target_epsilon!r} both say how much noise there is: set one of them"
-    )
-
-
 def _trusts(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
     return (
         f"clip = {settings.clip!r}: the server reads every client's clipped update and adds the "
@@ -103,7 +94,7 @@ class CentralGaussian(Protection):
     perturbs = False
     amplified = True
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
-    rules = (_one_of_both,)
+    rules = (one_noise,)
     advice = (_trusts,)
 
     def __init__(self, settings: CentralGaussianSettings, context: JobContext) -> None:

@@ -30,6 +30,7 @@ from fedveil.protections.base import (
     Whose,
 )
 from fedveil.protections.cost_key import CostKey
+from fedveil.protections.noise_rule import one_noise
 from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
 from fedveil.protections.secure_sum_settings import (
     SecureSumSettings,
@@ -100,16 +101,6 @@ class DistributedDPSettings(SecureSumSettings):
 
 def _as_written(share: float) -> Fraction:
     return Fraction(repr(share))
-
-
-def one_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp one of `noise_multiplier` and `target_epsilon` is given at most."""
-    if settings.noise_multiplier is None or settings.target_epsilon is None:
-        return None
-    return (
-        f"noise_multiplier = {settings.noise_multiplier!r} and target_epsilon = "
-        f"{settings.target_epsilon!r} both decide the noise: only one of them is allowed"
-    )
 
 
 def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
