@@ -13,7 +13,7 @@ from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
 def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
     """The page, in Markdown: the introduction, every key of `job`, what holds between them."""
-    between = "\n".join(f"- {rule}" for rule in rules)
+    between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))  # some hold in two places
     return "\n".join([introduction, *_tables(job), f"## Between keys\n\n{between}\n"])
 
 
