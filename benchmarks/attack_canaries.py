@@ -98,7 +98,9 @@ class Local(DPEncrypt):
             mechanism.sigma = analytic_sigma(
                 settings.dp_eps, settings.dp_delta, settings.dp_norm_clip
             )
-        self._form = _GridForm(mechanism, self.dimension)
+        self._form = _GridForm(
+            mechanism, self.dimension, mechanism.grid(self.dimension).step, mechanism.clip
+        )
 
     def client_round(self, context: ClientContext) -> Any:
         names = {"rounds": context.client, "clients": context.round}

@@ -40,7 +40,8 @@ def test_a_job_is_attacked_in_a_new_folder(command: Command, tmp_path: Path) -> 
 
 
 def test_a_run_is_attacked_in_its_own_folder(command: Command, tmp_path: Path) -> None:
-    assert command("run", *SMALL, "--out", "mine")[0] == Exit.DONE
+    plain = ("--set", "protection=not_encrypt")
+    assert command("run", *SMALL, *plain, "--out", "mine")[0] == Exit.DONE
     for _ in range(2):
         code, _, err = command("attack", "repetition", "mine")
         assert code == Exit.DONE, err

@@ -209,7 +209,7 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
 @pytest.mark.parametrize(
     ("package", "arguments", "extra"),
     [
-        ("torch", ("run",), "torch"),
+        ("torch", ("run", "--set", "protection=not_encrypt"), "torch"),
         ("torch", ("vertical", "run"), "torch"),
         ("grpc", ("vertical", "follower", "--connect", "127.0.0.1:9", "--insecure"), "vertical"),
         ("grpc", ("vertical", "leader", "--listen", "127.0.0.1:0", "--insecure"), "vertical"),

@@ -34,7 +34,7 @@ Where = Annotated[
     Path | None,
     typer.Argument(
         metavar="JOB_OR_RUN",
-        help="A job file, or a finished run's folder; without it, the default job.",
+        help="A job file, or a finished run's folder; without it, a job of defaults.",
     ),
 ]
 Protections = Annotated[

@@ -18,6 +18,7 @@ from fedveil.errors import JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, Exit, ended
 from fedveil.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.plain_text import console, say
+from fedveil.starter import DEFAULT_JOB
 
 app = typer.Typer(
     cls=Commands,
@@ -84,7 +85,7 @@ def run(
         rounds = Job.load(job_of(resume), overrides or []).rounds
         train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
     else:
-        settings = load(job, overrides)
+        settings = load(job, overrides, default=DEFAULT_JOB)
         rounds = settings.rounds
         train = partial(fedveil.simulate, settings, out)
     from fedveil.run_display import RunDisplay
@@ -113,7 +114,7 @@ def budget(
     """What a run will have cost a client's privacy, before it starts."""
     from rich.table import Table
 
-    settings = load(job, overrides)
+    settings = load(job, overrides, default=DEFAULT_JOB)
     from fedveil.engine.budget import project_job, solve_job
     from fedveil.engine.measured import measured
     from fedveil.privacy.loss import format_delta, format_epsilon
@@ -240,7 +241,7 @@ def identity(
 @job_app.command()
 def show(job: JobPath = None, overrides: Overrides = None) -> None:
     """Check a job and print it with every key."""
-    typer.echo(load(job, overrides).to_yaml(), nl=False)
+    typer.echo(load(job, overrides, default=DEFAULT_JOB).to_yaml(), nl=False)
 
 
 @job_app.command()

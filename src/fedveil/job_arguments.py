@@ -12,14 +12,13 @@ import typer
 from fedveil.errors import JobError
 from fedveil.plain_text import remark
 from fedveil.settings.yaml_file import refuse_other_kind
-from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
 
 JobPath = Annotated[
     Path | None,
-    typer.Argument(help="A job file, native or MindSpore's; without it, the default job."),
+    typer.Argument(help="A job file, native or MindSpore's; without it, one of digits."),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -28,16 +27,20 @@ Overrides = Annotated[
 
 
 def load(
-    path: Path | None, overrides: list[str] | None, other: str = "`fedveil vertical run` trains it"
+    path: Path | None,
+    overrides: list[str] | None,
+    other: str = "`fedveil vertical run` trains it",
+    default: Path | None = None,
 ) -> Job:
     """The job; what a MindSpore file says in vain, and what a job may not mean, on stderr.
 
-    `other` says what a vertical job is for. Without a file it is the default job.
+    `other` says what a vertical job is for. Without a file it is that of `default`, or all
+    keys have their own defaults.
     """
     from fedveil.federated.job import Job
 
     if path is None:
-        path = DEFAULT_JOB
+        path = default
     else:
         sys.path.append(str(path.parent.resolve()))
     try:

@@ -33,6 +33,8 @@ COSINE = Search("cosine", 250, variation=0.0005)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+FEW = {"reconstruct_secrets_threshold": 2}
+
 
 def images(count: int) -> torch.Tensor:
     """Bright squares on black, where they differ."""
@@ -175,7 +177,7 @@ def target() -> Target:
             model="logistic",
             clients={"number": 1437, "fraction": 0.002},
             training={"epochs": 1},
-            protection={"pw_encrypt": {"reconstruct_secrets_threshold": 2}},
+            protection={"pw_encrypt": FEW, "distributed_dp": FEW},
         )
     )
 

@@ -14,6 +14,8 @@ from fedveil.protections.positions import POSITIONS
 
 CLIENTS = 3
 
+FEW = {"reconstruct_secrets_threshold": 2}
+
 
 @pytest.fixture(scope="module")
 def target() -> Target:
@@ -22,7 +24,7 @@ def target() -> Target:
             model="logistic",
             clients={"number": CLIENTS, "fraction": 1.0},
             training={"epochs": 1},
-            protection={"pw_encrypt": {"reconstruct_secrets_threshold": 2}},
+            protection={"pw_encrypt": FEW, "distributed_dp": FEW},
         )
     )
 

@@ -31,7 +31,9 @@ class Faulty(DPEncrypt):
             mechanism.sigma /= 2
         if settings.fault == "clip":
             mechanism.sigma = analytic_sigma(*given)
-        self._form = _GridForm(mechanism, self.dimension)
+        self._form = _GridForm(
+            mechanism, self.dimension, mechanism.grid(self.dimension).step, mechanism.clip
+        )
 
     def client_round(self, context: ClientContext) -> Any:
         named = {"rounds": context.client, "clients": context.round}

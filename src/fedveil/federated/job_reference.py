@@ -15,7 +15,9 @@ _INTRODUCTION = """\
 # The job
 
 A run is described by one YAML file, and every key in it may be left out. `fedveil job show` prints
-a job with all of its keys; `fedveil run` without a file runs the default job:
+a job with all of its keys. `fedveil run` without a file runs a job of its own, digits under
+[distributed noise](mechanisms/distributed_dp.md), which `fedveil job show` without a file prints. A
+key that a file leaves out has the value that it has here:
 
 ```yaml
 {default}```
