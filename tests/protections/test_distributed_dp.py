@@ -225,6 +225,13 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str
     assert list(caught.value.problems) == [f"protection.distributed_dp.{said}"]
 
 
+def test_without_masks_all_take_part_and_nothing_leaves_a_machine() -> None:
+    with pytest.raises(InvalidValue, match="only a simulation can do without masks"):
+        protection(masks=False, simulated=False)
+    with pytest.raises(InvalidValue, match=r"share_secrets_ratio = 0\.9 only some of them take"):
+        protection(masks=False, share_secrets_ratio=0.9)
+
+
 def test_weights_would_break_the_sensitivity() -> None:
     with pytest.raises(InvalidValue, match="distributed_dp needs clients that count equally"):
         protection(weighting="by_size")

@@ -64,6 +64,14 @@ class SecureSum(Protection):
 
     def __init__(self, settings: SecureSumSettings, context: JobContext) -> None:
         super().__init__(settings, context)
+        if not context.masks and not context.simulated:
+            raise InvalidValue("only a simulation can do without masks")
+        if not context.masks and settings.share_secrets_ratio < 1:
+            raise InvalidValue(
+                f"simulation.masks = false adds up what all clients of a round send, and under "
+                f"share_secrets_ratio = {settings.share_secrets_ratio:g} only some of them take "
+                f"part: masks are needed"
+            )
         self._identities: dict[ClientId, Identity] = {}
         #: The last model that was digested, in which round, and its digest.
         self._digested: tuple[int, Update, bytes] | None = None
