@@ -6,19 +6,21 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 import fedveil
+from fedveil.federated.job import Job
 from fedveil.run_display import RunDisplay
+from fedveil.starter import DEFAULT_JOB
 
 
 def main() -> None:
     """Run, and write what the terminal showed."""
     console = Console(record=True, width=104)
-    job = fedveil.Job()
+    job = Job.load(DEFAULT_JOB)
     console.print("$ fedveil run")
     with TemporaryDirectory() as folder, RunDisplay(console, job.rounds) as display:
         run = fedveil.simulate(job, Path(folder) / "run", progress=display.show)
         display.summary(run)
     text = console.export_svg(title="fedveil", clear=True).replace(
-        f"{folder}/run", "runs/digits-lenet"
+        f"{folder}/run", "runs/private-digits"
     )
     Path(__file__).with_name("run.svg").write_text(text)
 
