@@ -66,7 +66,7 @@ class HalfNoise(DPEncrypt):
 def form_pack(form: Any, multiples: Any) -> Any:
     from fedveil.packing import pack
 
-    return pack(multiples, -form._limit, form._width)
+    return pack(multiples, -form.limit, form.width)
 
 
 def made(name: str, kind: type[Protection] | None = None) -> Protection:

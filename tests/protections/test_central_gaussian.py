@@ -107,7 +107,7 @@ def test_no_report_is_longer_than_the_clip_in_exact_arithmetic() -> None:
 def longer(made: CentralGaussian) -> np.ndarray:
     """Within the range in every entry, and longer than the clip by a step in one of them."""
     multiples = np.zeros(DIMENSION, np.int64)
-    multiples[0], multiples[1] = made.most, math.isqrt(2 * made.most) + 1
+    multiples[0], multiples[1] = made.form.limit, math.isqrt(2 * made.form.limit) + 1
     assert int(multiples @ multiples) > made.noise.limit
     return multiples
 
@@ -120,15 +120,19 @@ def longer(made: CentralGaussian) -> np.ndarray:
         (lambda m: {"step": m.noise.step / 2}, "field step is not the step of this job's grid"),
         (lambda m: {"multiples": np.zeros(3, np.uint8)}, "field multiples has the wrong length"),
         (
-            lambda m: {"multiples": pack(np.full(DIMENSION, m.most + 1), -m.most, m.width)},
+            lambda m: {
+                "multiples": pack(np.full(DIMENSION, m.form.limit + 1), -m.form.limit, m.form.width)
+            },
             "field multiples holds a value beyond its range",
         ),
         (
-            lambda m: {"multiples": pack(np.full(DIMENSION, m.most), -m.most, m.width)},
+            lambda m: {
+                "multiples": pack(np.full(DIMENSION, m.form.limit), -m.form.limit, m.form.width)
+            },
             "field multiples is longer than the clip",
         ),
         (
-            lambda m: {"multiples": pack(longer(m), -m.most, m.width)},
+            lambda m: {"multiples": pack(longer(m), -m.form.limit, m.form.width)},
             "field multiples is longer than the clip",
         ),
     ],

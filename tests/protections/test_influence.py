@@ -133,10 +133,10 @@ def test_not_encrypt_by_size(largest: int) -> None:
 def test_dp_encrypt() -> None:
     others = Others("protection=dp_encrypt")
     form, mechanism = others.protection._form, others.protection._form._mechanism
-    limit = form._limit
+    limit = form.limit
     ends = [np.full(DIMENSION, sign * limit) for sign in (-1, 1)]
     low, high = (
-        {"multiples": pack(values, -limit, form._width), "step": form.step} for values in ends
+        {"multiples": pack(values, -limit, form.width), "step": form.step} for values in ends
     )
     reach = mechanism.clip + 10 * mechanism.sigma
     apart = others.between(low, high)
@@ -241,14 +241,14 @@ def test_no_report_reaches_further(seed: int) -> None:
     """Reports drawn at random among all that are well-formed."""
     draw = np.random.default_rng(seed)
     others, encoding, form = CHECKED["rr"], RR, CHECKED["dp_encrypt"].protection._form
-    most, limit = encoding.largest_sum, form._limit
+    most, limit = encoding.largest_sum, form.limit
     low, high = (
         {"report": encoding.pack(draw.integers(-most, most + 1, DIMENSION))} for _ in range(2)
     )
     reach = (encoding.cells + 1) / (2 * (encoding.p - encoding.q))
     assert np.abs(others.between(low, high)).max() <= 2 * reach / CLIENTS
     low, high = (
-        {"multiples": pack(draw.integers(-limit, limit + 1, DIMENSION), -limit, form._width),
+        {"multiples": pack(draw.integers(-limit, limit + 1, DIMENSION), -limit, form.width),
          "step": form.step}
         for _ in range(2)
     )  # fmt: skip

@@ -336,8 +336,7 @@ class Federation:
         if ahead.epsilon > limit:
             raise LimitReached(
                 f"round {number} would bring {whose(self.job, 'the most-drawn client')} to "
-                f"{ahead}, above "
-                f"privacy.max_epsilon = {limit:g}"
+                f"{ahead}, above privacy.max_epsilon = {limit:g}"
             )
 
     def _evaluate(self, number: int) -> dict[str, float]:

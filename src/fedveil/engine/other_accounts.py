@@ -37,8 +37,8 @@ def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Li
         return
     rate = job.clients.fraction
     who = f"whoever only gets the models, amplified by Poisson sampling at rate {rate:g}"
-    release = PrivacyLoss(math.inf, 1.0, release=sampled_release(ratio, rate))
-    yield Line(compose([(release, rounds)], delta), delta, f"{who}: {rounds} rounds")
+    loss = PrivacyLoss.of_release(sampled_release(ratio, rate))
+    yield Line(compose([(loss, rounds)], delta), delta, f"{who}: {rounds} rounds")
     yield Line(added_or_removed(ratio, rate, rounds, delta), delta, f"the same, {added}")
 
 

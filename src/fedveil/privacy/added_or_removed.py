@@ -69,15 +69,10 @@ class OneSided:
 def added_or_removed(ratio: float, rate: float, releases: int, delta: float) -> float:
     """Epsilon at `delta` of so many releases, noised by `ratio` times 2c, as papers state it."""
     if rate == 1:
-        return compose([(_bare(Gaussian(2 * ratio)), releases)], delta)
+        return compose([(PrivacyLoss.of_release(Gaussian(2 * ratio)), releases)], delta)
     orders: tuple[Order, Order] = ("added", "removed")
     sides = (OneSided(2 * ratio, rate, order) for order in orders)
-    return max(compose([(_bare(side), releases)], delta) for side in sides)
-
-
-def _bare(release: Gaussian | OneSided) -> PrivacyLoss:
-    """The release alone, without a statement to fall back on."""
-    return PrivacyLoss(math.inf, 1.0, release=release)
+    return max(compose([(PrivacyLoss.of_release(side), releases)], delta) for side in sides)
 
 
 @functools.lru_cache(maxsize=16)

@@ -138,6 +138,11 @@ class PrivacyLoss:
         return replace(self, release=None, part=part)
 
     @classmethod
+    def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
+        """What a release promises by itself, without a statement to fall back on."""
+        return cls(math.inf, 1.0, per, release=release)
+
+    @classmethod
     def from_laws(
         cls,
         laws: npt.ArrayLike,

@@ -126,7 +126,7 @@ def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float
     rate, rounds = within("rate", rate, 0, 1, open_low=True), integer("rounds", rounds, 1)
 
     def excess(log_ratio: float) -> float:
-        loss = PrivacyLoss(math.inf, 1.0, per="example", release=_release(log_ratio, rate))
+        loss = PrivacyLoss.of_release(sampled_release(math.exp(log_ratio), rate), "example")
         return compose([(loss, rounds)], delta) / epsilon - 1
 
     low, high = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)
@@ -139,10 +139,6 @@ def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float
         middle = (low + high) / 2
         low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
     return math.exp(high)
-
-
-def _release(log_ratio: float, rate: float) -> Release:
-    return sampled_release(math.exp(log_ratio), rate)
 
 
 @functools.lru_cache(maxsize=64)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.entropy import Entropy
+from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue
 from fedveil.message import Message, take
 from fedveil.privacy.audit import Case
@@ -366,6 +366,11 @@ class Protection(ABC):
     @abstractmethod
     def client_round(self, context: ClientContext) -> ClientRound:
         """The client's half of a round."""
+
+    def noise_entropy(self, round: int) -> Entropy:
+        """What a server draws central noise from."""
+        known = self.context.seeded
+        return Seeded(self.context.seed, "central noise", round) if known else Secure()
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """What the best of adversaries makes of one report, which it knows to be a client's own.

@@ -14,11 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from fedveil._arrays import Int64s
-from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.central_noise import CentralNoise
-from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
-from fedveil.packing import pack, packed_size, unpack
+from fedveil.message import Message, encoded_bytes, only_fields
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
 from fedveil.protections.base import (
@@ -33,7 +31,8 @@ from fedveil.protections.base import (
     Update,
 )
 from fedveil.protections.cost_key import CostKey
-from fedveil.protections.noise_rule import one_noise
+from fedveil.protections.grid_report import GridReport
+from fedveil.protections.noise_rule import check_noised_sum, one_noise
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
@@ -99,21 +98,13 @@ class CentralGaussian(Protection):
 
     def __init__(self, settings: CentralGaussianSettings, context: JobContext) -> None:
         super().__init__(settings, context)
-        if context.weighting != "equal":
-            raise InvalidValue(
-                "central_gaussian needs clients that count equally: weighting = equal"
-            )
-        if context.delta == 0:
-            raise InvalidValue(
-                "privacy.delta = 0 leaves central_gaussian without an epsilon, which Gaussian "
-                "noise has at a delta above 0 alone"
-            )
+        check_noised_sum(self.name, context)
         ratio = settings.ratio(context.delta, context.rounds)
         self.noise = CentralNoise.of_ratio(ratio, context.delta, settings.clip, context.dimension)
         self.norm_clip = self.noise.clip
-        #: No entry of a clipped update is larger, in steps, and so many bits hold each.
-        self.most = math.isqrt(self.noise.limit)
-        self.width = (2 * self.most).bit_length()
+        # No entry of a clipped update is larger, in steps.
+        most = math.isqrt(self.noise.limit)
+        self.form = GridReport(self.noise.step, most, context.dimension, np.int64)
 
     @classmethod
     def rests_on_server(cls, settings: CentralGaussianSettings) -> bool:
@@ -157,28 +148,12 @@ class CentralGaussian(Protection):
 
         return Reading(estimate, np.ones_like(estimate), log_likelihood=log_likelihood)
 
-    def written(self, update: Update) -> dict[str, Value]:
-        """The fields of the report on `update`."""
-        multiples = self.noise.clipped(update)
-        return {"multiples": pack(multiples, -self.most, self.width), "step": self.noise.step}
-
     def read(self, report: Message) -> Int64s:
         """The clipped update in steps, of an untrusted report, checked completely."""
-        if take(report, "step", float) != self.noise.step:
-            raise MessageInvalid("field step is not the step of this job's grid")
-        size = packed_size(self.dimension, self.width)
-        packed = take_array(report, "multiples", "uint8", (size,))
-        multiples = np.empty(self.dimension, np.int64)
-        if not unpack(packed, -self.most, self.most, self.width, multiples):
-            raise MessageInvalid("field multiples holds a value beyond its range")
+        multiples = self.form.read(report)
         if not self.noise.within(multiples):
             raise MessageInvalid("field multiples is longer than the clip")
         return multiples
-
-    def noise_entropy(self, round: int) -> Entropy:
-        """What the server draws the noise from."""
-        known = self.context.seeded
-        return Seeded(self.context.seed, "central noise", round) if known else Secure()
 
 
 class CentralGaussianServerRound(OneReportRound):
@@ -194,13 +169,10 @@ class CentralGaussianServerRound(OneReportRound):
 
     @property
     def longest(self) -> int:
-        protection = self._protection
-        size = packed_size(protection.dimension, protection.width)
-        report: dict[str, Value] = {"round": self._context.round, "step": protection.noise.step}
-        return encoded_bytes({**report, "multiples": np.empty(size, np.uint8)})
+        return encoded_bytes({"round": self._context.round, **self._protection.form.blank()})
 
     def _fold(self, client: ClientId, message: Message) -> None:
-        only_fields(message, "round", "multiples", "step")
+        only_fields(message, "round", *self._protection.form.fields)
         self._sum += self._protection.read(message)
 
     def _merge_sums(self, other: CentralGaussianServerRound) -> None:
@@ -233,7 +205,7 @@ class CentralGaussianClientRound(OneReportClient):
 
     def _report(self, opening: Message, update: Update) -> Message:
         try:
-            report = self._protection.written(update)
+            report = self._protection.form.written(self._protection.noise.clipped(update))
         except InvalidValue as error:
             raise ClientWithheld(str(error)) from None
         return {"round": self._context.round, **report}

@@ -30,7 +30,7 @@ from fedveil.protections.base import (
     Whose,
 )
 from fedveil.protections.cost_key import CostKey
-from fedveil.protections.noise_rule import one_noise
+from fedveil.protections.noise_rule import check_noised_sum, one_noise
 from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
 from fedveil.protections.secure_sum_settings import (
     SecureSumSettings,
@@ -162,13 +162,7 @@ class DistributedDP(SecureSum):
 
     def __init__(self, settings: DistributedDPSettings, context: JobContext) -> None:
         super().__init__(settings, context)
-        if context.weighting != "equal":
-            raise InvalidValue("distributed_dp needs clients that count equally: weighting = equal")
-        if context.delta == 0:
-            raise InvalidValue(
-                "privacy.delta = 0 leaves distributed_dp without an epsilon, which Gaussian noise "
-                "has at a delta above 0 alone"
-            )
+        check_noised_sum(self.name, context)
         clients = context.clients_per_round
         for rule in (one_noise, some_noise):
             if (problem := rule(settings, Cohort(None, clients))) is not None:

@@ -15,8 +15,7 @@ from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.mechanisms.unclipped_sum import GaussianSum
-from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
-from fedveil.packing import pack, packed_size, unpack
+from fedveil.message import Message, Value, encoded_bytes, only_fields, take_array
 from fedveil.privacy.audit import Case
 from fedveil.privacy.sum_grid import LARGEST
 from fedveil.protections.base import (
@@ -33,6 +32,7 @@ from fedveil.protections.base import (
     Whose,
 )
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
+from fedveil.protections.grid_report import GridReport
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
@@ -214,16 +214,13 @@ class _Sum(Protocol):
     def value(self) -> npt.NDArray[np.float64]: ...
 
 
-class _GridForm:
-    """Whole multiples of the grid's step, each in as few bits as hold -limit..limit.
+class _GridForm(GridReport):
+    """Whole multiples of the grid's step.
 
     `limit` is the largest entry without noise plus ten sigma. What is beyond is written as the
     limit: that is post-processing, so that no guarantee changes, and happens to fewer than one
     value in 10^22.
-    All reports of a job have the same length.
     """
-
-    fields: tuple[str, ...] = ("multiples", "step")
 
     def __init__(
         self,
@@ -232,29 +229,13 @@ class _GridForm:
         step: float,
         largest: float,
     ) -> None:
+        limit = math.ceil((largest + _REACH_SIGMAS * mechanism.sigma) / step)
+        super().__init__(step, limit, dimension, np.int32)
         self._mechanism = mechanism
-        self._dimension = dimension
-        self.step = step
-        self._limit = math.ceil((largest + _REACH_SIGMAS * mechanism.sigma) / step)
-        self._width = (2 * self._limit).bit_length()
-        self._size = packed_size(dimension, self._width)
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
         multiples = self._mechanism.multiples(update, entropy)
-        np.clip(multiples, -self._limit, self._limit, out=multiples)
-        return {"multiples": pack(multiples, -self._limit, self._width), "step": self.step}
-
-    def blank(self) -> dict[str, Value]:
-        return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
-
-    def read(self, message: Message) -> npt.NDArray[np.int32]:
-        if take(message, "step", float) != self.step:
-            raise MessageInvalid("field step is not the step of this job's grid")
-        packed = take_array(message, "multiples", "uint8", (self._size,))
-        values = np.empty(self._dimension, np.int32)
-        if not unpack(packed, -self._limit, self._limit, self._width, values):
-            raise MessageInvalid("field multiples holds a value beyond its range")
-        return values
+        return self.written(np.clip(multiples, -self.limit, self.limit, out=multiples))
 
     def empty_sum(self) -> _WholeSum:
         return _WholeSum(self._dimension)

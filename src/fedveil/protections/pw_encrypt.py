@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue
 from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.privacy.audit import Case
@@ -138,8 +137,3 @@ class PWEncrypt(SecureSum):
         numbers = total.copy()
         central.add_to(numbers, self.noise_entropy(round))
         return self.ring.signed(self.ring.elements(numbers))
-
-    def noise_entropy(self, round: int) -> Entropy:
-        """What the server draws central noise from."""
-        known = self.context.seeded
-        return Seeded(self.context.seed, "central noise", round) if known else Secure()

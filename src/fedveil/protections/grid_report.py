@@ -1,0 +1,50 @@
+"""A vector of whole steps of a grid, as a report holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._arrays import Int64s
+from fedveil.errors import MessageInvalid
+from fedveil.message import Message, Value, take, take_array
+from fedveil.packing import pack, packed_size, unpack
+
+
+class GridReport:
+    """Multiples of `step` in -limit..limit, each in as few bits as hold them.
+
+    All reports have the same length. `kind` is what a reader has them as.
+    """
+
+    fields: tuple[str, ...] = ("multiples", "step")
+
+    def __init__(
+        self, step: float, limit: int, dimension: int, kind: type[np.signedinteger[Any]]
+    ) -> None:
+        self.step = step
+        self.limit = limit
+        self.width = (2 * limit).bit_length()
+        self._dimension = dimension
+        self._size = packed_size(dimension, self.width)
+        self._kind = kind
+
+    def written(self, multiples: Int64s) -> dict[str, Value]:
+        """The fields of a report."""
+        return {"multiples": pack(multiples, -self.limit, self.width), "step": self.step}
+
+    def blank(self) -> dict[str, Value]:
+        """The fields of a report, of the length that every report has."""
+        return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
+
+    def read(self, message: Message) -> npt.NDArray[Any]:
+        """The multiples of an untrusted report, checked completely."""
+        if take(message, "step", float) != self.step:
+            raise MessageInvalid("field step is not the step of this job's grid")
+        packed = take_array(message, "multiples", "uint8", (self._size,))
+        multiples = np.empty(self._dimension, self._kind)
+        if not unpack(packed, -self.limit, self.limit, self.width, multiples):
+            raise MessageInvalid("field multiples holds a value beyond its range")
+        return multiples
