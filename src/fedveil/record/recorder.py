@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedveil._validate import integer
-from fedveil.errors import MessageInvalid, MissingExtra
+from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
 from fedveil.record.sealed_message import intact
 
@@ -127,6 +127,14 @@ def _append(file: IO[bytes], text: str) -> None:
 def read_metrics(path: Path) -> list[Record]:
     """The records of a run's folder, non-finite figures as floats again."""
     return _records((path / METRICS).read_text("utf-8"))
+
+
+def read_whole_lines(text: str, path: Path) -> list[Record]:
+    """The records of the metrics in `path`, without a last line that is not whole yet."""
+    try:
+        return _records(text[: text.rfind("\n") + 1])
+    except (ValueError, MessageInvalid) as error:
+        raise RunFolderError(f"{path} holds a line that is no record: {error}") from None
 
 
 def _records(text: str) -> list[Record]:

@@ -1,0 +1,50 @@
+"""A plot as data: a page draws it to be touched, a file to be printed, both from this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedveil.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis says, with its unit, and whether it is logarithmic."""
+
+    title: str
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points in their order; `low` to `high` is their spread, where several runs were made.
+
+    What is not finite is a gap. `marks` shows each point, `dashed` sets what was only read off
+    somebody else's figure, or is a comparison, apart from what was measured.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    marks: bool = False
+    dashed: bool = False
+
+    def __post_init__(self) -> None:
+        for other in (self.y, self.low or self.x, self.high or self.x):
+            if len(other) != len(self.x):
+                raise InvalidValue(f"the curve {self.name} has {len(self.x)} x and {len(other)} y")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Curves on one pair of axes. `name` is its file's, `note` what a reader must know of it."""
+
+    name: str
+    title: str
+    x: Axis
+    y: Axis
+    curves: Sequence[Curve]
+    note: str = ""

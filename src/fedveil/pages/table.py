@@ -1,0 +1,34 @@
+"""A table as data, and the forms in which it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells as they are read; `caption` says what the table shows."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+    def markdown(self) -> str:
+        """For a page of the docs."""
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        cells = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
+        table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
+        return f"{self.caption}\n\n{table}" if self.caption else table
+
+    def terminal(self) -> RichTable:
+        """For a terminal."""
+        table = RichTable(box=None, pad_edge=False)
+        for column in self.columns:
+            table.add_column(Text(column), overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        return table

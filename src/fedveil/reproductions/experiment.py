@@ -1,0 +1,55 @@
+"""What an experiment of the sources is, and what repeating it gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from fedveil.pages.plot import Plot
+from fedveil.pages.table import Table
+
+#: `full` is the source's own size; `small` finishes in minutes and keeps every trend visible.
+Scale = Literal["small", "full"]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A figure or a trend of the source beside ours; `why` says why they differ, or what agrees."""
+
+    what: str
+    source: str
+    ours: str
+    agrees: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was run, in sentences, and what came of it."""
+
+    ran: str
+    verdicts: Sequence[Verdict]
+    tables: Sequence[Table] = ()
+    plots: Sequence[Plot] = ()
+    pictures: Sequence[Path] = field(default_factory=tuple)
+
+
+class Experiment(ABC):
+    """One experiment: its own settings are the source's."""
+
+    name: ClassVar[str]
+    #: What it shows, in a sentence, and where in the sources it stands.
+    what: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def estimate_s(self, scale: Scale) -> float:
+        """About how many seconds it takes on two cores."""
+
+    @abstractmethod
+    def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
+        """Do it; what is done already in `folder` is not done again, `tell` hears what is next."""
