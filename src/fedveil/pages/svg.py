@@ -14,7 +14,7 @@ COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#000000", "#7F7F7F",
 )  # fmt: skip
 _MARKERS = "osD^vPX*"
-_LOOKS = {
+_LOOKS: dict[Any, Any] = {
     "svg.hashsalt": "fedveil",  # or the names of its parts are drawn at random
     "svg.fonttype": "none",
     "font.size": 10,
