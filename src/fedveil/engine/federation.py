@@ -285,6 +285,7 @@ class Federation:
             **counted(outcome),
             **self._canaries.counted(),
             **quality,
+            **self._protection.shown(state),
             **self._privacy(),
             **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
         }

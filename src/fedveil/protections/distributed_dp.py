@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -13,14 +13,17 @@ from pydantic import Field
 
 from fedveil._arrays import Float32s, Int64s
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import ClientWithheld, InvalidValue
+from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum
 from fedveil.mechanisms.hadamard import random_signs
+from fedveil.message import Message
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
+from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipping, clip_follows
 from fedveil.protections.base import (
+    Aggregate,
     ClientContext,
     Cohort,
     JobContext,
@@ -45,7 +48,7 @@ from fedveil.secagg.masking import Ring
 _TARGET = 8.0
 
 
-class DistributedDPSettings(SecureSumSettings):
+class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
     """Parameters of `distributed_dp`."""
 
     clip: float = Field(1.0, gt=0, description="L2 norm that each client clips its update to")
@@ -145,6 +148,10 @@ class DistributedDP(SecureSum):
     for one example, with the amplification by that sampling (`SampledGaussian`): it counts against
     the server too, as nobody but the client knows whose turn it was.
 
+    With `clip_quantile` the update is in units of a clip that moves, and a bit stands behind it
+    that says whether it was shortened (`QuantileClip`): the same `Gaussian(ratio)` for both
+    together, whatever clip a client is told.
+
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
     learning with secure aggregation, 2021. Their discrete Gaussian, and not Skellam noise, which
     adds up exactly: the sum of shares of variance 16 or more is a discrete Gaussian to within e^±η,
@@ -157,7 +164,7 @@ class DistributedDP(SecureSum):
     settings: DistributedDPSettings
     perturbs = True
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
-    rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise)
+    rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise, clip_follows)
     advice = (threshold_safe, noise_enforced)
 
     def __init__(self, settings: DistributedDPSettings, context: JobContext) -> None:
@@ -167,13 +174,14 @@ class DistributedDP(SecureSum):
         for rule in (one_noise, some_noise):
             if (problem := rule(settings, Cohort(None, clients))) is not None:
                 raise InvalidValue(problem)
-        self.norm_clip = settings.clip
+        self.clipping = clipping = Clipping(settings, settings.clip, self._ratio(), context)
+        self.norm_clip = clipping.longest
         self._dishonest = settings.dishonest(clients)
         self._least = settings.least_survivors(clients)
         common: Any = {
             "shares": self._least - self._dishonest,
             "clients": settings.sharing_clients(clients),
-            "dimension": context.dimension,
+            "dimension": clipping.length,
         }
         self.noise: DistributedGaussian | DistributedSum
         if context.unit == "example":
@@ -181,7 +189,7 @@ class DistributedDP(SecureSum):
         else:
             bits, rotation = settings.bits, settings.rotation
             self.noise = DistributedGaussian(
-                settings.clip, self._ratio(), **common, entry_bits=bits, rotation=rotation
+                clipping.norm, self._ratio(), **common, entry_bits=bits, rotation=rotation
             )
         self.length, self.ring = self.noise.length, Ring(self.noise.bits)
         self._signs: tuple[int, Float32s | None] = (-1, None)
@@ -198,8 +206,24 @@ class DistributedDP(SecureSum):
 
     @classmethod
     def units(cls, settings: Any) -> Sequence[Whose]:
-        """Either."""
-        return ("client", "example")
+        """Either; a clip that moves is of clients."""
+        return ("client",) if settings.clip_quantile is not None else ("client", "example")
+
+    def initial_state(self) -> State:
+        """The first clip, where it moves."""
+        return self.clipping.initial_state()
+
+    def check_state(self, state: State) -> None:
+        """A clip that a round can leave."""
+        self.clipping.words(state)
+
+    def shown(self, state: State) -> Mapping[str, float]:
+        """The clip of the round, where it moves."""
+        return self.clipping.shown(state)
+
+    def words(self, state: State) -> Message:
+        """The clip, where it moves."""
+        return self.clipping.words(state)
 
     @property
     def least_survivors(self) -> int:
@@ -247,12 +271,14 @@ class DistributedDP(SecureSum):
         loss = PrivacyLoss(epsilon_for(ratio, 1e-3), 1e-3, release=Gaussian(ratio))
         yield Case("noise in shares, an update", released, update, -update, loss)
 
-    def vector(self, update: Update, context: ClientContext) -> npt.NDArray[np.int64]:
+    def vector(
+        self, update: Update, context: ClientContext, told: Message
+    ) -> npt.NDArray[np.int64]:
         """The client's share of the sum."""
         try:
-            signs = self.signs(context.round)
-            return self.noise.share(update, signs, context.entropy.stream("share of the sum"))
-        except InvalidValue as error:
+            joint, signs = self.clipping.joint(update, told), self.signs(context.round)
+            return self.noise.share(joint, signs, context.entropy.stream("share of the sum"))
+        except (InvalidValue, MessageInvalid) as error:
             raise ClientWithheld(str(error)) from None
 
     def mean(
@@ -265,6 +291,10 @@ class DistributedDP(SecureSum):
                 f"their noise reach"
             )
         return self.noise.mean(total, survivors, self.signs(round))
+
+    def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
+        """The mean update, and the next clip where it moves."""
+        return self.clipping.aggregate(mean, survivors, state)
 
     def signs(self, round: int) -> Float32s | None:
         """The signs of a round's rotation, which everybody knows; None without a rotation."""
