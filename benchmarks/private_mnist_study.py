@@ -168,7 +168,7 @@ def parts(test: bool) -> tuple[Examples, Examples]:
 
 
 def held_out() -> dict[str, Array]:
-    """The parts of the training set as a job's data: `data: {name: private_mnist_study:held_out}`."""
+    """The parts of the training set, as `data.name: private_mnist_study:held_out` has them."""
     train, judged = parts(test=False)
     return {"x_train": train.x, "y_train": train.y, "x_test": judged.x, "y_test": judged.y}
 
