@@ -215,6 +215,29 @@ def test_a_reading_of_a_clear_report_is_the_update_as_the_clip_leaves_it() -> No
         assert reading.log_likelihood(update) == 0
 
 
+def test_of_a_secret_cohort_the_clip_says_nothing_of_its_size() -> None:
+    """Bits are counted around a half and over the expected number, also where nobody is there."""
+    made = protection("central_gaussian", poisson=True)
+    context = RoundContext([], ROUND, np.zeros(DIMENSION, np.float32), {"clip": 0.6})
+    nobody = made.server_round(context)
+    nobody.advance()
+    empty = nobody.aggregate()
+    assert empty.reports == 0
+    assert empty.state["clip"] == pytest.approx(0.6, rel=1e-2)  # a half of them, as far as it knows
+    few = {c: u for c, u in updates().items() if c < 4}  # all of them below
+    told = play(made, few, {"clip": 0.6})
+    share = 0.5 + 4 * 0.5 / CLIENTS
+    assert told.state["clip"] == pytest.approx(0.6 * math.exp(-0.4 * (share - 0.5)), rel=1e-2)
+
+
+@BOTH
+def test_the_audit_tries_it(name: str) -> None:
+    (case,) = (case for case in find(name).audit_cases(1.0) if "shortened" in case.name)
+    found = case.audit(10_000)
+    assert not found.refuted
+    assert found.bound > 0
+
+
 def job(name: str, **blocks: Any) -> Job:
     held = settings_of(
         name, clip=20.0, noise_multiplier=None, clip_bit_noise=None, target_epsilon=8.0

@@ -14,8 +14,9 @@ from pydantic import Field
 from fedveil._arrays import Float32s, Int64s
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
-from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum, NoiseShares
 from fedveil.mechanisms.hadamard import random_signs
+from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.message import Message
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
@@ -46,6 +47,8 @@ from fedveil.secagg.masking import Ring
 
 #: What a run costs where nothing else is said.
 _TARGET = 8.0
+#: The sums that an audit tries.
+_FOUR: Any = {"shares": 4, "clients": 4, "entry_bits": 12}
 
 
 class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
@@ -104,6 +107,12 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
 
 def _as_written(share: float) -> Fraction:
     return Fraction(repr(share))
+
+
+def _loss(noise: NoiseShares, shares: int, delta: float) -> PrivacyLoss:
+    """Of the sum of so many shares."""
+    ratio = noise.ratio(shares)
+    return PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
 
 
 def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
@@ -247,29 +256,37 @@ class DistributedDP(SecureSum):
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
         """What the sum of so many survivors has released."""
-        ratio, context = self.noise.ratio(reports - self._dishonest), self.context
-        epsilon = epsilon_for(ratio, context.delta)
+        shares, context = reports - self._dishonest, self.context
+        loss = _loss(self.noise, shares, context.delta)
         if context.unit == "example":
-            return [Spending(sampled_loss(epsilon, context.delta, ratio, context.sampling_rate))]
-        return [Spending(PrivacyLoss(epsilon, context.delta, release=Gaussian(ratio)))]
+            ratio = self.noise.ratio(shares)
+            loss = sampled_loss(loss.epsilon, context.delta, ratio, context.sampling_rate)
+        return [Spending(loss)]
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """A sum of four shares, in which one update of the clipping norm is tried."""
-        noise = DistributedGaussian(
-            1.0, ratio_for(eps, 1e-3, 1), shares=4, clients=4, dimension=2, entry_bits=12
-        )
+        """Sums of four shares, in which one update is tried: under a clip that stays, and one
+        that moves."""
+        multiplier = ratio_for(eps, 1e-3, 1)
+        staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1.0, -1.0], np.float32), np.zeros(2, np.float32)
 
         def released(update: Update, entropy: Entropy) -> Int64s:
-            return sum(
-                (noise.share(zero, signs, entropy) for _ in range(3)),
-                noise.share(update, signs, entropy),
-            )
+            others = (staying.share(zero, signs, entropy) for _ in range(3))
+            return sum(others, staying.share(update, signs, entropy))
 
-        update, ratio = np.array([1.0, 0.0], np.float32), noise.ratio(4)
-        loss = PrivacyLoss(epsilon_for(ratio, 1e-3), 1e-3, release=Gaussian(ratio))
-        yield Case("noise in shares, an update", released, update, -update, loss)
+        update = np.array([1.0, 0.0], np.float32)
+        yield Case("noise in shares, an update", released, update, -update, _loss(staying, 4, 1e-3))
+        law = QuantileClip(1.0, multiplier, dimension=2, clients=4, bit_noise=1.5 * multiplier)
+        moving = DistributedGaussian(law.norm, multiplier, **_FOUR, dimension=law.length)
+        four = np.array([1.0, -1.0, 1.0, 1.0], np.float32)
+
+        def with_bits(update: Update, entropy: Entropy) -> Int64s:
+            others = (moving.share(law.joint(zero, 0.5), four, entropy) for _ in range(3))
+            return sum(others, moving.share(law.joint(update, 0.5), four, entropy))
+
+        at_clip, beyond, name = update / 2, -update, "noise in shares, an update and if shortened"
+        yield Case(name, with_bits, at_clip, beyond, _loss(moving, 4, 1e-3))
 
     def vector(
         self, update: Update, context: ClientContext, told: Message
