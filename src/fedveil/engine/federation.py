@@ -267,7 +267,10 @@ class Federation:
         outcome = drive(server, self._executor, opening, self._protection.trains, begun)
         applied = outcome.result(lambda: self._apply(server.aggregate()))
         if outcome.hopeless is not None:
-            raise RunStopped(f"every client of round {number} failed: {outcome.hopeless}")
+            raise RunStopped(
+                f"every client of round {number} failed: {outcome.hopeless}; going on fails again "
+                f"until that is mended"
+            )
         outcome.bytes_down += len(cohort) * self._weights.nbytes
         outcome.charged.difference_update(self._canaries.clients)
         if applied is None and outcome.charged:
@@ -285,6 +288,7 @@ class Federation:
             **counted(outcome),
             **self._canaries.counted(),
             **quality,
+            **self._protection.shown(state),
             **self._privacy(),
             **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
         }
