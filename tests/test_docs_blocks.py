@@ -30,7 +30,6 @@ NOT_RUN = {
     "from fedveil.protections.reading import Reading": "run in tests/flower/test_own_protection.py",
     'return {\n        "x_train"': "loaded in tests/data/test_datasets.py",
     "return TensorDataset": "loaded in tests/data/test_datasets.py",
-    "class BinaryRandomizedResponse": "the tone of a mechanism; the real one has its tests",
 }
 #: Blocks of YAML that are no job -> what they are.
 NO_JOB = {'client-0: "29e8': "a roster of public keys"}
