@@ -62,6 +62,11 @@ class RunFolder:
     def reopen(cls, path: Path) -> RunFolder:
         """The folder of a run that was begun before."""
         job_of(path)
+        return cls.locked(path)
+
+    @classmethod
+    def locked(cls, path: Path) -> RunFolder:
+        """A folder that is there, whatever it holds."""
         with explained(path):
             return cls(path, _take_lock(path))
 
