@@ -83,7 +83,7 @@ class ComparisonFolder:
             kept = read(file)
             job, asked = Job.read(kept["job"], ()), Asked(**kept["asked"])
             comparison = Comparison(job, asked, dict(kept["solutions"]))
-        opened = RunFolder.locked(path)
+        opened = RunFolder.of_many(path)
         stack.callback(opened.close)
         return cls(opened, comparison)
 

@@ -59,14 +59,16 @@ class RunFolder:
             return cls(path, lock)
 
     @classmethod
+    def of_many(cls, path: Path) -> RunFolder:
+        """A folder of runs' folders, made where it is not there yet."""
+        with explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+            return cls(path, _take_lock(path))
+
+    @classmethod
     def reopen(cls, path: Path) -> RunFolder:
         """The folder of a run that was begun before."""
         job_of(path)
-        return cls.locked(path)
-
-    @classmethod
-    def locked(cls, path: Path) -> RunFolder:
-        """A folder that is there, whatever it holds."""
         with explained(path):
             return cls(path, _take_lock(path))
 
