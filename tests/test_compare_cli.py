@@ -11,6 +11,7 @@ import pytest
 from fedveil.engine.federation import Federation
 from fedveil.errors import RunFailed
 from fedveil.exits import Exit
+from fedveil.pages import page as page_file
 
 Command = Callable[..., tuple[int, str, str]]
 JOB = """\
@@ -39,8 +40,8 @@ def test_a_comparison_is_run_shown_and_kept(command: Command, job: Path, tmp_pat
     assert "rounds to" in out
     names = {path.name for path in (tmp_path / "c").iterdir()}
     assert names == {
-        ".lock", "accuracy.svg", "accuracy-epsilon.svg", "comparison.md", "comparison.yaml",
-        "imports.txt", "runs",
+        ".lock", "accuracy.svg", "accuracy-epsilon.svg", "comparison.html", "comparison.md",
+        "comparison.yaml", "imports.txt", "runs",
     }  # fmt: skip
     page = (tmp_path / "c" / "comparison.md").read_text()
     assert "| dp_encrypt, epsilon 2 |" in page
@@ -53,6 +54,19 @@ def test_a_comparison_is_run_shown_and_kept(command: Command, job: Path, tmp_pat
         assert "looking for" not in out
         assert (tmp_path / "c" / "comparison.md").read_text() == page
         assert stamps == [p.stat().st_mtime_ns for p in (tmp_path / "c").rglob("metrics.jsonl")]
+
+
+def test_without_plotly_there_is_the_text_and_a_note(
+    command: Command, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "find_spec", lambda name: None)
+    page_file.plotly_script.cache_clear()
+    code, out, err = command("compare", job, "--seeds", "1", "--out", "c")
+    page_file.plotly_script.cache_clear()
+    assert code == Exit.DONE
+    assert err.startswith("note: a run's page needs the package plotly")
+    assert out.endswith("written to c/comparison.md\n")
+    assert (tmp_path / "c" / "comparison.md").is_file()
 
 
 def test_an_interrupted_comparison_says_how_to_go_on(

@@ -12,7 +12,7 @@ import typer
 
 from fedveil.attack_cli import progress
 from fedveil.attacks.effort import Effort
-from fedveil.errors import JobError
+from fedveil.errors import JobError, MissingExtra
 from fedveil.exits import Exit
 from fedveil.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.plain_text import console, say
@@ -118,19 +118,23 @@ def _run(folder: ComparisonFolder) -> list[Result]:
 
 def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None) -> None:
     """The tables here, and all that there is in the folder."""
-    from fedveil.comparing.comparison_table import lines, plots, tables
+    from fedveil.comparing.comparison_page import markdown, page
+    from fedveil.comparing.comparison_table import lines, tables
     from fedveil.pages.svg import svg
 
     found = lines(results)
-    pages = []
     for table in tables(found, goal):
-        say(f"\n{table.caption}:" if table.caption else "")
+        say(f"\n{table.caption}:")
         console().print(table.terminal())
-        pages.append(table.markdown())
-    for plot in plots(found):
-        folder.write(f"{plot.name}.svg", svg(plot))
-        pages.append(f"![{plot.title}]({plot.name}.svg)\n\n{plot.note}\n")
-    say(f"written to {folder.write('comparison.md', chr(10).join(pages).encode())}")
+    shown = page(folder.comparison, found, goal)
+    written = folder.write("comparison.md", markdown(shown).encode())
+    try:
+        for plot in shown.plots:
+            folder.write(f"{plot.name}.svg", svg(plot))
+        written = folder.write("comparison.html", shown.html().encode())
+    except MissingExtra as missing:
+        remarks("note", [str(missing)])
+    say(f"written to {written}")
 
 
 def _parts(option: str, text: str) -> list[str]:
