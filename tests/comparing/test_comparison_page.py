@@ -40,3 +40,12 @@ def test_the_text_names_the_files_of_its_plots(tmp_path: Path) -> None:
     assert "| not_encrypt |" in text
     assert "](accuracy.svg)" in text
     assert "](accuracy-epsilon.svg)" in text
+
+
+def test_what_is_not_alike_stands_on_the_page() -> None:
+    secret = small_job(
+        clients={"number": 8, "fraction": 0.5, "sampling": "poisson"},
+        privacy={"randomness": "secure"},
+    )
+    shown = page(Comparison(secret, Asked(protections=["not_encrypt"])), [], None)
+    assert any("no two runs meet the same clients" in str(text) for text in shown.lead)
