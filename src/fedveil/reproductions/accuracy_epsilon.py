@@ -92,7 +92,7 @@ class Point:
     @property
     def epsilon(self) -> float:
         """What the ledger states for the whole run."""
-        return max(run.last["epsilon_run_every_round"] for run in self.runs)
+        return max(float(run.last["epsilon_run_every_round"]) for run in self.runs)
 
     @property
     def accuracies(self) -> list[float]:

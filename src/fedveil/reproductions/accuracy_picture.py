@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.errors import MissingExtra
-from fedveil.pages.svg import COLOURS
+from fedveil.pages.plot import COLOURS
 
 
 @dataclass(frozen=True)
