@@ -63,8 +63,8 @@ EPSILONS: Mapping[Scale, Mapping[str, Sequence[float]]] = {
 }
 #: Parameters of a position that the job has not: the clip that the bundled one was given.
 CLIPS = {"small": 1.0, "full": 0.15}
-#: Positions whose sums have the same law as another's: what suits that one suits them.
-LIKE = {"pw_encrypt": "not_encrypt", "central_gaussian": "distributed_dp"}
+#: Positions that have the rates of another, whose noise is much the same at the same promise.
+LIKE = {"pw_encrypt": "not_encrypt", "central_gaussian": "distributed_dp", "oue": "rr"}
 #: Each rate of the server that is tried is so much smaller than the one before.
 STEP = 4.0
 _RATES = {"small": 0.4, "full": 2.56}
@@ -128,10 +128,10 @@ class AccuracyEpsilon(Experiment):
             f"replace-one, a client that is drawn in every round. The server's rate of every point "
             f"was chosen on a tenth of the training examples that was held back, from "
             f"{_RATES[scale]:g} downwards by factors of {STEP:g}; the test examples have chosen "
-            f"nothing. central_gaussian and pw_encrypt have the rates of distributed_dp and "
-            f"not_encrypt, whose sums have the same law. Clips are the bundled job's. Members are "
-            f"told from others by two attacks: by the loss of the finished model, and by one "
-            f"client's report in a round that begins with it."
+            f"nothing. {', '.join(LIKE)} have the rates of {', '.join(LIKE.values())}, whose noise "
+            f"is much the same. Clips are the bundled job's. Members are told from others by two "
+            f"attacks: by the loss of the finished model, and by one client's report in a round "
+            f"that begins with it."
         )
         picture = folder / "accuracy-epsilon.svg"
         return Outcome(ran, verdicts(points), [_table(points)], (), [picture])
