@@ -12,7 +12,12 @@ from fedveil.reproductions.experiment import Experiment
 from fedveil.settings.allowed import did_you_mean
 
 #: Each class by its module here, which is imported when it is asked for.
-EXPERIMENTS = {"signds-table": "signds_table:SignDSTable"}
+EXPERIMENTS = {
+    "signds-table": "signds_table:SignDSTable",
+    "embedding-dp": "protected_features:ProtectedFeatures",
+    "pangu-embedding-dp": "protected_language:ProtectedLanguage",
+    "secagg-cost": "secagg_cost:SecaggCost",
+}
 
 
 def find(name: str) -> Experiment:
