@@ -15,6 +15,9 @@ from fedveil.settings.allowed import did_you_mean
 EXPERIMENTS = {
     "accuracy-epsilon": "accuracy_epsilon:AccuracyEpsilon",
     "signds-table": "signds_table:SignDSTable",
+    "embedding-dp": "protected_features:ProtectedFeatures",
+    "pangu-embedding-dp": "protected_language:ProtectedLanguage",
+    "secagg-cost": "secagg_cost:SecaggCost",
 }
 
 
