@@ -1,5 +1,6 @@
 """Make run.svg anew, from a real run of the default job: python docs/images/record.py"""
 
+from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,13 +18,12 @@ def main() -> None:
     console = Console(record=True, width=104)
     job = Job.load(DEFAULT_JOB)
     console.print("$ fedveil run")
-    with TemporaryDirectory() as folder, RunDisplay(console, job.rounds) as display:
-        run = fedveil.simulate(job, Path(folder) / "run", progress=display.show)
+    with TemporaryDirectory() as folder, chdir(folder):
+        with RunDisplay(console, job.rounds) as display:
+            run = fedveil.simulate(job, "runs/private-digits", progress=display.show)
         display.summary(read_run(run.folder))
-    text = console.export_svg(title="fedveil", clear=True).replace(
-        f"{folder}/run", "runs/private-digits"
-    )
-    Path(__file__).with_name("run.svg").write_text(text)
+    text = console.export_svg(title="fedveil", clear=True)
+    Path(__file__).resolve().with_name("run.svg").write_text(text)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     """What a client sends in a round."""
-    key, axis = "bytes_up_per_client", Axis("bytes")
+    key, axis = "bytes_up_per_client", Axis("bytes", zero=True)
     yield from _together("upload", "Upload", runs, key, axis, "Of a client in a round.")
 
 
@@ -42,7 +42,7 @@ def traffic(run: ReadRun) -> Iterator[Plot]:
     """What crosses in a round, up and down, of all its clients."""
     curves = [_curve(run, "up: reports", "bytes_up"), _curve(run, "down: models", "bytes_down")]
     note = "Encoded messages of all clients of a round."
-    yield from _plot("bytes", "Bytes", Axis("bytes", log=True), curves, note)
+    yield from _plot("bytes", "Bytes", Axis("bytes", zero=True), curves, note)
 
 
 def seconds(run: ReadRun) -> Iterator[Plot]:
@@ -53,7 +53,7 @@ def seconds(run: ReadRun) -> Iterator[Plot]:
         "others are by the clock."
     )
     told = [curve for curve in curves if any(curve.y)]
-    yield from _plot("seconds", "Time", Axis("seconds"), told, note)
+    yield from _plot("seconds", "Time", Axis("seconds", zero=True), told, note)
 
 
 def _together(

@@ -70,8 +70,8 @@ def what_was_trained(run: ReadRun) -> Table:
         "model": f"{job['model']}, trained: {training['train']}",
         "data": f"{data['name']}, split {data['split']}",
         "whose": run.said(f"{data['name']}: "),
-        "clients": f"{clients['number']}; {clients['fraction']:.4g} of them in a round, sampling "
-        f"{clients['sampling']}",
+        "clients": f"{clients['number']}; in a round {100 * clients['fraction']:.4g}% of them, "
+        f"sampling {clients['sampling']}",
         "training": f"epochs {training['epochs']}, batches of {training['batch_size']}, "
         f"{training['optimizer']}, learning rate {training['lr']:g}, on {training['device']}",
         "server": f"{server['optimizer']}, rate {server['lr']:g}, clients weighted "

@@ -101,7 +101,7 @@ def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:
         for what in ("sent", "received")
     ]
     if drawn := [curve for curve in curves if curve.x]:
-        yield Plot("bytes", "Bytes", _STEP, Axis("bytes a step"), drawn)
+        yield Plot("bytes", "Bytes", _STEP, Axis("bytes a step", zero=True), drawn)
 
 
 def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
@@ -110,7 +110,7 @@ def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
     ]
     if drawn := [curve for curve in curves if curve.x]:
         note = "For the other parties, since the line before."
-        yield Plot("waiting", "Waiting", _STEP, Axis("seconds"), drawn, note)
+        yield Plot("waiting", "Waiting", _STEP, Axis("seconds", zero=True), drawn, note)
 
 
 def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:
