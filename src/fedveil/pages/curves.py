@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedveil.pages.plot import Axis, Curve, Plot
@@ -25,11 +26,11 @@ def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """What the run has cost so far, where it has a finite cost."""
+    """What a run has cost so far, where any has a finite cost; another keeps its colour alone."""
     note = "Of the whole run so far, for a client drawn in every round."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
-    finite = {name: run for name, run in runs.items() if run.last.get(key, 0) < float("inf")}
-    yield from _together("epsilon", "Epsilon", finite, key, axis, note)
+    if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):
+        yield from _together("epsilon", "Epsilon", runs, key, axis, note)
 
 
 def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:

@@ -14,7 +14,7 @@ from fedveil.pages.table import Table
 from fedveil.privacy.loss import format_delta
 from fedveil.privacy.promise import MEANS, told
 from fedveil.record.recorder import Record
-from fedveil.record.run_folder import EVENTS, METRICS
+from fedveil.record.run_folder import EVENTS, JOB, METRICS
 
 _STEP = Axis("step")
 
@@ -50,7 +50,7 @@ def vertical_page(run: ReadRun) -> Page:
         Section("What was promised", list(_accounts(parties))),
         Section("Bytes and time", [*_crossed(parties), *_waited(parties)]),
         *found(run),
-        *repeat(run, "fedveil vertical run"),
+        *repeat(run, f"fedveil vertical run {JOB}"),
     ]
     events = [
         Fold(f"{EVENTS} of {name}", [Code("\n".join(party.events))])
