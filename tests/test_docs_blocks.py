@@ -6,18 +6,19 @@ import ast
 import re
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from conftest import Command
 from doc_blocks import Block, all_blocks, blocks, commands, in_sentences, is_command, pages, problem
 from fedveil.federated.job import Job
 from fedveil.vertical.vertical_job import VerticalJob
 from folders import DOCS
 
 pytest.importorskip("flwr")
+Command = Callable[..., tuple[int, str, str]]
 ALL = all_blocks()
 
 #: Blocks of Python that are not run here -> why. Their imports are.

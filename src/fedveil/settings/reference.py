@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
-
 #: The rows of a page so far, each without its place -> the block that it was in.
 _Told: TypeAlias = dict[tuple[str, str], str]
 #: So many rows that stand in another block already are not written again.
