@@ -59,6 +59,13 @@ class RunFolder:
             return cls(path, lock)
 
     @classmethod
+    def of_many(cls, path: Path) -> RunFolder:
+        """A folder of runs' folders, made where it is not there yet."""
+        with explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+            return cls(path, _take_lock(path))
+
+    @classmethod
     def reopen(cls, path: Path) -> RunFolder:
         """The folder of a run that was begun before."""
         job_of(path)

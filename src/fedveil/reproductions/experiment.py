@@ -26,6 +26,13 @@ class Verdict:
     agrees: bool
     why: str
 
+    @classmethod
+    def of(
+        cls, agrees: bool, what: str, source: str, ours: str, *, same: str, other: str
+    ) -> Verdict:
+        """With its reason: `same` where they agree, `other` where they do not."""
+        return cls(what, source, ours, bool(agrees), same if agrees else other)
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -1,0 +1,42 @@
+"""`fedveil reproduce`: the sources' experiments again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.plain_text import console, remark, say
+from fedveil.reproductions.experiment import Scale
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="The experiment; without it, the table of all.")
+    ] = None,
+    scale: Annotated[
+        Scale, typer.Option(help="The source's own size, or one that takes minutes.")
+    ] = "full",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The experiment's folder, gone on with where it is there; without it, "
+            "runs/reproduce-NAME-SCALE."
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--list", help="What experiments there are.")] = False,
+) -> None:
+    """Repeat an experiment of the sources, and set their figures beside ours."""
+    if name is None or everything:
+        from fedveil.reproductions.experiments import table
+
+        console().print(table().terminal())
+        return
+    from fedveil.reproductions.outcome_page import tally, verdicts
+    from fedveil.reproductions.reproduction import reproduce as repeat
+
+    page, outcome = repeat(name, scale, out, remark)
+    console().print(verdicts(outcome).terminal())
+    say(tally(outcome))
+    say(f"written to {page}")

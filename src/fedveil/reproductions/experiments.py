@@ -1,0 +1,52 @@
+"""The experiments of the sources that can be repeated, by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from importlib import import_module
+
+from fedveil.errors import InvalidValue
+from fedveil.pages.table import Table
+from fedveil.reproductions.experiment import Experiment
+from fedveil.settings.allowed import did_you_mean
+
+#: Each class by its module here, which is imported when it is asked for.
+EXPERIMENTS = {
+    "accuracy-epsilon": "accuracy_epsilon:AccuracyEpsilon",
+    "signds-table": "signds_table:SignDSTable",
+    "embedding-dp": "protected_features:ProtectedFeatures",
+    "pangu-embedding-dp": "protected_language:ProtectedLanguage",
+    "secagg-cost": "secagg_cost:SecaggCost",
+}
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name; raises `InvalidValue` where there is none."""
+    if name not in EXPERIMENTS:
+        near = did_you_mean(difflib.get_close_matches(name, EXPERIMENTS, 1))
+        raise InvalidValue(
+            f"there is no experiment {name}{near}; `fedveil reproduce --list` says what there is"
+        )
+    module, _, kind = EXPERIMENTS[name].partition(":")
+    experiment: Experiment = getattr(import_module(f"fedveil.reproductions.{module}"), kind)()
+    return experiment
+
+
+def table() -> Table:
+    """What there is, and how long each takes."""
+    return Table(("name", "what", "source", "small", "full"), [_row(name) for name in EXPERIMENTS])
+
+
+def _row(name: str) -> Sequence[str]:
+    experiment = find(name)
+    scales = (about(experiment.estimate_s("small")), about(experiment.estimate_s("full")))
+    return (name, experiment.what, experiment.source, *scales)
+
+
+def about(seconds: float) -> str:
+    """A length of time as it is guessed: in the largest unit of which there are at least two."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(1, round(seconds))} s"

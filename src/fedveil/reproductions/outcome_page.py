@@ -1,0 +1,83 @@
+"""The page of an experiment: what was run, its figures, and the source's beside ours."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil._version import __version__
+from fedveil.pages.table import Table
+from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Verdict
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """An experiment that was repeated: `figures` are the files of its plots, by their names."""
+
+    experiment: Experiment
+    scale: Scale
+    outcome: Outcome
+    figures: Mapping[str, str]
+    seconds: float
+    command: str
+    folder: Path
+
+
+def page(repeated: Repeated) -> str:
+    """The page's text, in Markdown; its pictures lie beside it."""
+    return "\n".join(_parts(repeated))
+
+
+def _parts(repeated: Repeated) -> Iterator[str]:
+    experiment, outcome = repeated.experiment, repeated.outcome
+    yield f"# {experiment.name}\n"
+    yield f"{experiment.what} Source: {experiment.source}.\n"
+    yield f"**{tally(outcome)}** Scale: {repeated.scale}.\n"
+    yield f"{outcome.ran}\n"
+    yield verdicts(outcome).markdown()
+    for plot in outcome.plots:
+        yield f"![{plot.title}]({repeated.figures[plot.name]})\n"
+        if plot.note:
+            yield f"{plot.note}\n"
+    for picture in outcome.pictures:
+        yield f"![{picture.stem}]({os.path.relpath(picture, repeated.folder)})\n"
+    for table in outcome.tables:
+        yield table.markdown()
+    yield f"    {repeated.command}\n"
+    yield f"{repeated.seconds:,.0f} seconds on {machine()}; fedveil {__version__}."
+    yield ""
+
+
+def tally(outcome: Outcome) -> str:
+    """How many of the source's figures and trends were found again."""
+    agree = sum(verdict.agrees for verdict in outcome.verdicts)
+    return f"{agree} of {len(outcome.verdicts)} agree with the source."
+
+
+def verdicts(outcome: Outcome) -> Table:
+    """The source's figures beside ours."""
+    columns = ("what", "the source", "here", "verdict", "why")
+    return Table(columns, [_row(verdict) for verdict in outcome.verdicts])
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    word = "agrees" if verdict.agrees else "differs"
+    return (verdict.what, verdict.source, verdict.ours, word, verdict.why)
+
+
+def machine() -> str:
+    """What it ran on, in words."""
+    cores = len(os.sched_getaffinity(0))
+    return f"{_processor()}, {cores} cores; Python {platform.python_version()}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,100 @@
+"""An experiment of the sources repeated in a folder, and the page that is made of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from fedveil.errors import FedveilError, RunFolderError
+from fedveil.pages.svg import svg
+from fedveil.record.run_folder import RunFolder
+from fedveil.reproductions.experiment import Outcome, Scale, Tell
+from fedveil.reproductions.experiments import about, find
+from fedveil.reproductions.outcome_page import Repeated, page
+
+#: What a folder is known by as an experiment's, and how long it has taken so far.
+BEGUN = "experiment.json"
+
+
+def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Path, Outcome]:
+    """Repeat an experiment; the page that was written, and what stands on it.
+
+    A folder in which it was begun before is gone on with: what is done in it is read.
+    """
+    experiment = find(name)
+    path = out or Path("runs", f"reproduce-{name}-{scale}")
+    how = f"fedveil reproduce {name} --scale {scale}{'' if out is None else f' --out {out}'}"
+    with ExitStack() as stack:
+        folder = RunFolder.of_many(path)
+        stack.callback(folder.close)
+        spent_s = _begun(folder, name, scale)
+        takes = f"{name} at scale {scale} takes about {about(experiment.estimate_s(scale))}"
+        tell(f"{takes} on two cores; it is in {path}")
+        stack.enter_context(_gone_on_with(how))
+        with _timed(folder, name, scale, spent_s) as clock:
+            outcome = experiment.run(path, scale, tell)
+        figures = {plot.name: f"{name}-{plot.name}.svg" for plot in outcome.plots}
+        for plot in outcome.plots:
+            folder.write_atomically(figures[plot.name], svg(plot))
+        repeated = Repeated(experiment, scale, outcome, figures, clock(), how, path)
+        folder.write_atomically(f"{name}.md", page(repeated).encode())
+    return path / f"{name}.md", outcome
+
+
+def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
+    """The seconds that were spent here before; refuses a folder that holds something else."""
+    file = folder.path / BEGUN
+    if not file.exists():
+        if any(not entry.name.startswith(".") for entry in folder.path.iterdir()):
+            raise RunFolderError(
+                f"{folder.path} is not empty and holds no experiment: name another folder"
+            )
+        _write(folder, name, scale, 0.0)
+        return 0.0
+    try:
+        begun = json.loads(file.read_text("utf-8"))
+        which, spent_s = (begun["name"], begun["scale"]), float(begun["seconds"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{file} cannot be read: {error!r}") from None
+    if which != (name, scale):
+        raise RunFolderError(
+            f"{folder.path} holds {which[0]} at scale {which[1]}: name another folder for {name} "
+            f"at scale {scale}"
+        )
+    return spent_s
+
+
+@contextmanager
+def _timed(folder: RunFolder, name: str, scale: Scale, spent_s: float) -> Iterator[_Clock]:
+    """Write down how long it has taken in all, whether it ends well or not."""
+    clock = _Clock(spent_s)
+    try:
+        yield clock
+    finally:
+        _write(folder, name, scale, clock())
+
+
+@contextmanager
+def _gone_on_with(command: str) -> Iterator[None]:
+    """What ends it early says how it is gone on with, in place of how its last run would be."""
+    try:
+        yield
+    except (FedveilError, KeyboardInterrupt) as end:
+        end.__notes__ = [f"`{command}` goes on from here"]
+        raise
+
+
+class _Clock:
+    def __init__(self, spent_s: float) -> None:
+        self._spent_s, self._began = spent_s, time.perf_counter()
+
+    def __call__(self) -> float:
+        return self._spent_s + time.perf_counter() - self._began
+
+
+def _write(folder: RunFolder, name: str, scale: Scale, seconds: float) -> None:
+    begun = {"name": name, "scale": scale, "seconds": round(seconds, 1)}
+    folder.write_atomically(BEGUN, json.dumps(begun).encode())
