@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from doc_blocks import Block, all_blocks, blocks, commands, in_sentences, is_command, pages, problem
+from fedveil import errors
 from fedveil.federated.job import Job
 from fedveil.vertical.vertical_job import VerticalJob
 from folders import DOCS
@@ -186,6 +187,18 @@ def test_the_tutorial_can_be_followed(command: Command, tmp_path: Path) -> None:
         assert (tmp_path / "protected" / name).is_file()
     assert (tmp_path / "report.html").is_file()
     assert "not refuted" in said["fedveil run --set audit.canaries=500 --out audited"]
+
+
+def test_every_error_is_on_the_page_that_says_what_to_do() -> None:
+    page = (DOCS / "when-something-fails.md").read_text("utf-8")
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.FedveilError)
+    }
+    said = set(re.findall(r"`([A-Z]\w+)`", page))
+    assert kinds - {"FedveilError"} - said == set()
+    assert said <= kinds | {"NAME"}, "an error that is not there"
 
 
 # The checks themselves
