@@ -84,6 +84,12 @@ def test_no_text_is_markup_wherever_it_stands() -> None:
     assert data[1].isascii()
 
 
+def test_data_in_a_page_ends_no_element_and_comes_back() -> None:
+    text = page_file._inert([EVIL])
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == [EVIL]
+
+
 def test_a_page_without_plots_needs_no_plotly_and_one_with_them_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -241,6 +241,6 @@ def repeat(run: ReadRun, command: str) -> Iterator[Section]:
             "kind of machine.",
             Code(command),
             Fold(JOB, [Code((run.folder / JOB).read_text("utf-8"))]),
-            Fold(EVENTS, [Code("\n".join(run.events))]),
+            *([Fold(EVENTS, [Code("\n".join(run.events))])] if run.events else []),
         ],
     )
