@@ -239,7 +239,7 @@ def test_a_round_in_which_everybody_fails_ends_the_run(
         "every client of round 1 failed: RuntimeError: these examples are not to my taste; going "
         "on fails again until it is mended"
     )
-    with pytest.raises(RunStopped, match=f"^{said}$"):
+    with pytest.raises(RunStopped, match=f"^{said}\n`fedveil run --resume"):
         fedveil.simulate(job(model="parts:hopeless"), tmp_path / "run")
     assert "ended after round 0" in (tmp_path / "run" / "events.log").read_text()
 
