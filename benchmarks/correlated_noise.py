@@ -8,7 +8,7 @@ iterates and of the final model at the same epsilon, where everybody joins every
 client's rounds lie ten apart. ``simulate`` trains a linear head on fixed oriented filters, in
 floating point, with noise in the sum alone; it chooses clip and rate for every row by the last
 10,000 training images, then tests once per seed. One epsilon and momentum take four minutes
-of one core. docs/correlated-noise.md says what the figures mean.
+of one core. benchmarks/RESULTS.md says what the figures mean.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: Blo
     vertical = "VerticalJob" in block.text
     (tmp_path / "job.yaml").write_text("epochs: 1" if vertical else JOB)
     text = re.sub(r"rounds=\d+\)", "rounds=2)", block.text)
+    text = text.replace('["rounds=2"]', '["rounds=1", "simulation.workers=0"]')
     names: dict[str, object] = {"__name__": "a_page"}
     exec(GIVEN, names)
     exec(compile(text, str(block), "exec"), names)
