@@ -7,6 +7,7 @@ from rich.console import Console
 
 import fedveil
 from fedveil.federated.job import Job
+from fedveil.pages.read_run import read_run
 from fedveil.run_display import RunDisplay
 from fedveil.starter import DEFAULT_JOB
 
@@ -18,7 +19,7 @@ def main() -> None:
     console.print("$ fedveil run")
     with TemporaryDirectory() as folder, RunDisplay(console, job.rounds) as display:
         run = fedveil.simulate(job, Path(folder) / "run", progress=display.show)
-        display.summary(run)
+        display.summary(read_run(run.folder))
     text = console.export_svg(title="fedveil", clear=True).replace(
         f"{folder}/run", "runs/private-digits"
     )

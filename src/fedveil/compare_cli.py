@@ -120,21 +120,20 @@ def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None
     """The tables here, and all that there is in the folder."""
     from fedveil.comparing.comparison_page import markdown, page
     from fedveil.comparing.comparison_table import lines, tables
-    from fedveil.pages.svg import svg
+    from fedveil.pages.kept_page import PAGE
+    from fedveil.pages.written_page import write_page
 
     found = lines(results)
     for table in tables(found, goal):
         say(f"\n{table.caption}:")
         console().print(table.terminal())
     shown = page(folder.comparison, found, goal)
-    written = folder.write("comparison.md", markdown(shown).encode())
+    say(f"written to {folder.write('comparison.md', markdown(shown).encode())}")
     try:
-        for plot in shown.plots:
-            folder.write(f"{plot.name}.svg", svg(plot))
-        written = folder.write("comparison.html", shown.html().encode())
+        for path in write_page(shown, folder.path / PAGE):
+            say(f"written to {path}")
     except MissingExtra as missing:
         remarks("note", [str(missing)])
-    say(f"written to {written}")
 
 
 def _parts(option: str, text: str) -> list[str]:

@@ -80,6 +80,7 @@ def test_a_run_learns_and_writes_everything_down(tmp_path: Path) -> None:
         "model.safetensors",
         "checkpoint",
         "imports.txt",
+        "report.html",
         ".lock",
     }
     assert Job.load(run.folder / "job.yaml") == run.job

@@ -2,7 +2,7 @@
 
 comparison.yaml     the job, what is compared, and the parameters that were looked for
 runs/CELL/          a run's folder, as `fedveil run` makes it
-comparison.md ...   the tables and plots, written when it has ended
+report.html ...     the page, its plots and its text, written when it has ended
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,8 @@ from fedveil.pages.plot import Plot
 from fedveil.pages.plotly_figure import figure
 from fedveil.pages.table import Table
 
+Tone: TypeAlias = Literal["", "good", "fair", "poor"]
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -35,7 +38,7 @@ class Fact:
     label: str
     value: str
     text: str = ""
-    tone: Literal["", "good", "fair", "poor"] = ""
+    tone: Tone = ""
 
 
 @dataclass(frozen=True)
@@ -169,10 +172,10 @@ def _plots(parts: Sequence[Part]) -> Iterator[Plot]:
 
 
 def _lead(lead: Sequence[str | Fact]) -> str:
-    texts = "".join(f"<p>{escape(text)}</p>" for text in lead if isinstance(text, str))
+    texts = "".join(f"<p>{_prose(text)}</p>" for text in lead if isinstance(text, str))
     facts = "".join(
         f'<div class="fact {fact.tone}"><h2>{escape(fact.label)}</h2>'
-        f"<strong>{escape(fact.value)}</strong><p>{escape(fact.text)}</p></div>"
+        f"<strong>{escape(fact.value)}</strong><p>{_prose(fact.text)}</p></div>"
         for fact in lead
         if isinstance(fact, Fact)
     )
@@ -191,6 +194,11 @@ def _html(parts: Sequence[Part], numbers: Iterator[int]) -> str:
     return text + _beside(row)
 
 
+def _prose(text: str) -> str:
+    """A text in which what stands between backticks is to be typed."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _beside(row: str) -> str:
     return f'<div class="plots">{row}</div>' if row else ""
 
@@ -206,7 +214,7 @@ def _plot(plot: Plot, number: int) -> str:
 def _part(part: Part, numbers: Iterator[int]) -> str:
     match part:
         case str():
-            return f"<p>{escape(part)}</p>"
+            return f"<p>{_prose(part)}</p>"
         case Table():
             return _table(part)
         case Code():
@@ -220,7 +228,7 @@ def _part(part: Part, numbers: Iterator[int]) -> str:
                 f"<figcaption>{caption}</figcaption></figure>"
             )
         case Points():
-            return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in part.lines)}</ul>"
+            return f"<ul>{''.join(f'<li>{_prose(line)}</li>' for line in part.lines)}</ul>"
         case Fold():
             inner = _html(part.parts, numbers)
             return f"<details><summary>{escape(part.title)}</summary>{inner}</details>"
@@ -229,12 +237,16 @@ def _part(part: Part, numbers: Iterator[int]) -> str:
 
 
 def _table(table: Table) -> str:
-    """Its columns sort by a click, where there is anything to sort."""
-    sorts = " class=sorts" if len(table.rows) > 1 else ""
+    """Its columns sort by a click, where they have names and there is anything to sort."""
     head = "".join(f'<th scope="col">{escape(str(c))}</th>' for c in table.columns)
+    if any(table.columns):
+        head = f"<thead><tr>{head}</tr></thead>"
+        sorts = " class=sorts" if len(table.rows) > 1 else ""
+    else:
+        head = sorts = ""
     rows = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in table.rows)
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     return (
-        f'<div class="wide"><table{sorts}>{caption}<thead><tr>{head}</tr></thead>'
+        f'<div class="wide"><table{sorts}>{caption}{head}'
         f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table></div>"
     )

@@ -15,6 +15,7 @@ from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Send, drive, received
 from fedveil.link.tls import named_in
 from fedveil.message import Message, Value
+from fedveil.pages.kept_page import keep_page
 from fedveil.privacy.ledger import Line
 from fedveil.record.kept_job import reopen
 from fedveil.record.lifecycle import introduce
@@ -144,6 +145,7 @@ class Machine:
         drive(self._farewell(run, channels), channels)
         if agreement.purpose == TRAIN and self.folder is not None:
             self.folder.write_atomically(FINISHED, b"")
+            keep_page(self.root, run.event)
         return Session(self.root.path, run, result, run.figures())
 
     def _side(self, purpose: str) -> Callable[[PartyRun], Exchange[Any]]:
