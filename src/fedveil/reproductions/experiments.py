@@ -12,7 +12,16 @@ from fedveil.reproductions.experiment import Experiment
 from fedveil.settings.allowed import did_you_mean
 
 #: Each class by its module here, which is imported when it is asked for.
-EXPERIMENTS = {"signds-table": "signds_table:SignDSTable"}
+EXPERIMENTS = {
+    "signds-table": "signds_table:SignDSTable",
+    "signds-lenet": "signds_lenet:SignDSLeNet",
+    "ldp-convergence": "ldp_convergence:LDPConvergence",
+    "ldp-cells": "ldp_cells:LDPCells",
+    "ldp-epsilon": "ldp_epsilon:LDPEpsilon",
+    "ldp-clients": "ldp_clients:LDPClients",
+    "ldp-noniid": "ldp_noniid:LDPNonIID",
+    "ldp-adaptive": "ldp_adaptive:LDPAdaptive",
+}
 
 
 def find(name: str) -> Experiment:
