@@ -122,23 +122,20 @@ def test_cells_are_judged_by_the_figures() -> None:
     assert "beyond 10 cells" in turning.why
 
 
-def rates(rr: Sequence[float], oue: Sequence[float]) -> ldp_epsilon.Rates:
-    return {(task, kind): [*values] for task in ldp_jobs.TASKS
-            for kind, values in (("rr", rr), ("oue", oue))}  # fmt: skip
+def epsilons_agree(rr: Sequence[float], oue: Sequence[float]) -> list[bool]:
+    """Both tasks with these loss rates."""
+    rates = {(task, kind): [*values] for task in ldp_jobs.TASKS
+             for kind, values in (("rr", rr), ("oue", oue))}  # fmt: skip
+    return [verdict.agrees for verdict in ldp_epsilon.judged(ldp_jobs.EPSILONS, rates)]
 
 
 def test_epsilons_are_judged_by_the_figures() -> None:
     good = (0.9, 0.9, 0.9, 0.8, 0.5, 0.2, 0.05, 0.0)
     later = (0.9, 0.9, 0.9, 0.9, 0.8, 0.5, 0.2, 0.03)
-    assert [v.agrees for v in ldp_epsilon.judged(ldp_jobs.EPSILONS, rates(good, good))] == [
-        True
-    ] * 8
-    apart = [v.agrees for v in ldp_epsilon.judged(ldp_jobs.EPSILONS, rates(good, later))]
-    assert apart == [True] * 6 + [False] * 2
+    assert epsilons_agree(good, good) == [True] * 8
+    assert epsilons_agree(good, later) == [True] * 6 + [False] * 2
     bad = (0.2, 0.9, 0.9, 0.8, 0.5, 0.2, 0.4, 0.1)
-    assert [v.agrees for v in ldp_epsilon.judged(ldp_jobs.EPSILONS, rates(bad, bad))] == [
-        False
-    ] * 6 + [True] * 2
+    assert epsilons_agree(bad, bad) == [False] * 6 + [True] * 2
 
 
 def test_clients_and_splits_are_judged_by_the_figures() -> None:
