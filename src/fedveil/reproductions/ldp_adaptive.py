@@ -83,7 +83,7 @@ class LDPAdaptive(Experiment):
         jobs = {arm.name: arm.job for arm in arms}
         tables = [_table(runs, spent)]
         tables += [settings(ldp_jobs.SOURCE[t], jobs[f"{t}-adaptive"]) for t in TASKS]
-        plots = [_plot(runs, task) for task in TASKS]
+        plots = [_plot(scale, runs, task) for task in TASKS]
         return Outcome(ran, list(judged(runs, spent)), tables, plots)
 
 
@@ -129,8 +129,8 @@ def judged(runs: Runs, spent: dict[str, float]) -> Iterator[Verdict]:
             at_total > _SLACK, f"{task}: mean accuracy over all rounds, adaptive less a fixed "
             "epsilon of the same total", "adaptive is faster", f"{at_total:+.3f}",
             same="it spends where it matters",
-            other="no more than one seed explains: what it gains, it gains by spending more, and so "
-            "does a larger fixed epsilon",
+            other="no more than one seed explains: what it gains, it gains by spending more, and "
+            "so does a larger fixed epsilon",
         )  # fmt: skip
 
 
@@ -144,10 +144,10 @@ def _table(runs: Runs, spent: dict[str, float]) -> Table:
     return Table(columns, rows, "What each run reached, and what it spent.")
 
 
-def _plot(runs: Runs, task: Task) -> Plot:
+def _plot(scale: Scale, runs: Runs, task: Task) -> Plot:
     curves = [
         curve(legend, runs[f"{task}-{kind}"], dashed=kind == "plain")
         for kind, legend in _LEGEND.items()
     ]
-    return Plot(task, f"{task}: a fixed and an adaptive epsilon", Axis("round"),
-                Axis("test accuracy"), curves)  # fmt: skip
+    title = f"{ldp_jobs.title(scale, task)}: a fixed and an adaptive epsilon"
+    return Plot(task, title, Axis("round"), Axis("test accuracy"), curves)

@@ -83,7 +83,7 @@ class LDPEpsilon(Experiment):
         tables = [
             settings(ldp_jobs.SOURCE[task], jobs[_name(task, "rr", shown[0])]) for task in TASKS
         ]
-        plots = [*(_plot(task, shown, rates) for task in TASKS), _leak_plot(shown, leaks)]
+        plots = [*(_plot(scale, task, rates) for task in TASKS), _leak_plot(scale, leaks)]
         return Outcome(ran, verdicts, tables, plots)
 
 
@@ -150,20 +150,20 @@ def _leak_verdicts(leaks: dict[Task, list[Measured]]) -> Iterator[Verdict]:
         )  # fmt: skip
 
 
-def _plot(task: Task, shown: Sequence[float], rates: Rates) -> Plot:
-    curves = [Curve(kind, shown, rates[task, kind], marks=True) for kind in MECHANISMS]
-    return Plot(task, f"{task}: accuracy lost by epsilon of a bit", Axis("epsilon", log=True),
-                Axis("accuracy-loss rate"), curves)  # fmt: skip
+def _plot(scale: Scale, task: Task, rates: Rates) -> Plot:
+    curves = [Curve(kind, SHOWN[scale], rates[task, kind], marks=True) for kind in MECHANISMS]
+    title = f"{ldp_jobs.title(scale, task)}: accuracy lost by epsilon of a bit"
+    return Plot(task, title, Axis("epsilon", log=True), Axis("accuracy-loss rate"), curves)
 
 
-def _leak_plot(shown: Sequence[float], leaks: dict[Task, list[Measured]]) -> Plot:
-    curves = []
+def _leak_plot(scale: Scale, leaks: dict[Task, list[Measured]]) -> Plot:
+    curves, shown = [], SHOWN[scale]
     for task, (plain, *noisy) in leaks.items():
         low, high = [leak.low for leak in noisy], [leak.high for leak in noisy]
         values = [leak.value for leak in noisy]
-        curves.append(Curve(task, shown, values, low, high, marks=True))
+        curves.append(Curve(ldp_jobs.title(scale, task), shown, values, low, high, marks=True))
         level = [plain.value] * len(shown)
-        curves.append(Curve(f"{task}, without protection", shown, level, dashed=True))
+        curves.append(Curve(f"{ldp_jobs.title(scale, task)}, plain", shown, level, dashed=True))
     return Plot("leakage", "What a membership attack finds, under RR", Axis("epsilon", log=True),
                 Axis("leakage rate"), curves,
                 "Shaded: 95% intervals. Guessing is right half the time.")  # fmt: skip

@@ -134,6 +134,11 @@ def _full(task: Task, *, perturbed: bool) -> dict[str, Any]:
     return {"data": {"name": name}, "model": "purchase_dnn", "training": training}
 
 
+def title(scale: Scale, task: Task) -> str:
+    """What a figure calls the task."""
+    return f"stand-in for {task}" if scale == "small" else task
+
+
 def estimate_s(scale: Scale, jobs: Iterable[Job]) -> float:
     """About how long they take on two cores."""
     return sum(job.rounds * _ROUND_S[scale, _task(job)] for job in jobs)
