@@ -67,7 +67,7 @@ def verdict(kind: str, numbers: Sequence[int], rates: Sequence[float]) -> Verdic
         falls(rates, _SLACK),
         f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients",
         "falls", listed(rates),
-        same="the noise of a mean falls with the root of the number of reports; that the variance "
-        "of their sum rises, as the source says, is the same thing",
+        same="with more reports the variance of their sum rises, as the source says, and that of "
+        "their mean falls",
         other="it rises somewhere by more than one seed explains",
     )  # fmt: skip
