@@ -98,6 +98,9 @@ def test_it_fails_where_every_cell_fails(
     assert code == Exit.FAILED
     assert "not_encrypt  no report was usable" in out
     assert command("compare", "--resume", "c")[0] == Exit.DONE
+    for more in (("--seeds", "5"), ("--effort", "full"), ("--target", "loss=1")):
+        code, _, err = command("compare", "--resume", "c", *more)
+        assert (code, err.startswith("error: --resume goes on with")) == (Exit.WRONG, True)
 
 
 @pytest.mark.parametrize(
