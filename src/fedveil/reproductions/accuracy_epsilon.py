@@ -187,12 +187,15 @@ class Study:
         return cells
 
     def _choose(self, cell: Cell, start: float) -> float:
-        """The best rate on the examples that were held back, walking down from `start`."""
+        """The best rate on the examples that were held back, walking down from `start`.
+
+        Of equals it is the smaller one.
+        """
         best, rate = start, start
         for step in range(_MOST_STEPS):
             if step > _LEAST_STEPS and rate < best / STEP:
                 break
-            if self._held_out(cell, rate) > self._held_out(cell, best):
+            if self._held_out(cell, rate) >= self._held_out(cell, best):
                 best = rate
             rate /= STEP
         return best
