@@ -135,7 +135,7 @@ class AccuracyEpsilon(Experiment):
             f"nothing. {', '.join(LIKE)} have the rates of {', '.join(LIKE.values())}, whose noise "
             f"is much the same. Clips are the bundled job's. Members are told from others by two "
             f"attacks: by the loss of the finished model, and by one client's report in a round "
-            f"that begins with it."
+            f"that begins with it, which tells less of its examples the better the model fits them."
         )
         picture = folder / "accuracy-epsilon.svg"
         return Outcome(ran, verdicts(points), [_table(points)], (), [picture])

@@ -139,4 +139,5 @@ def _label(axes: Any, right: float) -> None:
         axes.annotate(
             line.get_label(), (x, at), (x * 1.15, at), color=line.get_color(), fontsize=10,
             va="center", annotation_clip=False,
+            bbox={"facecolor": "white", "alpha": 0.7, "lw": 0, "pad": 1},
         )  # fmt: skip
