@@ -40,8 +40,8 @@ def test_a_comparison_is_run_shown_and_kept(command: Command, job: Path, tmp_pat
     assert "rounds to" in out
     names = {path.name for path in (tmp_path / "c").iterdir()}
     assert names == {
-        ".lock", "accuracy.svg", "accuracy-epsilon.svg", "comparison.html", "comparison.md",
-        "comparison.yaml", "imports.txt", "runs",
+        ".lock", "comparison.md", "comparison.yaml", "imports.txt", "report.html",
+        "report-accuracy.svg", "report-accuracy-epsilon.svg", "runs",
     }  # fmt: skip
     page = (tmp_path / "c" / "comparison.md").read_text()
     assert "| dp_encrypt, epsilon 2 |" in page
@@ -66,6 +66,7 @@ def test_without_plotly_there_is_the_text_and_a_note(
     assert code == Exit.DONE
     assert err.startswith("note: a run's page needs the package plotly")
     assert out.endswith("written to c/comparison.md\n")
+    assert not (tmp_path / "c" / "report.html").exists()
     assert (tmp_path / "c" / "comparison.md").is_file()
 
 
@@ -97,6 +98,9 @@ def test_it_fails_where_every_cell_fails(
     assert code == Exit.FAILED
     assert "not_encrypt  no report was usable" in out
     assert command("compare", "--resume", "c")[0] == Exit.DONE
+    for more in (("--seeds", "5"), ("--effort", "full"), ("--target", "loss=1")):
+        code, _, err = command("compare", "--resume", "c", *more)
+        assert (code, err.startswith("error: --resume goes on with")) == (Exit.WRONG, True)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,12 @@ _Target = Annotated[
 _Attack = Annotated[
     str | None, typer.Option(help="Attack the run of the first seed of each: membership.")
 ]
+_Seeds = Annotated[
+    int | None, typer.Option(min=1, help="How many seeds, from the job's own on; 3 without it.")
+]
+_Try = Annotated[
+    Effort | None, typer.Option(help="How much work the attack may do; quick without it.")
+]
 _Out = Annotated[
     Path | None, typer.Option(help="The comparison's folder; one that was begun is gone on with.")
 ]
@@ -50,18 +56,19 @@ _Resume = Annotated[
 def compare(
     job: JobPath = None,
     protections: _Listed = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from the job's own on.")] = 3,
+    seeds: _Seeds = None,
     epsilons: _Epsilons = None,
     sweep: _Sweep = None,
     target: _Target = None,
     attack: _Attack = None,
-    effort: Annotated[Effort, typer.Option(help="How much work the attack may do.")] = "quick",
+    effort: _Try = None,
     overrides: Overrides = None,
     out: _Out = None,
     resume: _Resume = None,
 ) -> None:
     """Compare positions of the switch: same data, same start, same cohorts, one report."""
-    if resume is not None and (job, protections, epsilons, sweep, overrides, out) != (None,) * 6:
+    others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
+    if resume is not None and any(other is not None for other in others):
         raise JobError(
             ["--resume goes on with a comparison as it was asked: no JOB and no other option "
              "beside it"]
@@ -79,11 +86,11 @@ def compare(
                 raise JobError([f"--attack {attack}: what is attacked here is membership"])
             asked = Asked(
                 protections=_parts("--protections", protections or settings.protection.name),
-                seeds=seeds,
+                seeds=seeds or 3,
                 sweep=dict(_swept(text) for text in sweep or ()),
                 epsilons=_numbers("--epsilons", epsilons),
                 attack="membership" if attack else None,
-                effort=effort,
+                effort=effort or "quick",
                 target=target,
             )
             folder = ComparisonFolder.open(out, Comparison(settings, asked), stack)
@@ -120,21 +127,20 @@ def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None
     """The tables here, and all that there is in the folder."""
     from fedveil.comparing.comparison_page import markdown, page
     from fedveil.comparing.comparison_table import lines, tables
-    from fedveil.pages.svg import svg
+    from fedveil.pages.kept_page import PAGE
+    from fedveil.pages.written_page import write_page
 
     found = lines(results)
     for table in tables(found, goal):
         say(f"\n{table.caption}:")
         console().print(table.terminal())
     shown = page(folder.comparison, found, goal)
-    written = folder.write("comparison.md", markdown(shown).encode())
+    say(f"written to {folder.write('comparison.md', markdown(shown).encode())}")
     try:
-        for plot in shown.plots:
-            folder.write(f"{plot.name}.svg", svg(plot))
-        written = folder.write("comparison.html", shown.html().encode())
+        for path in write_page(shown, folder.path / PAGE):
+            say(f"written to {path}")
     except MissingExtra as missing:
         remarks("note", [str(missing)])
-    say(f"written to {written}")
 
 
 def _parts(option: str, text: str) -> list[str]:

@@ -38,8 +38,8 @@ def test_every_plot_and_table_is_drawn(tmp_path: Path) -> None:
 def test_the_text_names_the_files_of_its_plots(tmp_path: Path) -> None:
     text = markdown(made(tmp_path))
     assert "| not_encrypt |" in text
-    assert "](accuracy.svg)" in text
-    assert "](accuracy-epsilon.svg)" in text
+    assert "](report-accuracy.svg)" in text
+    assert "](report-accuracy-epsilon.svg)" in text
 
 
 def test_what_is_not_alike_stands_on_the_page() -> None:

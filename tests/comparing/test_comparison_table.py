@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from comparing_parts import compared
+from comparing_parts import compared, small_job
 from fedveil.comparing.comparison import Cell, Goal, Setting
 from fedveil.comparing.comparison_folder import Result
 from fedveil.comparing.comparison_table import Line, lines, plots, tables
@@ -131,3 +131,12 @@ def test_a_settings_name_is_a_folders(position: str) -> None:
     names = {Setting(position, {"x.y": v}, e).name for v in ("1", "../2") for e in (None, 2.0)}
     assert len(names) == 4
     assert not any("/" in name or name.startswith(".") for name in names)
+
+
+def test_a_run_that_a_limit_ended_is_said(tmp_path: Path) -> None:
+    job = small_job(privacy={"max_epsilon": 4.0})
+    asked: dict[str, Any] = {"sweep": {"protection.dp_encrypt.dp_eps": ["2"]}}
+    *_, remarks = tables(lines(compared(tmp_path / "c", "dp_encrypt", job=job, **asked)))
+    ((setting, text),) = remarks.rows
+    assert setting == "dp_encrypt, protection.dp_encrypt.dp_eps 2"
+    assert text.startswith("ended after round 1: round 2 would bring the most-drawn client to")

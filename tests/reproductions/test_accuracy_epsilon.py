@@ -12,10 +12,14 @@ import pytest
 
 from fedveil.engine import federation
 from fedveil.engine.federation import Federation
+from fedveil.federated.job import Job
 from fedveil.reproductions import accuracy_epsilon
 from fedveil.reproductions.accuracy_epsilon import AccuracyEpsilon, Study, attacked
 from fedveil.reproductions.accuracy_picture import Mark, draw
+from fedveil.starter import DEFAULT_JOB
+from folders import ROOT
 
+FULL = accuracy_epsilon.JOBS["full"]
 TINY = (
     "rounds=2", "clients.number=12", "data.name=parts:data", "model=parts:plain",
     "simulation.workers=0", "protection.distributed_dp.reconstruct_secrets_threshold=7",
@@ -89,7 +93,7 @@ def test_rates_are_chosen_on_training_examples_that_nobody_trained_on(
     ("scores", "chosen", "tried"),
     [
         ({0.4: 0.9, 0.1: 0.8}, 0.4, 2),
-        ({0.4: 0.9, 0.1: 0.9}, 0.4, 2),
+        ({0.4: 0.9, 0.1: 0.9, 0.025: 0.8}, 0.1, 3),
         ({0.4: 0.2, 0.1: 0.5, 0.025: 0.7, 0.00625: 0.6}, 0.025, 4),
     ],
 )
@@ -137,3 +141,14 @@ def test_a_point_without_an_epsilon_is_a_line_at_every_one() -> None:
     assert ">not_encrypt<" in picture
     assert ">10,000<" in picture
     assert np.isclose(marks[1].accuracy, 0.11)
+
+
+def test_the_full_job_is_the_example_with_a_thousand_clients() -> None:
+    ours = Job.load(DEFAULT_JOB, FULL)
+    example = Job.load(ROOT / "examples" / "private_mnist" / "clients-1000.yaml")
+    assert ours.training == example.training
+    assert (ours.rounds, ours.model, ours.data) == (example.rounds, example.model, example.data)
+    assert ours.clients == example.clients
+    assert ours.server.optimizer == example.server.optimizer
+    assert accuracy_epsilon.CLIPS["full"] == example.protection.distributed_dp.clip
+    assert accuracy_epsilon._RATES["full"] == example.server.lr

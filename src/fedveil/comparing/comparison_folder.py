@@ -2,7 +2,7 @@
 
 comparison.yaml     the job, what is compared, and the parameters that were looked for
 runs/CELL/          a run's folder, as `fedveil run` makes it
-comparison.md ...   the tables and plots, written when it has ended
+report.html ...     the page, its plots and its text, written when it has ended
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class ComparisonFolder:
 
         It is closed with `stack`.
         """
+        _ = comparison.settings  # what cannot be compared leaves no folder behind
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
             changes = comparison.job.changes(before.comparison.job)
@@ -90,7 +91,6 @@ class ComparisonFolder:
     def cells(self, tell: Tell) -> list[Cell]:
         """All of them, and what was looked for is kept; refuses one whose run has another job."""
         found, cells = 0, []
-        _ = self.comparison.settings  # nothing is written for what cannot be compared
         self._keep()
         for cell in self.comparison.cells(tell):
             cells.append(cell)

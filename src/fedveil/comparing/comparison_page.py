@@ -37,5 +37,6 @@ def markdown(shown: Page) -> str:
     parts = [f"# {shown.title}\n", *(f"{text}\n" for text in shown.lead)]
     for section in shown.sections:
         parts += [part.markdown() for part in section.parts if isinstance(part, Table)]
-    parts += [f"![{plot.title}]({plot.name}.svg)\n\n{plot.note}\n" for plot in shown.plots]
+    for plot in shown.plots:
+        parts.append(f"![{plot.title}](report-{plot.name}.svg)\n\n{plot.note}\n")
     return "\n".join(parts)

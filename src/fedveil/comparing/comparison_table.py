@@ -98,9 +98,16 @@ def lines(results: Sequence[Result]) -> list[Line]:
     for name in settings:
         mine = [result for result in results if result.cell.setting.name == name]
         runs = [result.run for result in mine if result.run is not None]
-        failures = dict.fromkeys(text for r in mine for text in (r.failure, r.unattacked) if text)
+        failures = dict.fromkeys(text for result in mine for text in _remarks(result))
         found.append(Line(mine[0].cell.setting, runs, list(failures)))
     return found
+
+
+def _remarks(result: Result) -> Iterator[str]:
+    """What did not end as it should."""
+    yield from filter(None, (result.failure, result.unattacked))
+    if result.run is not None and result.run.stopped:
+        yield f"ended after round {len(result.run.records)}: {result.run.stopped}"
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:

@@ -39,6 +39,8 @@ _DASHES = {"central_gaussian": "--", "oue": "--"}
 _MARKERS = {"distributed_dp": "o", "dp_encrypt": "s", "signds": "D", "rr": "^", "oue": "v"}
 #: Up to which epsilon a promise has its word (privacy/promise.py, delta apart).
 _WORDS = (("strong", math.log(3)), ("meaningful", math.log(19)), ("weak", math.log(999)))
+#: How far names lie apart, in accuracy.
+_APART = 0.055
 _LOOKS: dict[Any, Any] = {
     "svg.hashsalt": "fedveil",
     "svg.fonttype": "none",
@@ -75,6 +77,7 @@ def draw(marks: Sequence[Mark]) -> bytes:
         above.set_ylim(0, 1.02)
         above.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
         above.set_ylabel("test accuracy")
+        above.set_title("the promise:", loc="left", fontsize=9, color="0.35", pad=34)
         below.axhline(0.5, color="0.5", lw=1, ls=":")
         below.set_ylim(0.45, 1.02)
         below.set_yticks([0.5, 0.75, 1], ["0.5 guessing", "0.75", "1 certain"])
@@ -94,8 +97,9 @@ def _words(axes: Any, left: float, right: float, *, named: bool) -> None:
     for shade, (word, end) in enumerate((*_WORDS, ("next to none", right))):
         axes.axvspan(start, end, color="black", alpha=0.025 * shade, lw=0)
         if named:
-            middle = math.sqrt(start * end)
-            axes.text(middle, 1.04, word, ha="center", va="bottom", fontsize=9, color="0.35")
+            height = 1.1 if word == "meaningful" else 1.04  # or it would lie on its neighbours
+            where = {"ha": "center", "va": "bottom", "fontsize": 9, "color": "0.35"}
+            axes.text(math.sqrt(start * end), height, word, **where)
         start = end
 
 
@@ -118,20 +122,22 @@ def _bare(axes: Any, marks: Sequence[Mark], value: Any) -> None:
 
 
 def _label(axes: Any, right: float) -> None:
-    """Each curve's name beside its end, moved apart where ends meet."""
-    ends = []
-    for line in axes.get_lines():
-        x, y = float(line.get_xdata()[-1]), float(line.get_ydata()[-1])
-        bare = len(line.get_xdata()) == 2 and line.get_marker() == "None"
-        ends.append((right if bare else x, y, line.get_label(), line.get_color()))
+    """Each curve's name beside its end, moved down where it would meet a line or another name."""
+    lines = axes.get_lines()
+    bare = [line for line in lines if line.get_marker() == "None"]
+    level = [float(line.get_ydata()[-1]) for line in bare]
     taken: list[tuple[float, float]] = []
-    for x, y, name, colour in sorted(ends, key=lambda end: -end[1]):
-        at = y
-        while any(abs(at - other) < 0.055 and (x > right / 20) == (end > right / 20)
-                  for end, other in taken):  # fmt: skip
+    for line in sorted(lines, key=lambda one: -float(one.get_ydata()[-1])):
+        x, at = float(line.get_xdata()[-1]), float(line.get_ydata()[-1])
+        if line in bare:
+            x = right
+        elif any(abs(at - other) < _APART for other in level):
+            at = min(level) - _APART
+        while any(abs(at - y) < _APART and x / 30 < end < x * 30 for end, y in taken):
             at -= 0.01
         taken.append((x, at))
         axes.annotate(
-            name, (x, y), (x * 1.15, at), color=colour, fontsize=10, va="center",
-            annotation_clip=False,
+            line.get_label(), (x, at), (x * 1.15, at), color=line.get_color(), fontsize=10,
+            va="center", annotation_clip=False,
+            bbox={"facecolor": "white", "alpha": 0.7, "lw": 0, "pad": 1},
         )  # fmt: skip
