@@ -78,6 +78,22 @@ def bits() -> Iterable[Row]:
             yield Row(said, "clients-1000.yaml", changes)
 
 
+#: On the part of the training images that settings are chosen on; in one process, which has it.
+HELD_OUT = ("data.name=private_mnist_study:held_out", "simulation.workers=0")
+QUANTILE, CLIP_RATE = 0.2, 0.5
+
+
+def moving_clip() -> Iterable[Row]:
+    """1,000 clients of 50 images: a clip that was chosen, and ten times too much or too little."""
+    for epsilon in (8, 2):
+        rate = RATES[1000, epsilon]
+        for clip in (0.15, 1.5, 0.015):
+            begins = (*HELD_OUT, f"{BLOCK}.clip={clip}")
+            follows = (f"{BLOCK}.clip_quantile={QUANTILE}", f"{BLOCK}.clip_rate={CLIP_RATE}")
+            yield shares(1000, epsilon, rate, *begins, name=f"clip {clip:g}")
+            yield shares(1000, epsilon, rate, *begins, *follows, name=f"clip {clip:g}, moving")
+
+
 def curve() -> Iterable[Row]:
     """Each position at seven epsilons; a rate that falls with the noise as the chosen ones do."""
     for epsilon in (0.25, 0.5, 1, 2, 4, 8, 16):
@@ -106,6 +122,7 @@ MODES = {
             (1, [f"{BLOCK}.target_epsilon=1", f"{BLOCK}.clip=3.3e-5", "server.lr=3.2"]),
         )
     ],
+    "clip": lambda: [*moving_clip()],
     "curve": lambda: [*curve()],
 }
 

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedveil._arrays import Array
 from fedveil.data import datasets
 from fedveil.data.examples import Examples
 from fedveil.learning.oriented_filters import FilterBank, OrientedFilters
@@ -164,6 +165,12 @@ def parts(test: bool) -> tuple[Examples, Examples]:
     ours, held = order[:-VALIDATION], order[-VALIDATION:]
     x, y = data.train.x, data.train.y
     return Examples(x[ours], y[ours]), Examples(x[held], y[held])
+
+
+def held_out() -> dict[str, Array]:
+    """The parts of the training set, as `data.name: private_mnist_study:held_out` has them."""
+    train, judged = parts(test=False)
+    return {"x_train": train.x, "y_train": train.y, "x_test": judged.x, "y_test": judged.y}
 
 
 def main() -> None:

@@ -74,7 +74,8 @@ def test_a_starter_runs_as_it_is(command: Command, tmp_path: Path) -> None:
     code, out, err = command("run", "mine/job.yaml", *settings)
     assert code == 0, err
     assert "round 6/6 accuracy 0.9" in out
-    assert "run folder: run" in out
+    assert "\nrun folder   run\n" in out
+    assert "\npage         run/report.html\n" in out
     assert (tmp_path / "run" / "model.safetensors").exists()
     code, out, err = command("run", "--resume", "run")
     assert code == 0, err

@@ -1,7 +1,8 @@
-"""The pages are built strictly: what mkdocs warns of fails the build."""
+"""The pages are built strictly: what mkdocs warns of fails the build; they load nothing else."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,42 +13,89 @@ import pytest
 
 from folders import DOCS, ROOT
 
-pytest.importorskip("mkdocs")
+pytest.importorskip("material")
+pytest.importorskip("mkdocstrings")
 #: The options of `make docs`.
 OPTIONS = re.search(r"mkdocs build ([^#\n]*)", (ROOT / "Makefile").read_text())[1].split()  # type: ignore[index]
+#: Each would be a page's fault, with what mkdocs says of it.
+FAULTS = {
+    "[x](nowhere.md)": "'nowhere.md', but the target is not found",
+    "[x](runs.md#nowhere)": "does not contain an anchor '#nowhere'",
+    "[x](#nowhere)": "there is no such anchor on this page",
+    "[x](/abs.md)": "absolute link '/abs.md'",
+    "![x](no.svg)": "'no.svg', but the target is not found",
+}
 
 
-def build(folder: Path) -> int:
+def build(folder: Path) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "mkdocs.yml", folder)
-    ended = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", *OPTIONS, "--site-dir", folder / "site"],
-        cwd=folder, capture_output=True, check=False,
+        cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
-    return ended.returncode
 
 
-def test_the_pages_build(tmp_path: Path) -> None:
-    shutil.copytree(DOCS, tmp_path / "docs")
-    assert build(tmp_path) == 0
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(DOCS, folder / "docs")
+    ended = build(folder)
+    assert ended.returncode == 0, ended.stderr
+    return folder / "site"
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "[x](nowhere.md)",
-        "[x](runs.md#nowhere)",
-        "[x](#nowhere)",
-        "[x](/abs.md)",
-        "![x](no.svg)",
-        "",
-    ],
-)
-def test_what_mkdocs_warns_of_fails_the_build(tmp_path: Path, fault: str) -> None:
+def test_every_page_is_built(site: Path) -> None:
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).with_suffix("")
+        name = name.parent if name.name == "index" else name
+        assert (site / name / "index.html").is_file(), page
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    """Links may lead away; scripts, styles, fonts, frames and pictures come from the same place."""
+    tags = r"<(?:script|img|iframe|source|embed|object)\b[^>]*?\b(?:src|data)|<link\b[^>]*?\bhref"
+    loads = rf"""(?:{tags})=["']?([^"' >]+)"""
+    found = 0
+    for page in site.rglob("*.html"):
+        text = page.read_text("utf-8")
+        loaded = [place for place in re.findall(loads, text) if re.match(r"(https?:)?//", place)]
+        found += len(re.findall(loads, text))
+        assert loaded == [], page
+    assert found > 100
+    for style in [*site.rglob("*.css"), *site.rglob("*.svg")]:
+        text = style.read_text("utf-8")
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", text), style
+
+
+def test_private_names_are_in_no_reference(site: Path) -> None:
+    for page in (site / "reference").rglob("index.html"):
+        names = re.findall(r'id="(fedveil[\w.]*)"', page.read_text())
+        parts = {part for name in names for part in name.split(".")}
+        assert "fedveil" in parts
+        assert [part for part in parts if part.startswith("_")] == []
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    import fedveil
+    import fedveil.mechanisms
+    import fedveil.privacy
+
+    text = "".join(page.read_text() for page in (site / "reference").rglob("index.html"))
+    for module in (fedveil, fedveil.mechanisms, fedveil.privacy):
+        for name in set(module.__all__) - {"__version__", "secagg", "FedveilError"}:
+            assert re.search(rf'id="{module.__name__}[\w.]*\.{name}"', text), name
+
+
+def test_what_mkdocs_warns_of_fails_the_build(tmp_path: Path) -> None:
     """A link, an anchor or a picture that leads nowhere, and a page that is not in the list."""
-    shutil.copytree(DOCS, tmp_path / "docs")
-    if fault:
-        with (tmp_path / "docs" / "data.md").open("a") as page:
-            page.write(f"\n{fault}\n")
-    else:
-        (tmp_path / "docs" / "unlisted.md").write_text("# A page\n")
-    assert build(tmp_path) != 0
+    shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("reference"))
+    with (tmp_path / "docs" / "data.md").open("a") as page:
+        page.writelines(f"\n{fault}\n" for fault in FAULTS)
+    (tmp_path / "docs" / "unlisted.md").write_text("# A page\n")
+    ended = build(tmp_path)
+    assert ended.returncode != 0
+    warned = [line for line in ended.stderr.splitlines() if line.startswith("WARNING")]
+    for said in (*FAULTS.values(), "unlisted.md"):
+        assert any(said in line for line in warned) or said == "unlisted.md", said
+    assert "  - unlisted.md" in ended.stderr

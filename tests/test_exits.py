@@ -41,7 +41,9 @@ TAKE_JOBS = [
 
 
 def test_the_exit_codes_are_those_of_the_page() -> None:
-    rows = re.findall(r"^\| (\d+) \|", (DOCS / "runs.md").read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \|", (DOCS / "when-something-fails.md").read_text("utf-8"), re.MULTILINE
+    )
     assert list(map(int, rows)) == [code.value for code in Exit] == [0, 1, 2, 130]
 
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import io
-import math
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedveil import plain_text
+from fedveil.pages.ending import ending
+from fedveil.pages.read_run import ReadRun
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
-from fedveil.privacy.promise import Figure
-from fedveil.run_display import RunDisplay, _promised, fitted
+from fedveil.run_display import RunDisplay, fitted
 
 ROUNDS = 20
 RECORD: dict[str, Any] = {
     "accuracy": 0.7131, "loss": 0.902, "auc": 0.95, "bytes_up_per_client": 1_234_567,
     "reports": 5, "rejected": {"wrong length": 3}, "withheld": {}, "failed": {}, "unusable": {},
-    "void": None, "unit": "client",
+    "void": None, "unit": "client", "in_clear": [], "rests_on_server": False,
     **{
         f"{kind}_{name}": value
         for kind, value in (("epsilon", 123456.7), ("delta", 1e-5))
@@ -57,11 +57,24 @@ def test_every_width_shows_round_total_time_left_and_accuracy(width: int, rounds
     assert ("━" in line) == (width >= 110 and rounds == ROUNDS)  # 7 of 1000 have no length yet
 
 
-def job_of(name: str, *, trusted: bool = False, unit: str = "client") -> Any:
-    """What the display reads of a job."""
-    position = SimpleNamespace(rests_on_server=lambda settings: trusted)
-    protection = SimpleNamespace(name=name, position=position, settings=None)
-    return SimpleNamespace(protection=protection, rounds=1, privacy=SimpleNamespace(unit=unit))
+def run_of(
+    folder: Path,
+    records: list[dict[str, Any]],
+    *,
+    name: str = "dp_encrypt",
+    findings: Sequence[Finding] = (),
+    events: Sequence[str] = (),
+    accounts: Sequence[Line] = (),
+) -> ReadRun:
+    """A run's folder, as far as the display reads it."""
+    job = {"protection": {"name": name}, "rounds": 20}
+    return ReadRun(folder, job, records, findings, [f"0 {e}" for e in events], accounts)
+
+
+def summary(run: ReadRun, width: int = 160) -> str:
+    out = io.StringIO()
+    RunDisplay(plain_text.console(file=out, width=width), 1).summary(run)
+    return out.getvalue()
 
 
 def test_a_narrow_line_goes_without_what_can_be_read_up_later() -> None:
@@ -74,34 +87,29 @@ def test_a_narrow_line_goes_without_what_can_be_read_up_later() -> None:
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
-    out = io.StringIO()
-    display = RunDisplay(plain_text.console(file=out, width=120), 1)
-    record = {**RECORD, "round": 1, "randomness": "[red]emo:train :smile:"}
-    job = job_of("my:train:Own [bold]")
-    run: Any = SimpleNamespace(
-        metrics=[record],
-        job=job,
-        audit=None,
-        stopped=":train: came",
-        others=[Line(1.5, 1e-5, "whoever only gets the models")],
-        folder=tmp_path / "[red]:train:",
+    run = run_of(
+        tmp_path / "[red]:train:",
+        [{**RECORD, "round": 1, "randomness": "[red]emo:train :smile:"}],
+        name="my:train:Own [bold]",
+        events=["finished after round 1: :train: came"],
+        accounts=[Line(1.5, 1e-5, "whoever only gets the models")],
     )
-    display.summary(run)
+    said = summary(run)
     for text in (
         "my:train:Own [bold]",
         "[red]emo:train :smile:",
-        ": :train: came",
+        "ended early  :train: came",
         "1.5 (meaningful) for whoever only gets the models",
         "/[red]:train:",
     ):
-        assert text in out.getvalue()
+        assert text in said
 
 
 @pytest.mark.parametrize(
     ("bound", "verdict"), [(1.5, "not refuted"), (2.5, "NOT WHAT WAS PROMISED")]
 )
 def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
-    bound: float, verdict: str
+    bound: float, verdict: str, tmp_path: Path
 ) -> None:
     figures = [
         Measured("epsilon at least", bound, cases=40),
@@ -109,46 +117,42 @@ def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
         Measured("the most that so many could show", 3.25, cases=40),
     ]
     audit = Finding("canaries", "standard", "dp_encrypt", figures, epsilon=2.0, delta=1e-5)
-    job = job_of("dp_encrypt")
-    run: Any = SimpleNamespace(
-        job=job,
-        metrics=[{**RECORD, "round": 1}],
-        audit=audit,
-        stopped=None,
-        others=(),
-        folder=Path("here"),
-    )
-    out = io.StringIO()
-    RunDisplay(plain_text.console(file=out, width=160), 1).summary(run)
+    said = summary(run_of(tmp_path, [{**RECORD, "round": 1}], findings=[audit]))
     assert (
-        f"epsilon at least {bound} at confidence 0.95, of 3.25 that 40 canaries can show;"
-        in out.getvalue()
+        f"epsilon at least {bound} at confidence 0.95, of 3.25 that 40 canaries can show;" in said
     )
     assert (
         "1.75 if they tell nothing of each other; promised for the run, in every round: "
         f"2 (meaningful): {verdict}"
-    ) in out.getvalue()
+    ) in said
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "trusted", "unit", "said"),
-    [
-        (math.inf, False, "client", "none: what is sent may tell everything about a client"),
-        (
-            1.0, False, "client",
-            "strong: whoever knows all that the server sees and all but which of two data sets a "
-            "client has guesses right at most 732 times in 1,000; a coin does 500 times",
-        ),
-        (
-            1.0, True, "example",
-            "strong: whoever knows all that everybody else sees and all but which of two examples "
-            "a client has guesses right at most 732 times in 1,000; a coin does 500 times, and the "
-            "server, which is trusted, needs no guess",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_promised_is_said_of_an_attacker(
-    epsilon: float, trusted: bool, unit: str, said: str
-) -> None:
-    run: Any = SimpleNamespace(job=job_of("x", trusted=trusted, unit=unit))
-    assert _promised(run, Figure(epsilon, 1e-5)) == said
+def test_the_summary_says_where_everything_is_and_how_it_is_taken_up(tmp_path: Path) -> None:
+    """On lines that no narrow terminal breaks."""
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    rounds = [
+        {**RECORD, "round": number, "accuracy": accuracy, "seconds_round": 40.0}
+        for number, accuracy in enumerate((0.5, 0.75, 0.625), 1)
+    ]
+    run = run_of(folder, rounds, events=["no report.html: the disk is full"])
+    said = summary(run, 80)
+    assert "rounds       3 of 20, 2 min 0 s" in said
+    assert "best round   2, accuracy 0.7500" in said
+    assert "page         none: the disk is full\n" in said
+    for name in ("model.safetensors", "report.html"):
+        (folder / name).touch()
+    said = summary(run, 80)
+    assert f"\nrun folder   {folder}\n" in said
+    assert f"\nmodel        safetensors.torch.load_file('{folder}/model.safetensors')\n" in said
+    assert f"\npage         {folder}/report.html\n" in said
+
+
+def test_the_summary_ends_with_the_three_answers_of_the_page(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [{**RECORD, "round": 1}], events=["finished after round 1: the last"])
+    (tmp_path / "model.safetensors").touch()
+    last = summary(run, 400).split("\n\n")[-1].splitlines()
+    assert [line.split()[0] for line in last] == ["quality", "promise", "next"]
+    for line, fact in zip(last, ending(run), strict=True):
+        assert line.split(maxsplit=1)[1].rstrip() == f"{fact.value}: {fact.text}"
+    assert max(map(len, summary(run, 80).split("\n\n")[-1].splitlines())) <= 80

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import fedveil
-from fedveil import attack_cli, reproduce_cli, vertical_cli
+from fedveil import attack_cli, pages_cli, reproduce_cli, vertical_cli
 from fedveil._version import __version__
 from fedveil.errors import JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, Exit, ended
@@ -89,11 +89,16 @@ def run(
         settings = load(job, overrides, default=DEFAULT_JOB)
         rounds = settings.rounds
         train = partial(fedveil.simulate, settings, out)
+    from fedveil.pages.read_run import read_run
     from fedveil.run_display import RunDisplay
 
     with RunDisplay(console(), rounds) as display:
         result = train(progress=display.show, warn=display.warn)
-    display.summary(result)
+    display.summary(read_run(result.folder))
+
+
+app.command()(pages_cli.report)
+app.command()(pages_cli.watch)
 
 
 def _need_flower(purpose: str) -> None:

@@ -144,6 +144,14 @@ class PeerAborted(ExchangeError):
         super().__init__(f"{peer} ended the step: {reason}")
 
 
+class Unfit(FedveilError):
+    """A follower that cannot take part, for the reason that it is told too."""
+
+    def __init__(self, follower: str, reason: str) -> None:
+        self.follower = follower
+        super().__init__(reason)
+
+
 class LinkLost(FedveilError):
     """The other party cannot be reached, or went away; a checkpoint is where to go on from."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -17,19 +16,25 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedveil.engine.federation import Run
-from fedveil.engine.run_records import LOST, without_report
+from fedveil.engine.run_records import CANARIES, without_report
+from fedveil.pages.ending import Ending, best_round, ending
+from fedveil.pages.kept_page import where
+from fedveil.pages.promised import figure_lines, figure_of
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.run_page import duration, seconds
 from fedveil.privacy.finding import CONFIDENCE, Finding
-from fedveil.privacy.loss import format_delta
-from fedveil.privacy.promise import Figure, attacker_wrong, told
+from fedveil.privacy.promise import told
 from fedveil.record.byte_count import shown_bytes
-from fedveil.record.recorder import Record
+from fedveil.record.recorder import LOST, Record
+from fedveil.record.run_folder import MODEL
 
 #: There is room for a bar beside the figures from this width on.
 _WIDE, _BAR = 110, 24
 _BETWEEN = " · "
 #: What a narrow terminal does without, in this order.
 _SPARED = ("up ", "loss ", "epsilon ")
+#: The longest name of a summary's rows.
+_NAMES = len("ended early")
 
 
 class RunDisplay:
@@ -76,34 +81,12 @@ class RunDisplay:
         if reason is not None:
             self._say(f"round {record['round']} has no report: {reason}")
 
-    def summary(self, run: Run) -> None:
-        """The run has ended."""
-        last: Record = {}
-        for record in run.metrics:
-            last |= record
-        table = Table(box=None, show_header=False, pad_edge=False)
-        rows: dict[str, Any] = {
-            "protection": run.job.protection.name,
-            "rounds": f"{len(run.metrics)} of {run.job.rounds}",
-        }
-        if "accuracy" in last:
-            rows["accuracy"] = f"{last['accuracy']:.4f}"
-            rows["loss"] = f"{last['loss']:.4f}"
-            rows["AUC"] = f"{last['auc']:.4f}"
-        rows["upload"] = f"{shown_bytes(last.get('bytes_up_per_client', 0))} per client and round"
-        others = [f"{told(*line.figure)} for {line.what}" for line in run.others]
-        rows["epsilon"] = "\n".join([*_spent(last), *others])
-        if last:
-            rows["promise"] = _promised(run, _figure(last, "run_every_round"))
-        if run.audit is not None:
-            rows["audit"] = _audited(run.audit)
-        rows["randomness"] = last.get("randomness", "")
-        for name, value in rows.items():
-            table.add_row(name, str(value))
-        self._console.print(table)
-        if run.stopped is not None:
-            self._say(f"ended early: {run.stopped}")
-        self._say(f"run folder: {run.folder}")
+    def summary(self, run: ReadRun) -> None:
+        """The run has ended: what it took and where everything is, and the three answers."""
+        self._console.print(_table(_took(run)))
+        for name, value in _where(run).items():  # unbroken, to be copied
+            self._say(f"{name.ljust(_NAMES)}  {value}")
+        show_answers(self._console, ending(run))
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -124,13 +107,64 @@ def describe(record: Record) -> str:
     if "accuracy" in record:
         parts += [f"accuracy {record['accuracy']:.4f}", f"loss {record['loss']:.4f}"]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
-    parts += [f"epsilon {told(*_figure(record, 'run_most_drawn'))}"]
+    spent = figure_of(record, "run_most_drawn")
+    parts += [f"epsilon {told(*spent)}"]
     lost = sum(sum(record[kind].values()) for kind in LOST)
     if lost:
         parts.append(f"{lost} clients left out")
     if record["void"]:
         parts.append("void")
     return _BETWEEN.join(parts)
+
+
+def show_answers(console: Console, answers: Ending) -> None:
+    """How good, what was promised, and what to do next: the last lines of a run of any kind."""
+    console.print()
+    console.print(_table(_answers(answers)))
+
+
+def _table(rows: Mapping[str, object]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(name.ljust(_NAMES), str(value))
+    return table
+
+
+def _took(run: ReadRun) -> dict[str, str]:
+    """What was run, what it took, and every figure of the ledger."""
+    last, best = run.last, best_round(run)
+    rows = {
+        "protection": str(run.job["protection"]["name"]),
+        "rounds": f"{len(run.records)} of {run.job['rounds']}, {duration(seconds(run.records))}",
+    }
+    if run.stopped is not None:
+        rows["ended early"] = run.stopped
+    if best is not None:
+        rows["best round"] = f"{best[0]}, accuracy {best[1]:.4f}"
+    rows["upload"] = f"{shown_bytes(last.get('bytes_up_per_client', 0))} per client and round"
+    others = [f"{told(*line.figure)} for {line.what}" for line in run.accounts]
+    rows["epsilon"] = "\n".join([*figure_lines(last), *others])
+    audits = [finding for finding in run.findings if finding.attack == CANARIES]
+    if audits:
+        rows["audit"] = _audited(audits[-1])
+    return rows | {"randomness": str(last.get("randomness", ""))}
+
+
+def _where(run: ReadRun) -> dict[str, str]:
+    """What the run has left, and how it is taken up."""
+    model = run.folder / MODEL
+    return {
+        "run folder": str(run.folder),
+        "model": f"safetensors.torch.load_file({str(model)!r})" if run.finished else "none yet",
+        "page": where(run.folder, run),
+    }
+
+
+def _answers(answers: Ending) -> dict[str, str]:
+    return {
+        name: f"{fact.value}: {fact.text}" if fact.text else fact.value
+        for name, fact in zip(("quality", "promise", "next"), answers, strict=True)
+    }
 
 
 def _audited(audit: Finding) -> str:
@@ -143,52 +177,3 @@ def _audited(audit: Finding) -> str:
         f"other; promised for the run, in every round: "
         f"{told(audit.epsilon, audit.delta)}: {verdict}"
     )
-
-
-#: The ledger's figures, and what each is for.
-_FIGURES = {
-    "per_bit": "a bit",
-    "per_parameter": "a parameter",
-    "per_round": "a round",
-    "run_every_round": "the run, for a client drawn in every round",
-    "run_most_drawn": "the run, for the most-drawn client",
-}
-#: The same where they are for one example of a client, which loses as much in any part of a report.
-_OF_AN_EXAMPLE = {
-    "per_round": "one example of a client in a round",
-    "run_every_round": "the run, for one example of a client drawn in every round",
-    "run_most_drawn": "the run, for one example of the most-drawn client",
-}
-
-
-def _spent(record: Record) -> list[str]:
-    """A line for each figure of the ledger."""
-    if not record:
-        return []
-    names = _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
-    figures = {what: _figure(record, key) for key, what in names.items()}
-    lines = [
-        f"{told(*spent)} for {what}, delta {format_delta(spent.delta)}"
-        for what, spent in figures.items()
-    ]
-    return lines + [f"no finite epsilon: {what}" for what in record.get("in_clear", ())]
-
-
-def _promised(run: Run, figure: Figure) -> str:
-    """What the run's figure says of an attacker, and of which ones."""
-    protection, whose = run.job.protection, run.job.privacy.unit
-    if figure.promise == "none":
-        return "none: what is sent may tell everything about a client"
-    right = math.ceil(1000 * (1 - attacker_wrong(*figure)))
-    trusted = protection.position.rests_on_server(protection.settings)
-    who = "everybody else sees" if trusted else "the server sees"
-    data = "two data sets" if whose == "client" else "two examples"
-    return (
-        f"{figure.promise}: whoever knows all that {who} and all but which of {data} a client has "
-        f"guesses right at most {right} times in 1,000; a coin does 500 times"
-        f"{', and the server, which is trusted, needs no guess' if trusted else ''}"
-    )
-
-
-def _figure(record: Record, key: str) -> Figure:
-    return Figure(record[f"epsilon_{key}"], record[f"delta_{key}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,16 @@ def test_an_update_is_the_simulators(target: Target) -> None:
     first, second = target.updates([0, 1])
     assert not np.array_equal(first, second)
     assert np.array_equal(target.updates([1])[0], second)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_sum_that_is_added_without_masks_is_promised_what_it_is_with_them(
+    target: Target, masks: bool
+) -> None:
+    """A simulation without masks has one phase, and still nobody reads a report."""
+    noised = {"name": "pw_encrypt", "pw_encrypt": {**FEW, "central_eps": 2.0}}
+    job = Job(clients=target.job.clients, protection=noised, simulation={"masks": masks})
+    assert replace(target, job=job).promised().epsilon == 2.0
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from fedveil.flower.job.client_training import Training
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
+from fedveil.pages.read_run import read_run
 from fedveil.privacy.audit import Audit, run
 from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import PrivacyLoss
@@ -153,7 +154,7 @@ def test_lines_name_an_example() -> None:
 def test_a_run_on_the_screen_names_an_example(tmp_path: Path) -> None:
     out = io.StringIO()
     display = RunDisplay(plain_text.console(file=out, width=120), 3)
-    display.summary(fedveil.simulate(job(rounds=1), tmp_path / "run"))
+    display.summary(read_run(fedveil.simulate(job(rounds=1), tmp_path / "run").folder))
     text = out.getvalue()
     assert "for one example of a client in a round, delta" in text
     assert "for the run, for one example of the most-drawn client, delta" in text

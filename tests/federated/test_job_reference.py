@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,8 +37,16 @@ def rows() -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
+def told_elsewhere() -> dict[str, str]:
+    """The keys that have no row of their own -> the block that has the same one."""
+    lines = re.findall(r"^(`[^:\n]*): as in `([\w.]+)`\.$", reference(), re.MULTILINE)
+    return {key: place for keys, place in lines for key in re.findall(r"`([\w.]+)`", keys)}
+
+
 def test_every_key_has_a_row_with_its_meaning():
-    assert list(rows()) == [".".join(path) for path in _values_before_blocks(Job, ())]
+    expected = [".".join(path) for path in _values_before_blocks(Job, ())]
+    assert list(rows()) == [key for key in expected if key not in told_elsewhere()]
+    assert set(told_elsewhere()) <= set(expected)
     for allowed, default, meaning in rows().values():
         assert allowed
         assert default.startswith("`")
@@ -72,7 +83,22 @@ def test_every_rule_is_on_the_page():
     assert all(rule.startswith("- ") and rule.endswith(".") for rule in rules)
 
 
-def test_the_default_job_on_the_page_is_the_default_job(tmp_path: Path):
-    text = reference().partition("```yaml\n")[2].partition("```")[0]
-    (tmp_path / "job.yaml").write_text(text)
-    assert Job.load(tmp_path / "job.yaml") == Job()
+def test_the_defaults_on_the_page_are_the_default_job(tmp_path: Path):
+    given = [f"{key}={row[1].strip('`')}" for key, row in rows().items()]
+    assert len(given) > 80
+    assert Job.load(None, given) == Job()
+
+
+def test_a_key_without_a_row_is_as_in_the_block_that_is_named():
+    assert len(told_elsewhere()) >= 5
+    for key, place in told_elsewhere().items():
+        twin = Job.load(None, [f"{place}.{key.rpartition('.')[2]}={json.dumps(value_of(key))}"])
+        assert twin == Job()
+
+
+def value_of(key: str) -> object:
+    """A default, by its key."""
+    found: Any = Job().model_dump()
+    for part in key.split("."):
+        found = found[part]
+    return found

@@ -123,6 +123,27 @@ def test_clear_updates_and_the_servers_noise_in_an_app(caplog: pytest.LogCapture
     assert "and not against the server" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**GAUSSIAN, "noise_multiplier": 1e-3, "clip_bit_noise": 2e-3},
+        {
+            "protection": "distributed_dp", "reconstruct_secrets_threshold": 3, "clip": 0.1,
+            "noise_multiplier": 1e-3, "clip_bit_noise": 2e-3,
+        },
+    ],
+    ids=lambda settings: settings["protection"],
+)  # fmt: skip
+def test_a_clip_that_moves_goes_from_round_to_round(settings: dict[str, Any]) -> None:
+    """Nobody is below it: it grows by exp(0.5 * 0.4) after each round, and the model with it."""
+    strategy = ProtectedStrategy(FedAvg(), **settings, clip_quantile=0.4, clip_rate=0.5)
+    result = start(strategy, federation(), rounds=3)
+    assert [r.reports for r in strategy.rounds] == [5, 5, 5]
+    clips = [0.1 * np.exp(0.2 * number) for number in range(3)]
+    moved = arrays_of(result.arrays)["w"].astype(float)
+    assert np.mean(moved) == pytest.approx(sum(clips) / np.sqrt(SIZE), rel=2e-2)
+
+
 def test_a_client_that_demands_more_noise_refuses_less() -> None:
     demand = {f"fedveil.{name}": value for name, value in GAUSSIAN.items()}
     strategy = ProtectedStrategy(FedAvg(), **{**GAUSSIAN, "noise_multiplier": 1.9})

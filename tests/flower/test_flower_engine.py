@@ -31,11 +31,15 @@ SHARES = {
     "name": "distributed_dp",
     "distributed_dp": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
 }
+MOVING = {
+    "name": "distributed_dp",
+    "distributed_dp": {**SHARES["distributed_dp"], "clip_quantile": 0.4},
+}
 RR = {"name": "rr", "unary": {"eps": 0.5}}
 #: Clients that do not answer are waited for in real time.
 SHORT = {"name": "not_encrypt", "pw_encrypt": {"cipher_time_window": 300}}
 POSITIONS: list[Any] = [
-    "not_encrypt", "dp_encrypt", "central_gaussian", "signds", "rr", "oue", PW, SHARES,
+    "not_encrypt", "dp_encrypt", "central_gaussian", "signds", "rr", "oue", PW, SHARES, MOVING,
 ]  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def test_a_lying_client_cannot_put_the_ring_s_edge_where_it_tells_of_another() -
         quiet = {c: np.zeros(DIMENSION, np.float32) for c in range(5)}
         quiet[0][:] = sign * 1e-3
         liar = client_half(made, 4, np.zeros(DIMENSION))
-        liar._vector = lambda update: edge
+        liar._vector = lambda update, told: edge
         shares.append(np.mean(play(made, quiet, liar=liar).update > 0))
     assert shares == pytest.approx([0.5, 0.5], abs=0.05)
 

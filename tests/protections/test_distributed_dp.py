@@ -49,7 +49,7 @@ def play(made: DistributedDP, data: dict[int, Any], silent: Any = (), lying: Any
     }
     honest = made.vector
     if lying is not None:
-        made.vector = lambda u, c: lying if c.client == 0 else honest(u, c)  # type: ignore[method-assign]
+        made.vector = lambda u, c, t: lying if c.client == 0 else honest(u, c, t)  # type: ignore[method-assign]
     messages = dict.fromkeys(data, server.opening())
     while messages is not None:
         for client, message in messages.items():
@@ -163,6 +163,7 @@ def test_an_update_that_cannot_be_used_is_noise_around_zero(bad: float, tmp_path
         made.vector(
             np.full(DIMENSION, bad, np.float32),
             ClientContext(0, ROUND, np.zeros(DIMENSION), 5, Seeded(0)),
+            {},
         )
 
 

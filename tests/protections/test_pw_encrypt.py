@@ -137,7 +137,7 @@ def test_the_share_secrets_ratio_says_how_many_share() -> None:
 def test_weights_that_cannot_be_end_the_round(weight: int) -> None:
     made, data = protection(weighting="equal"), updates()
     lying = Round(made, data)
-    lying.clients[2]._vector = lambda update: np.array([0, 0, 0, 0, 0, weight])  # type: ignore[method-assign]
+    lying.clients[2]._vector = lambda update, told: np.array([0, 0, 0, 0, 0, weight])  # type: ignore[method-assign]
     lying.play()
     said = f"the weights of 4 clients cannot have the sum {3 + weight}"
     with pytest.raises(RoundVoid, match=said):
@@ -150,7 +150,7 @@ def test_a_client_with_too_many_examples_reports_nothing() -> None:
     assert done.server.aggregate().reports == 3
     messages = done.clients[1]
     with pytest.raises(ClientWithheld, match="max_examples = 100 examples"):
-        messages._vector(updates()[1])
+        messages._vector(updates()[1], {})
 
 
 def test_entries_beyond_clip_are_warned_about() -> None:

@@ -111,6 +111,10 @@ def test_an_experiment_that_was_cut_off_is_gone_on_with(
     page = (tmp_path / "here" / "toy.md").read_text()
     assert "| attempts | 1 | 2 | differs | more |" in page
     assert "\n5,000 seconds on " in page  # what was spent before counts
+    begun["seconds"] = 7000.0
+    (tmp_path / "here" / BEGUN).write_text(json.dumps(begun))
+    assert command(*arguments)[0] == Exit.DONE
+    assert json.loads((tmp_path / "here" / BEGUN).read_text()) == begun  # it was finished before
 
 
 def test_the_table_has_every_experiment(command: Command) -> None:

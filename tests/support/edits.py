@@ -74,7 +74,7 @@ def on_copies(
     copy = folder.parent / "copy"
     for how, data in edits:
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folder, copy)
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("report.html"))
         (copy / name).write_bytes(data)
         yield how, sentence_of(copy, go_on)
 

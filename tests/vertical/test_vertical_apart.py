@@ -23,7 +23,8 @@ from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
 from fedveil.message import Message
 from fedveil.vertical import VerticalJob, train
-from fedveil.vertical.apart import sessions
+from fedveil.vertical.apart import intersection, sessions
+from fedveil.vertical.apart.found_examples import FoundExamples
 from fedveil.vertical.apart.handshake import Agreement
 from fedveil.vertical.apart.machine import Machine, Session, follower_of
 from fedveil.vertical.apart.sessions import Meeting, follow, lead
@@ -399,7 +400,7 @@ def test_what_fails_on_one_side_is_told_to_the_others_in_one_sentence(parties: A
 
 @pytest.mark.parametrize("protected", [False, True])
 def test_held_out_examples_are_looked_at_over_the_link(
-    parties: Any, tmp_path: Path, protected: bool
+    parties: Any, tmp_path: Path, protected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     privacy = ("privacy.embedding_dp.eps=1000",) if protected else ()
     job = job_of("bottoms", *privacy)
@@ -410,6 +411,7 @@ def test_held_out_examples_are_looked_at_over_the_link(
         apart.follow(job, name)
     apart.sessions()
     apart.stack.close()
+    monkeypatch.setattr(intersection, "Blinding", None)  # what was found is remembered
     results = {}
     for purpose in ("evaluate", "predict"):
         apart = parties()
@@ -465,7 +467,8 @@ def test_a_machine_keeps_to_its_examples_and_draws_from_the_operating_system(
     tmp_path: Path,
 ) -> None:
     rows = {"train": np.arange(40), "test": np.arange(10)}
-    agreed = Agreement(bytes(16), "train", step=0, order_seed=0, positions=rows, notes=())
+    found = FoundExamples(bytes(16), rows)
+    agreed = Agreement(bytes(16), "train", step=0, order_seed=0, examples=found, notes=())
     with ExitStack() as stack:
         job = job_of("bottoms", "privacy.randomness=seeded")
         machine = Machine.new(job, lambda task: "bank", tmp_path / "run", "command", stack)
@@ -474,7 +477,7 @@ def test_a_machine_keeps_to_its_examples_and_draws_from_the_operating_system(
         assert machine._run_for(replace(agreed, step=4), None) is run
         others = {**rows, "train": rows["train"][::-1].copy()}
         with pytest.raises(RunFolderError, match="are others than when this run began"):
-            machine._run_for(replace(agreed, positions=others), None)
+            machine._run_for(replace(agreed, examples=FoundExamples(bytes(16), others)), None)
 
 
 def test_the_folder_of_a_run_in_one_process_is_not_a_partys(parties: Any, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import ExchangeError
+from fedveil.errors import ExchangeError, Unfit
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.vertical.apart import alignment, handshake
-from fedveil.vertical.apart.handshake import Agreement, Standing, Unfit
+from fedveil.vertical.apart.handshake import Agreement, Standing
 from vertical_parts import Bottoms
 
 RUN = bytes(range(16))
@@ -43,7 +43,7 @@ def test_all_take_over_the_leaders_run_and_order() -> None:
     for agreement in agreed.values():
         assert (agreement.run, agreement.purpose) == (RUN, "train")
         assert (agreement.order_seed, agreement.step, agreement.notes) == (11, 0, ())
-        assert agreement.positions["train"].flags.writeable
+        assert agreement.examples.positions["train"].flags.writeable
 
 
 def test_they_go_on_from_the_last_step_that_all_hold() -> None:
@@ -61,26 +61,29 @@ def test_they_go_on_from_the_last_step_that_all_hold() -> None:
     st.lists(st.integers(-50, 50), unique=True, min_size=1),
     st.lists(st.integers(-50, 50), unique=True, min_size=1),
     st.lists(st.integers(-50, 50), unique=True, min_size=1),
+    st.sampled_from(["intersection", "digests"]),
 )
 def test_the_leaders_order_rules_and_what_somebody_lacks_is_left_out_of_all(
-    mine: list[int], banks: list[int], shops: list[int]
+    mine: list[int], banks: list[int], shops: list[int], by: str
 ) -> None:
     common = [i for i in mine if i in banks and i in shops]
-    parties = standing("lead", mine), standing("bank", banks), standing("shop", shops)
+    held = {"lead": mine, "bank": banks, "shop": shops}
+    parties = [standing(name, ids, align_by=by) for name, ids in held.items()]
     if not common:
         with pytest.raises(ExchangeError, match="no example is held by all"):
             agree(*parties)
         return
     agreed = agree(*parties)
     for name, own in (("lead", mine), ("bank", banks), ("shop", shops)):
-        assert [own[i] for i in agreed[name].positions["train"]] == common
+        assert [own[i] for i in agreed[name].examples.positions["train"]] == common
     expected = sum(set(own) != set(mine) for own in (banks, shops))
     assert len(agreed["lead"].notes) == expected
     assert bool(agreed["bank"].notes) == (len(common) < len(banks))
 
 
 def test_a_follower_is_sent_its_own_rows_and_nothing_of_the_others() -> None:
-    parties = standing("lead", [4, 1, 2]), standing("bank", [9, 2, 1]), standing("shop", [1, 2, 7])
+    held = {"lead": [4, 1, 2], "bank": [9, 2, 1], "shop": [1, 2, 7]}
+    parties = [standing(name, ids, align_by="digests") for name, ids in held.items()]
     sent = {}
 
     def noted(exchange: Exchange[Agreement]) -> Exchange[Agreement]:
@@ -99,12 +102,15 @@ def test_a_follower_is_sent_its_own_rows_and_nothing_of_the_others() -> None:
     leading = handshake.lead(lead, (*exchanges,), attempt=1, purpose="train", order_seed=11)
     drive_together({"lead": noted(leading), **exchanges})
     for party, rows in (("bank", [2, 1]), ("shop", [0, 1])):
-        assert sent[party].keys() == {"kind", "step", "rows_train", "rows_test"}
+        keys = {"kind", "step", "examples", "rows_train", "rows_test"}
+        assert sent[party].keys() == keys
         assert sent[party]["rows_train"].tolist() == rows
 
 
-def test_what_is_missing_is_reported_to_both() -> None:
-    agreed = agree(standing("lead", range(10)), standing("bank", [3, 1, 99, 7]))
+@pytest.mark.parametrize("by", ["intersection", "digests"])
+def test_what_is_missing_is_reported_to_both(by: str) -> None:
+    lead, bank = standing("lead", range(10), align_by=by), standing("bank", [3, 1, 99, 7])
+    agreed = agree(lead, replace(bank, align_by=by))
     assert agreed["lead"].notes == (
         "train: bank lacks 7 of the 10 examples of lead and has 1 others; the 3 that all hold are "
         "used, and no others",
@@ -117,15 +123,19 @@ def test_what_is_missing_is_reported_to_both() -> None:
 def test_texts_are_ids_too_and_never_equal_a_number() -> None:
     names = np.array(["ana", "bo", "ça"])
     agreed = agree(standing("lead", names), standing("bank", names[::-1]))
-    assert agreed["bank"].positions["train"].tolist() == [2, 1, 0]
+    assert agreed["bank"].examples.positions["train"].tolist() == [2, 1, 0]
     with pytest.raises(ExchangeError, match="no example is held by all"):
         agree(standing("lead", ["1", "2", "3", "4"]), standing("bank", [1, 2, 3, 4]))
 
 
-def test_a_party_without_data_takes_the_leaders_order() -> None:
-    agreed = agree(standing("lead", [5, 3, 9]), standing("bank", np.empty(0, np.int64)))
-    assert agreed["bank"].positions["train"].tolist() == [0, 1, 2]
-    assert agreed["lead"].notes == agreed["bank"].notes == ()
+@pytest.mark.parametrize("by", ["intersection", "digests"])
+def test_a_party_without_data_takes_the_order_of_the_other(by: str) -> None:
+    none = np.empty(0, np.int64)
+    for mine, theirs in (([5, 3, 9], none), (none, [5, 3, 9])):
+        agreed = agree(standing("lead", mine, align_by=by), standing("bank", theirs, align_by=by))
+        for agreement in agreed.values():
+            assert agreement.examples.positions["train"].tolist() == [0, 1, 2]
+            assert agreement.notes == ()
 
 
 def test_ids_travel_as_digests_under_a_key_of_the_attempt() -> None:
@@ -191,13 +201,20 @@ def test_a_follower_with_nothing_of_a_run_that_is_under_way() -> None:
         agree(standing("lead"), standing("bank"), purpose="evaluate")
 
 
+def begun(**changes: Any) -> dict[str, Any]:
+    """What lead begins with."""
+    return {
+        "kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
+        "align_by": "digests", "key": bytes(32), "examples": b"", "ids_train": 4, "ids_test": 2,
+        **changes,
+    }  # fmt: skip
+
+
 def applications(**changes: Any) -> dict[str, Any]:
     """What bank applies with."""
-    exchange = handshake.follow(standing("bank"), "lead")
+    exchange = handshake.follow(standing("bank", align_by="digests"), "lead")
     assert isinstance(next(exchange), Receive)
-    begin = {"kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
-             "key": bytes(32)}  # fmt: skip
-    said = exchange.send(begin)
+    said = exchange.send(begun())
     assert isinstance(said, Send)
     return {**said.message, **changes}
 
@@ -209,13 +226,17 @@ def applications(**changes: Any) -> dict[str, Any]:
         {"job": "{"},
         {"steps": np.array([0.5])},
         {"run": "text"},
-        {"ids_train": np.zeros((3, 5), np.uint8)},
-        {"ids_train": np.zeros((2, 16), np.uint8)},
-        {"ids_test": b"bytes"},
+        {"digests_train": np.zeros((4, 5), np.uint8)},
+        {"digests_train": np.zeros((3, 16), np.uint8)},
+        {"digests_train": np.zeros((4, 16), np.uint8)},
+        {"digests_test": b"bytes"},
+        {"ids_train": -1},
+        {"examples": None},
     ],
 )
 def test_a_malformed_application_is_refused(changes: dict[str, Any]) -> None:
-    exchange = handshake.lead(standing("lead"), ("bank",), attempt=1, purpose="train", order_seed=0)
+    lead = standing("lead", align_by="digests")
+    exchange = handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0)
     next(exchange)
     next(exchange)
     with pytest.raises(Unfit, match=r"bank (does not apply as a follower does|has a train id)"):
@@ -223,7 +244,8 @@ def test_a_malformed_application_is_refused(changes: dict[str, Any]) -> None:
 
 
 def test_what_was_on_its_way_from_an_earlier_attempt_is_passed_over() -> None:
-    exchange = handshake.lead(standing("lead"), ("bank",), attempt=2, purpose="train", order_seed=0)
+    lead = standing("lead", align_by="digests")
+    exchange = handshake.lead(lead, ("bank",), attempt=2, purpose="train", order_seed=0)
     assert isinstance(next(exchange), Send)
     next(exchange)
     for stale in ({"kind": "tensor", "name": "left"}, applications(attempt=1), {}):
@@ -232,7 +254,10 @@ def test_what_was_on_its_way_from_an_earlier_attempt_is_passed_over() -> None:
         exchange.send(applications(attempt=2))
 
 
-GOOD = {"kind": "agreed", "step": 0, "rows_train": np.arange(4), "rows_test": np.arange(2)}
+GOOD = {
+    "kind": "agreed", "step": 0, "examples": bytes(16), "rows_train": np.arange(4),
+    "rows_test": np.arange(2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -246,31 +271,55 @@ GOOD = {"kind": "agreed", "step": 0, "rows_train": np.arange(4), "rows_test": np
         ({**GOOD, "rows_test": np.empty(0, np.int64)}, "not a row of positions"),
         ({"kind": "tensor"}, "'tensor' where 'begin' was due"),
         ({"kind": "agreed"}, "step is missing"),
+        ({**GOOD, "examples": b"short"}, "named in 5 bytes"),
+        ({**GOOD, "kind": "blinded"}, "'blinded' where 'begin' was due"),
     ],
 )
 def test_a_follower_believes_nothing_that_it_can_check(agreed: dict[str, Any], why: str) -> None:
-    exchange = handshake.follow(standing("bank"), "lead")
+    exchange = handshake.follow(standing("bank", align_by="digests"), "lead")
     next(exchange)
-    begin = {"kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
-             "key": bytes(32)}  # fmt: skip
-    exchange.send(begin)
+    exchange.send(begun())
     next(exchange)
     with pytest.raises(ExchangeError, match=why):
         exchange.send(agreed)
 
 
+@pytest.mark.parametrize(
+    ("begin", "why"),
+    [
+        (begun(align_by="digests"), "aligns by 'digests' where this job has 'intersection'"),
+        (begun(align_by="intersection", ids_test=-1), "its ids are fewer than none"),
+        (
+            begun(align_by="intersection", ids_train=11),
+            "it brings 11 ids, each of which it learns whether bank has: alignment.most_ids = 10",
+        ),
+    ],
+)
+def test_a_follower_keeps_to_its_own_job(begin: dict[str, Any], why: str) -> None:
+    exchange = handshake.follow(standing("bank", most_ids=10), "lead")
+    next(exchange)
+    with pytest.raises(ExchangeError, match=why):
+        exchange.send(begin)
+
+
+def test_a_leader_takes_so_many_ids_and_no_more() -> None:
+    with pytest.raises(Unfit) as error:
+        agree(standing("lead", most_ids=10), standing("bank", range(11)))
+    assert str(error.value) == (
+        "bank brings 11 ids, each of which it learns whether lead has: alignment.most_ids = 10"
+    )
+
+
 def test_a_follower_follows_the_leader_into_another_attempt() -> None:
-    exchange = handshake.follow(standing("bank"), "lead")
+    exchange = handshake.follow(standing("bank", align_by="digests"), "lead")
     next(exchange)
-    begin = {"kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
-             "key": bytes(32)}  # fmt: skip
-    first = exchange.send(begin)
+    first = exchange.send(begun())
     next(exchange)
-    second = exchange.send({**begin, "attempt": 2})
+    second = exchange.send(begun(attempt=2))
     assert isinstance(first, Send)
     assert isinstance(second, Send)
     assert (first.message["attempt"], second.message["attempt"]) == (1, 2)
     next(exchange)
     with pytest.raises(StopIteration) as end:
         exchange.send(GOOD)
-    assert end.value.value.positions["train"].tolist() == [0, 1, 2, 3]
+    assert end.value.value.examples.positions["train"].tolist() == [0, 1, 2, 3]

@@ -216,3 +216,19 @@ def test_a_leader_without_a_safe_link_does_not_begin(
     assert sentence in log.read_text()
     assert "Traceback" not in log.read_text()
     assert not (tmp_path / "run" / "job.yaml").exists()
+
+
+def test_a_follower_without_a_leader_says_at_once_whom_it_waits_for(
+    place: Path, tmp_path: Path
+) -> None:
+    """While it waits, and not when it has given up."""
+    log = tmp_path / "log"
+    start = ["vertical", "follower", str(place / "job.yaml"), "--out", str(tmp_path / "run")]
+    link = ["--connect", "127.0.0.1:1", "--insecure", "--patience", "600", "--party", "bank"]
+    process = vertical_process.start([*start, *link], log)
+    try:
+        wait_for(lambda: log.exists() and "waits for" in log.read_text())
+        assert process.is_alive()
+        assert log.read_text() == "bank waits for lead, the leader, at 127.0.0.1:1\n"
+    finally:
+        process.kill()

@@ -42,9 +42,11 @@ from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.message import take_array
+from fedveil.pages.kept_page import keep_page
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
+from fedveil.record.account_lines import keep_accounts
 from fedveil.record.begun_rounds import Attempts
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.kept_job import keep_job
@@ -241,14 +243,15 @@ class Federation:
                 add_finding(self._folder, audit)
                 self._recorder.event(str(audit))
             self._folder.write_atomically(MODEL, model_bytes(self._model))
-            for line in (others := list(other_accounts(self.job, self._protection, self._done))):
-                self._recorder.event(str(line))
+            others = list(other_accounts(self.job, self._protection, self._done))
+            keep_accounts(self._folder, others, self._recorder.event)
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
             if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
                 figures = ", ".join(
                     f"{k} {v:.4f}" for k, v in self._test.quality(self._weights).items()
                 )
                 self._recorder.event(f"the model at its end: {figures}")
+            keep_page(self._folder, self._recorder.event)
         records, path = self._recorder.records, self._folder.path
         return Run(self.job, records, self._model, path, self._ledger, stopped, audit, others)
 
@@ -267,7 +270,10 @@ class Federation:
         outcome = drive(server, self._executor, opening, self._protection.trains, begun)
         applied = outcome.result(lambda: self._apply(server.aggregate()))
         if outcome.hopeless is not None:
-            raise RunStopped(f"every client of round {number} failed: {outcome.hopeless}")
+            raise RunStopped(
+                f"every client of round {number} failed: {outcome.hopeless}; going on fails again "
+                f"until that is mended"
+            )
         outcome.bytes_down += len(cohort) * self._weights.nbytes
         outcome.charged.difference_update(self._canaries.clients)
         if applied is None and outcome.charged:
@@ -285,6 +291,7 @@ class Federation:
             **counted(outcome),
             **self._canaries.counted(),
             **quality,
+            **self._protection.shown(state),
             **self._privacy(),
             **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
         }
@@ -351,6 +358,7 @@ class Federation:
             record[f"epsilon_{name}"], record[f"delta_{name}"] = figure
             record[f"promise_{name}"] = figure.promise
         record["in_clear"] = list(self._ledger.in_clear)
+        record["rests_on_server"] = self._protection.rests_on_server(self._protection.settings)
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:

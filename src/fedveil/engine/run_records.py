@@ -9,13 +9,8 @@ from typing import Any, get_args
 from fedveil.errors import MessageInvalid
 from fedveil.privacy.promise import Promise
 from fedveil.protections.base import Whose
-from fedveil.record.recorder import Record
+from fedveil.record.recorder import LOST, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
-
-#: What became of clients without a report in the aggregate: reasons, each with how many gave it.
-LOST = ("rejected", "withheld", "failed")
-#: The same of reports that are in it and say nothing of an update, as far as the run is told.
-UNUSABLE = "unusable"
 
 #: The canaries among a round's clients and reports, where a run has any.
 CANARIES = "canaries"
@@ -23,7 +18,8 @@ CANARIES = "canaries"
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
 _NEEDED = {
-    *("round", "void", "unit", "randomness", "in_clear"), *LOST, UNUSABLE, *_NUMBERS,
+    *("round", "void", "unit", "randomness", "in_clear", "rests_on_server"),
+    *LOST, UNUSABLE, *_NUMBERS,
     *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
 }  # fmt: skip
 _QUALITY = {"loss", "accuracy", "auc"}
@@ -93,6 +89,8 @@ def _fits(name: str, value: object) -> bool:
         return value in get_args(Whose)
     if name in ("void", "randomness"):
         return isinstance(value, str) or (value is None and name == "void")
+    if name == "rests_on_server":
+        return type(value) is bool
     return type(value) is int or (type(value) is float and name != "round")
 
 

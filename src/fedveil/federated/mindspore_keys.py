@@ -140,10 +140,16 @@ WITHOUT_BLOCK = {
 }
 
 
+def _block_of(key: str, ours: str) -> str:
+    """Where a key goes; one that keeps its own name, its block alone."""
+    block, _, name = ours.rpartition(".")
+    return f"the same in `{block}`" if key.endswith(f".{name}") else f"`{ours}`"
+
+
 def key_table() -> str:
-    """The tables above as one, in Markdown; keys with one reason share a row."""
+    """The tables above as one, in Markdown; keys of one block, or with one reason, share a row."""
     rows = [
-        *((key, f"`{ours}`") for key, ours in CONVERTED.items()),
+        *((key, _block_of(key, ours)) for key, ours in CONVERTED.items()),
         *INTERPRETED.items(),
         *(
             (key, f"`{neutral}` changes nothing; refused otherwise: {why}")
@@ -154,7 +160,10 @@ def key_table() -> str:
     ]
     lines = ["| their key | what becomes of it |", "|---|---|"]
     for meaning, group in groupby(rows, key=lambda row: row[1]):
-        lines.append(f"| {', '.join(f'`{key}`' for key, _ in group)} | {meaning} |")
+        keys = [key for key, _ in group]
+        if meaning.startswith("the same in"):  # the block once, and the names in it
+            keys[1:] = [key.rpartition(".")[2] for key in keys[1:]]
+        lines.append(f"| {', '.join(f'`{key}`' for key in keys)} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

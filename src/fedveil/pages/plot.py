@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from fedveil.errors import InvalidValue
 
+#: In the curves' order, told apart by the colour-blind (after Okabe and Ito), on white or black.
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#8C6BB1", "#7F7F7F",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Axis:

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import RunFolderError
 from fedveil.privacy.finding import Finding
-from fedveil.record.finding_lines import read_findings
+from fedveil.privacy.ledger import Line
+from fedveil.record.account_lines import ACCOUNTS, read_accounts
+from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.recorder import Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, METRICS, MODEL, job_of
+from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read
+
+#: What is said of a run that has had all its rounds.
+_LAST = "the last"
+#: How the events begin that say that a run ends, and that it begins or goes on.
+_ENDS, _BEGINS = ("finished after ", "ended after "), ("began", "went on after ", "train from ")
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,37 @@ class ReadRun:
     records: Sequence[Record]
     findings: Sequence[Finding]
     events: Sequence[str]
+    accounts: Sequence[Line] = ()
 
     @property
     def finished(self) -> bool:
         """Whether the run has ended with a model."""
         return (self.folder / MODEL).is_file()
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended, as its events say; None while it goes on, or if it was killed."""
+        for event in reversed(self.events):
+            _, _, text = event.partition(" ")
+            if text.startswith(_ENDS):
+                return text
+            if text.startswith(_BEGINS):
+                return None
+        return None
+
+    @property
+    def stopped(self) -> str | None:
+        """Why it ended before its last round; None where it did not, or has not."""
+        _, _, why = (self.ended or "").partition(": ")
+        return why if why and why != _LAST else None
+
+    def said(self, beginning: str) -> str:
+        """The rest of the last event that begins so; empty where there is none."""
+        for event in reversed(self.events):
+            _, _, text = event.partition(" ")
+            if text.startswith(beginning):
+                return text.removeprefix(beginning)
+        return ""
 
     @property
     def last(self) -> Record:
@@ -50,11 +83,23 @@ class ReadRun:
 def read_run(folder: str | Path) -> ReadRun:
     """Read a run's folder; raises `RunFolderError` where there is none."""
     path = Path(folder)
-    job = read(job_of(path))
-    try:
-        lines = (path / METRICS).read_text("utf-8") if (path / METRICS).exists() else ""
-        events = (path / EVENTS).read_text("utf-8") if (path / EVENTS).exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}") from None
-    records = read_whole_lines(lines, path / METRICS)
-    return ReadRun(path, job, records, read_findings(path), events.splitlines())
+    return _read(path, read(job_of(path)))
+
+
+def read_party(run: ReadRun, folder: Path) -> ReadRun:
+    """Read what a party of a vertical run has written, in a folder of its own in the run's."""
+    return _read(folder, run.job)
+
+
+def _read(path: Path, job: Mapping[str, Any]) -> ReadRun:
+    records = read_whole_lines(_whole_lines(path / METRICS), path / METRICS)
+    events = _whole_lines(path / EVENTS).splitlines()
+    with intact(path / FINDINGS, path / ACCOUNTS):
+        return ReadRun(path, job, records, read_findings(path), events, read_accounts(path))
+
+
+def _whole_lines(path: Path) -> str:
+    """A file's text without a last line that is being written; empty where there is no file."""
+    with intact(path):
+        data = path.read_bytes() if path.exists() else b""
+        return data[: data.rfind(b"\n") + 1].decode()

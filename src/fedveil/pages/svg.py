@@ -7,12 +7,8 @@ import math
 from typing import Any
 
 from fedveil.errors import MissingExtra
-from fedveil.pages.plot import Plot
+from fedveil.pages.plot import COLOURS, Plot
 
-#: In the curves' order, told apart by the colour-blind (Okabe and Ito), dark enough on white.
-COLOURS = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#000000", "#7F7F7F",
-)  # fmt: skip
 _MARKERS = "osD^vPX*"
 _LOOKS: dict[Any, Any] = {
     "svg.hashsalt": "fedveil",  # or the names of its parts are drawn at random

@@ -8,14 +8,8 @@ attacker is right more often than
 
 and against the worst mechanism of that statement one is (Kairouz, Oh and Viswanath, 2015).
 
-    strong          right at most 3 times in 4: nearer to a coin's toss than to knowing
-    meaningful      wrong once in 20 or more often: no usual standard of evidence is met
-    weak            wrong once in 1,000 or more often: a doubt that nobody should count on
-    next to none    wrong less often than that
-    none            never wrong: epsilon is infinite, or delta is 1
-
-An average over releases hides that with probability delta everything may be told. So a delta above
-1/1,000 is next to none, whatever epsilon is.
+`MEANS` says where each word begins. An average over releases hides that with probability delta
+everything may be told. So a delta above 1/1,000 is next to none, whatever epsilon is.
 """
 
 from __future__ import annotations
@@ -27,6 +21,14 @@ from fedveil.privacy.loss import format_delta, format_epsilon
 
 Promise: TypeAlias = Literal["strong", "meaningful", "weak", "next to none", "none"]
 
+#: What each word says of the best attacker, and why it begins there.
+MEANS: dict[Promise, str] = {
+    "strong": "right at most 3 times in 4: nearer to a coin's toss than to knowing",
+    "meaningful": "wrong once in 20 or more often: no usual standard of evidence is met",
+    "weak": "wrong once in 1,000 or more often: a doubt that nobody should count on",
+    "next to none": "wrong less often than once in 1,000, or all may be told as often as that",
+    "none": "never wrong: epsilon is infinite, or delta is 1",
+}
 #: How often the best attacker is wrong, at least, for a promise to have the name.
 _WRONG: tuple[tuple[float, Promise], ...] = (
     (1 / 4, "strong"),

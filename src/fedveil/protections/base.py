@@ -344,6 +344,10 @@ class Protection(ABC):
             take(state, name, type(value))
         self.spending(state)
 
+    def shown(self, state: State) -> Mapping[str, float]:
+        """What the record of a round with this state says of it, by names of the position's."""
+        return {}
+
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
         """`state`, when a round with reports of these losses was begun and has no aggregate."""
         return state

@@ -8,17 +8,20 @@ itself what it reads before. Its noise is that of one release for a whole cohort
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from pydantic import Field
 
 from fedveil._arrays import Int64s
+from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.central_noise import CentralNoise
+from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.message import Message, encoded_bytes, only_fields
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
+from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipping, clip_follows
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -36,12 +39,11 @@ from fedveil.protections.noise_rule import check_noised_sum, one_noise
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
-from fedveil.settings.settings import Settings
 
 _MULTIPLIER = 1.0
 
 
-class CentralGaussianSettings(Settings):
+class CentralGaussianSettings(AdaptiveClipSettings):
     """Parameters of `central_gaussian`, which trusts the server."""
 
     clip: float = Field(1.0, gt=0, description="L2 norm that an update is clipped to")
@@ -85,6 +87,9 @@ class CentralGaussian(Protection):
     on its way: they read the clipped update. Of secret cohorts (`JobContext.poisson`) what comes of
     a round is the noised sum over a constant, noise alone where nobody reported: the law that is
     amplified by the draw, for whoever only gets the models.
+
+    With `clip_quantile` updates are in units of a clip that moves, each with a bit behind it that
+    says whether it was shortened (`QuantileClip`): one release of both together.
     """
 
     name = block = "central_gaussian"
@@ -93,18 +98,19 @@ class CentralGaussian(Protection):
     perturbs = False
     amplified = True
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
-    rules = (one_noise,)
+    rules = (one_noise, clip_follows)
     advice = (_trusts,)
 
     def __init__(self, settings: CentralGaussianSettings, context: JobContext) -> None:
         super().__init__(settings, context)
         check_noised_sum(self.name, context)
         ratio = settings.ratio(context.delta, context.rounds)
-        self.noise = CentralNoise.of_ratio(ratio, context.delta, settings.clip, context.dimension)
-        self.norm_clip = self.noise.clip
+        self.clipping = clip = Clipping(settings, settings.clip, ratio, context)
+        self.noise = CentralNoise.of_ratio(ratio, context.delta, clip.norm, clip.length)
+        self.norm_clip = clip.longest
         # No entry of a clipped update is larger, in steps.
         most = math.isqrt(self.noise.limit)
-        self.form = GridReport(self.noise.step, most, context.dimension, np.int64)
+        self.form = GridReport(self.noise.step, most, clip.length, np.int64)
 
     @classmethod
     def rests_on_server(cls, settings: CentralGaussianSettings) -> bool:
@@ -127,6 +133,27 @@ class CentralGaussian(Protection):
         noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
         update = np.array([1.0, 0.0])
         yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)
+        ratio = analytic_sigma(eps, 1e-3, 1.0)
+        moving = QuantileClip(1.0, ratio, dimension=2, clients=4, bit_noise=1.5 * ratio)
+        both = CentralNoise.of_ratio(ratio, 1e-3, moving.norm, moving.length)
+
+        def released(update: Update, entropy: Entropy) -> Int64s:
+            return both.noised(moving.joint(update, 0.5), entropy)
+
+        at_clip, beyond = np.array([0.5, 0.0]), np.array([-1.0, 0.0])
+        yield Case("an update and whether it was shortened", released, at_clip, beyond, both.loss)
+
+    def initial_state(self) -> State:
+        """The first clip, where it moves."""
+        return self.clipping.initial_state()
+
+    def check_state(self, state: State) -> None:
+        """A clip that a round can leave."""
+        self.clipping.words(state)
+
+    def shown(self, state: State) -> Mapping[str, float]:
+        """The clip of the round, where it moves."""
+        return self.clipping.shown(state)
 
     def spending(self, state: State) -> Sequence[Spending]:
         """One release of the sum."""
@@ -140,11 +167,12 @@ class CentralGaussian(Protection):
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """The clipped update, as the server reads it."""
-        multiples = self.read(report)
-        estimate = multiples.astype(np.float64) * self.noise.step
+        multiples, clip, told = self.read(report), self.clipping, context.state
+        estimate = clip.parted(multiples.astype(np.float64) * self.noise.step, told)
 
         def log_likelihood(update: Update) -> float:
-            return 0.0 if np.array_equal(self.noise.clipped(update), multiples) else -math.inf
+            same = np.array_equal(self.noise.clipped(clip.joint(update, told)), multiples)
+            return 0.0 if same else -math.inf
 
         return Reading(estimate, np.ones_like(estimate), log_likelihood=log_likelihood)
 
@@ -153,6 +181,9 @@ class CentralGaussian(Protection):
         multiples = self.form.read(report)
         if not self.noise.within(multiples):
             raise MessageInvalid("field multiples is longer than the clip")
+        moving = self.clipping.moving
+        if moving is not None and abs(int(multiples[-1])) * self.noise.step > moving.half:
+            raise MessageInvalid("field multiples says more than a bit of the clip")
         return multiples
 
 
@@ -164,8 +195,12 @@ class CentralGaussianServerRound(OneReportRound):
     def __init__(self, protection: CentralGaussian, context: RoundContext) -> None:
         super().__init__(context)
         self._protection = protection
-        self._sum = np.zeros(protection.dimension, np.int64)
+        self._sum = np.zeros(protection.clipping.length, np.int64)
         self._told: Aggregate | None = None
+
+    def opening(self) -> Message:
+        """The round's number, and the clip where it moves."""
+        return {**super().opening(), **self._protection.clipping.words(self._context.state)}
 
     @property
     def longest(self) -> int:
@@ -192,7 +227,8 @@ class CentralGaussianServerRound(OneReportRound):
             protection.noise.add_to(total, protection.noise_entropy(self._context.round))
             job = protection.context
             among = job.clients_per_round if job.poisson else self.reports
-            self._told = Aggregate(total * protection.noise.step / among, self.reports)
+            mean = total * protection.noise.step / among
+            self._told = protection.clipping.aggregate(mean, self.reports, self._context.state)
         return self._told
 
 
@@ -204,8 +240,10 @@ class CentralGaussianClientRound(OneReportClient):
         self._protection = protection
 
     def _report(self, opening: Message, update: Update) -> Message:
+        protection = self._protection
         try:
-            report = self._protection.form.written(self._protection.noise.clipped(update))
-        except InvalidValue as error:
+            joint = protection.clipping.joint(update, opening)
+            report = protection.form.written(protection.noise.clipped(joint))
+        except (InvalidValue, MessageInvalid) as error:
             raise ClientWithheld(str(error)) from None
         return {"round": self._context.round, **report}

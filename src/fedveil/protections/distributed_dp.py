@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -13,14 +13,18 @@ from pydantic import Field
 
 from fedveil._arrays import Float32s, Int64s
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import ClientWithheld, InvalidValue
-from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum
+from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum, NoiseShares
 from fedveil.mechanisms.hadamard import random_signs
+from fedveil.mechanisms.quantile_clip import QuantileClip
+from fedveil.message import Message
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
+from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipping, clip_follows
 from fedveil.protections.base import (
+    Aggregate,
     ClientContext,
     Cohort,
     JobContext,
@@ -43,9 +47,11 @@ from fedveil.secagg.masking import Ring
 
 #: What a run costs where nothing else is said.
 _TARGET = 8.0
+#: The sums that an audit tries.
+_FOUR: Any = {"shares": 4, "clients": 4, "entry_bits": 12}
 
 
-class DistributedDPSettings(SecureSumSettings):
+class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
     """Parameters of `distributed_dp`."""
 
     clip: float = Field(1.0, gt=0, description="L2 norm that each client clips its update to")
@@ -103,6 +109,12 @@ def _as_written(share: float) -> Fraction:
     return Fraction(repr(share))
 
 
+def _loss(noise: NoiseShares, shares: int, delta: float) -> PrivacyLoss:
+    """Of the sum of so many shares."""
+    ratio = noise.ratio(shares)
+    return PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
+
+
 def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
     """Under distributed_dp the clients that may drop out or be dishonest leave one with noise."""
     if cohort.per_round is None:
@@ -145,6 +157,10 @@ class DistributedDP(SecureSum):
     for one example, with the amplification by that sampling (`SampledGaussian`): it counts against
     the server too, as nobody but the client knows whose turn it was.
 
+    With `clip_quantile` the update is in units of a clip that moves, and a bit stands behind it
+    that says whether it was shortened (`QuantileClip`): the same `Gaussian(ratio)` for both
+    together, whatever clip a client is told.
+
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
     learning with secure aggregation, 2021. Their discrete Gaussian, and not Skellam noise, which
     adds up exactly: the sum of shares of variance 16 or more is a discrete Gaussian to within e^±η,
@@ -157,7 +173,7 @@ class DistributedDP(SecureSum):
     settings: DistributedDPSettings
     perturbs = True
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
-    rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise)
+    rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise, clip_follows)
     advice = (threshold_safe, noise_enforced)
 
     def __init__(self, settings: DistributedDPSettings, context: JobContext) -> None:
@@ -167,13 +183,14 @@ class DistributedDP(SecureSum):
         for rule in (one_noise, some_noise):
             if (problem := rule(settings, Cohort(None, clients))) is not None:
                 raise InvalidValue(problem)
-        self.norm_clip = settings.clip
+        self.clipping = clipping = Clipping(settings, settings.clip, self._ratio(), context)
+        self.norm_clip = clipping.longest
         self._dishonest = settings.dishonest(clients)
         self._least = settings.least_survivors(clients)
         common: Any = {
             "shares": self._least - self._dishonest,
             "clients": settings.sharing_clients(clients),
-            "dimension": context.dimension,
+            "dimension": clipping.length,
         }
         self.noise: DistributedGaussian | DistributedSum
         if context.unit == "example":
@@ -181,7 +198,7 @@ class DistributedDP(SecureSum):
         else:
             bits, rotation = settings.bits, settings.rotation
             self.noise = DistributedGaussian(
-                settings.clip, self._ratio(), **common, entry_bits=bits, rotation=rotation
+                clipping.norm, self._ratio(), **common, entry_bits=bits, rotation=rotation
             )
         self.length, self.ring = self.noise.length, Ring(self.noise.bits)
         self._signs: tuple[int, Float32s | None] = (-1, None)
@@ -198,8 +215,24 @@ class DistributedDP(SecureSum):
 
     @classmethod
     def units(cls, settings: Any) -> Sequence[Whose]:
-        """Either."""
-        return ("client", "example")
+        """Either; a clip that moves is of clients."""
+        return ("client",) if settings.clip_quantile is not None else ("client", "example")
+
+    def initial_state(self) -> State:
+        """The first clip, where it moves."""
+        return self.clipping.initial_state()
+
+    def check_state(self, state: State) -> None:
+        """A clip that a round can leave."""
+        self.clipping.words(state)
+
+    def shown(self, state: State) -> Mapping[str, float]:
+        """The clip of the round, where it moves."""
+        return self.clipping.shown(state)
+
+    def words(self, state: State) -> Message:
+        """The clip, where it moves."""
+        return self.clipping.words(state)
 
     @property
     def least_survivors(self) -> int:
@@ -223,36 +256,46 @@ class DistributedDP(SecureSum):
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
         """What the sum of so many survivors has released."""
-        ratio, context = self.noise.ratio(reports - self._dishonest), self.context
-        epsilon = epsilon_for(ratio, context.delta)
+        shares, context = reports - self._dishonest, self.context
+        loss = _loss(self.noise, shares, context.delta)
         if context.unit == "example":
-            return [Spending(sampled_loss(epsilon, context.delta, ratio, context.sampling_rate))]
-        return [Spending(PrivacyLoss(epsilon, context.delta, release=Gaussian(ratio)))]
+            ratio = self.noise.ratio(shares)
+            loss = sampled_loss(loss.epsilon, context.delta, ratio, context.sampling_rate)
+        return [Spending(loss)]
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """A sum of four shares, in which one update of the clipping norm is tried."""
-        noise = DistributedGaussian(
-            1.0, ratio_for(eps, 1e-3, 1), shares=4, clients=4, dimension=2, entry_bits=12
-        )
+        """Sums of four shares, in which one update is tried: under a clip that stays, and one
+        that moves."""
+        multiplier = ratio_for(eps, 1e-3, 1)
+        staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1.0, -1.0], np.float32), np.zeros(2, np.float32)
 
         def released(update: Update, entropy: Entropy) -> Int64s:
-            return sum(
-                (noise.share(zero, signs, entropy) for _ in range(3)),
-                noise.share(update, signs, entropy),
-            )
+            others = (staying.share(zero, signs, entropy) for _ in range(3))
+            return sum(others, staying.share(update, signs, entropy))
 
-        update, ratio = np.array([1.0, 0.0], np.float32), noise.ratio(4)
-        loss = PrivacyLoss(epsilon_for(ratio, 1e-3), 1e-3, release=Gaussian(ratio))
-        yield Case("noise in shares, an update", released, update, -update, loss)
+        update = np.array([1.0, 0.0], np.float32)
+        yield Case("noise in shares, an update", released, update, -update, _loss(staying, 4, 1e-3))
+        law = QuantileClip(1.0, multiplier, dimension=2, clients=4, bit_noise=1.5 * multiplier)
+        moving = DistributedGaussian(law.norm, multiplier, **_FOUR, dimension=law.length)
+        four = np.array([1.0, -1.0, 1.0, 1.0], np.float32)
 
-    def vector(self, update: Update, context: ClientContext) -> npt.NDArray[np.int64]:
+        def with_bits(update: Update, entropy: Entropy) -> Int64s:
+            others = (moving.share(law.joint(zero, 0.5), four, entropy) for _ in range(3))
+            return sum(others, moving.share(law.joint(update, 0.5), four, entropy))
+
+        at_clip, beyond, name = update / 2, -update, "noise in shares, an update and if shortened"
+        yield Case(name, with_bits, at_clip, beyond, _loss(moving, 4, 1e-3))
+
+    def vector(
+        self, update: Update, context: ClientContext, told: Message
+    ) -> npt.NDArray[np.int64]:
         """The client's share of the sum."""
         try:
-            signs = self.signs(context.round)
-            return self.noise.share(update, signs, context.entropy.stream("share of the sum"))
-        except InvalidValue as error:
+            joint, signs = self.clipping.joint(update, told), self.signs(context.round)
+            return self.noise.share(joint, signs, context.entropy.stream("share of the sum"))
+        except (InvalidValue, MessageInvalid) as error:
             raise ClientWithheld(str(error)) from None
 
     def mean(
@@ -265,6 +308,10 @@ class DistributedDP(SecureSum):
                 f"their noise reach"
             )
         return self.noise.mean(total, survivors, self.signs(round))
+
+    def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
+        """The mean update, and the next clip where it moves."""
+        return self.clipping.aggregate(mean, survivors, state)
 
     def signs(self, round: int) -> Float32s | None:
         """The signs of a round's rotation, which everybody knows; None without a rotation."""

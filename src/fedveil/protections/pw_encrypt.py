@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue
 from fedveil.mechanisms.central_noise import CentralNoise
+from fedveil.message import Message
 from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import ClientContext, Dialect, JobContext, Spending, State, Update
@@ -91,7 +92,9 @@ class PWEncrypt(SecureSum):
         update = np.array([1.0, 0.0])
         yield Case("central noise, an update", central.noised, update, -update, central.loss)
 
-    def vector(self, update: Update, context: ClientContext) -> npt.NDArray[np.int64]:
+    def vector(
+        self, update: Update, context: ClientContext, told: Message
+    ) -> npt.NDArray[np.int64]:
         """The client's weight times its quantised update, and the weight."""
         weight = 1
         if self.central is not None:

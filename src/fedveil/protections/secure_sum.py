@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, MessageInvalid, RoundVoid
-from fedveil.message import Message, encoded_bytes, only_fields, take_array
+from fedveil.message import Message, encode, encoded_bytes, only_fields, take_array
 from fedveil.packing import add_packed, pack, packed_size, spare_bits_zero
 from fedveil.protections.base import (
     Aggregate,
@@ -33,7 +33,7 @@ from fedveil.protections.base import (
 )
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
-from fedveil.protections.secure_sum_settings import SecureSumSettings
+from fedveil.protections.secure_sum_settings import SecureSumSettings, shared_weaker
 from fedveil.rounds.answers import ClientId
 from fedveil.secagg.client import Client
 from fedveil.secagg.keys import Identity
@@ -77,8 +77,13 @@ class SecureSum(Protection):
         self._digested: tuple[int, Update, bytes] | None = None
 
     @abstractmethod
-    def vector(self, update: Update, context: ClientContext) -> npt.NDArray[np.int64]:
-        """What a client adds to the sum; raises `ClientWithheld` where it adds nothing."""
+    def vector(
+        self, update: Update, context: ClientContext, told: Message
+    ) -> npt.NDArray[np.int64]:
+        """What a client adds to the sum; raises `ClientWithheld` where it adds nothing.
+
+        `told` are the server's `words`, untrusted.
+        """
 
     @abstractmethod
     def mean(
@@ -88,6 +93,15 @@ class SecureSum(Protection):
 
         Raises `ImpossibleSum` where no honest clients can have it: nobody sees whose part is wrong.
         """
+
+    def words(self, state: State) -> Message:
+        """What the server says of the round's state where it asks for vectors; always the same
+        fields."""
+        return {}
+
+    def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
+        """What comes of such a mean, in a round that opened with `state`."""
+        return Aggregate(mean, survivors)
 
     @property
     def least_survivors(self) -> int:
@@ -140,31 +154,7 @@ class SecureSum(Protection):
         clients: int,
         expected: int | None = None,
     ) -> str | None:
-        """At least as many clients reconstruct a secret, of as few, with as many neighbours.
-
-        The share of a neighbourhood that reconstructs is at least the one demanded, and more than
-        half where no number of clients was expected.
-        """
-        threshold, least = (s.reconstruct_secrets_threshold for s in (asked, demanded))
-        if threshold < least:
-            return f"{threshold} clients reconstruct a secret, at least {least} are demanded"
-        there = asked.neighbourhood(clients)
-        if expected is None:
-            if 2 * threshold <= there:
-                return (
-                    f"{threshold} of {there} clients reconstruct a secret, more than half are "
-                    f"demanded where `clients` does not say of how many {least} are"
-                )
-        elif threshold * demanded.neighbourhood(expected) < least * there:
-            return (
-                f"{threshold} of {there} clients reconstruct a secret, {least} of "
-                f"{demanded.neighbourhood(expected)} are demanded"
-            )
-        degrees = [s.graph_degree(s.sharing_clients(clients)) for s in (asked, demanded)]
-        among, wanted = (clients - 1 if degree is None else degree for degree in degrees)
-        if among < min(wanted, clients - 1):
-            return f"a client has {among} neighbours, at least {wanted} are demanded"
-        return None
+        return shared_weaker(asked, demanded, clients, expected)
 
     def server_round(self, context: RoundContext) -> ServerRound:
         half = MaskedServerRound if self.context.masks else BareServerRound
@@ -174,10 +164,13 @@ class SecureSum(Protection):
         half = MaskedClientRound if self.context.masks else BareClientRound
         return half(self, context)
 
-    def outcome(self, total: npt.NDArray[np.int64], survivors: int, round: int) -> Aggregate:
+    def outcome(
+        self, total: npt.NDArray[np.int64], survivors: int, context: RoundContext
+    ) -> Aggregate:
         """What comes of a sum; raises `RoundVoid` where nothing does."""
         try:
-            return Aggregate(self.mean(total, survivors, round), survivors)
+            mean = self.mean(total, survivors, context.round)
+            return self.outcome_of(mean, survivors, context.state)
         except ImpossibleSum as impossible:
             needed = self.least_clients
             raise RoundVoid("unmask", survivors, needed, str(impossible)) from None
@@ -203,8 +196,13 @@ class SecureSum(Protection):
             roster=self._public_identity,
         )
 
-    def origin(self, context: RoundContext | ClientContext) -> bytes:
-        """The digest of what updates are made from: once a round for all that have one model."""
+    def origin(self, context: RoundContext | ClientContext, words: Message) -> bytes:
+        """The digest of what vectors are made from, the server's words among it."""
+        origin = self._model_digest(context)
+        return hashlib.sha256(origin + encode(words)).digest() if words else origin
+
+    def _model_digest(self, context: RoundContext | ClientContext) -> bytes:
+        """Of what updates are made from: once a round for all that have one model."""
         if context.origin:
             return context.origin
         kept = self._digested
@@ -243,15 +241,15 @@ class MaskedServerRound:
         expected = protection.context.clients_per_round
         if len(context.cohort) > expected:
             raise InvalidValue(f"a cohort of {len(context.cohort)}, the terms are for {expected}")
-        self._protection = protection
+        self._protection, words = protection, protection.words(context.state)
         self._server = Server(
             protection.terms(context.round),
             context.cohort,
             protection.graph_entropy(context.round),
-            origin=protection.origin(context),
+            origin=protection.origin(context, words),
             processes=len(os.sched_getaffinity(0)),
         )
-        self._round = context.round
+        self._context, self._words = context, words
         self._void: RoundVoid | None = None
 
     @property
@@ -271,10 +269,13 @@ class MaskedServerRound:
     def advance(self) -> Mapping[ClientId, Message] | None:
         """Close the phase; raises `RoundVoid` where too few have answered it."""
         try:
-            return self._server.advance()
+            messages = self._server.advance()
         except RoundVoid as void:
             self._void = void
             raise
+        if messages is None or self._server.phase != TRAINS or not self._words:
+            return messages
+        return {client: {**message, **self._words} for client, message in messages.items()}
 
     def merge(self, other: Any) -> None:
         """Masks cancel within one server's sum only."""
@@ -291,7 +292,7 @@ class MaskedServerRound:
         if self._void is not None:
             raise self._void
         return self._protection.outcome(
-            self._server.total(), len(self._server.survivors), self._round
+            self._server.total(), len(self._server.survivors), self._context
         )
 
 
@@ -318,8 +319,10 @@ class MaskedClientRound:
             if message.get("phase") == PHASES[0]:
                 answered.check(round)
             return self._client.respond(message)
-        origin = self._protection.origin(self._context)
-        answer = self._client.respond(message, self._vector(update), origin)
+        told, rest = self._parted(message)
+        vector = self._vector(update, told)
+        origin = self._protection.origin(self._context, told)
+        answer = self._client.respond(rest, vector, origin)
         answered.note(round)
         return answer
 
@@ -330,8 +333,14 @@ class MaskedClientRound:
     def take_up(self, kept: State) -> None:
         self._client.take_up(kept)
 
-    def _vector(self, update: Update) -> npt.NDArray[np.int64]:
-        return self._protection.vector(update, self._context)
+    def _vector(self, update: Update, told: Message) -> npt.NDArray[np.int64]:
+        return self._protection.vector(update, self._context, told)
+
+    def _parted(self, message: Message) -> tuple[Message, Message]:
+        """The position's own words in a message, and secure aggregation's."""
+        names = self._protection.words(self._protection.initial_state())
+        told = {name: value for name, value in message.items() if name in names}
+        return told, {name: value for name, value in message.items() if name not in names}
 
 
 class BareServerRound(OneReportRound):
@@ -346,7 +355,7 @@ class BareServerRound(OneReportRound):
         self._total = np.zeros(protection.length, protection.ring.lane)
 
     def opening(self) -> Message:
-        return self._words()
+        return self._words(**self._protection.words(self._context.state))
 
     @property
     def longest(self) -> int:
@@ -369,7 +378,7 @@ class BareServerRound(OneReportRound):
         needed = protection.least_clients
         if self.reports < needed:
             raise RoundVoid(TRAINS, self.reports, needed)
-        return protection.outcome(ring.signed(self._total), self.reports, self._context.round)
+        return protection.outcome(ring.signed(self._total), self.reports, self._context)
 
 
 class BareClientRound(OneReportClient):
@@ -381,6 +390,6 @@ class BareClientRound(OneReportClient):
 
     def _report(self, opening: Message, update: Update) -> Message:
         ring = self._protection.ring
-        lanes = ring.elements(self._protection.vector(update, self._context))
+        lanes = ring.elements(self._protection.vector(update, self._context, opening))
         ring.reduce(lanes)
         return {"phase": TRAINS, "round": self._context.round, "vector": pack(lanes, 0, ring.bits)}

@@ -132,3 +132,33 @@ def threshold_safe(settings: SecureSumSettings, cohort: Cohort) -> str | None:
             f"active_security, it cannot with up to a third of them"
         )
     return None
+
+
+def shared_weaker(
+    asked: SecureSumSettings, demanded: SecureSumSettings, clients: int, expected: int | None
+) -> str | None:
+    """At least as many clients reconstruct a secret, of as few, with as many neighbours.
+
+    The share of a neighbourhood that reconstructs is at least the one demanded, and more than
+    half where no number of clients was expected.
+    """
+    threshold, least = (s.reconstruct_secrets_threshold for s in (asked, demanded))
+    if threshold < least:
+        return f"{threshold} clients reconstruct a secret, at least {least} are demanded"
+    there = asked.neighbourhood(clients)
+    if expected is None:
+        if 2 * threshold <= there:
+            return (
+                f"{threshold} of {there} clients reconstruct a secret, more than half are "
+                f"demanded where `clients` does not say of how many {least} are"
+            )
+    elif threshold * demanded.neighbourhood(expected) < least * there:
+        return (
+            f"{threshold} of {there} clients reconstruct a secret, {least} of "
+            f"{demanded.neighbourhood(expected)} are demanded"
+        )
+    degrees = [s.graph_degree(s.sharing_clients(clients)) for s in (asked, demanded)]
+    among, wanted = (clients - 1 if degree is None else degree for degree in degrees)
+    if among < min(wanted, clients - 1):
+        return f"a client has {among} neighbours, at least {wanted} are demanded"
+    return None

@@ -19,6 +19,11 @@ from fedveil.record.sealed_message import intact
 
 Record = dict[str, Any]
 
+#: What became of clients without a report in the aggregate: reasons, each with how many gave it.
+LOST = ("rejected", "withheld", "failed")
+#: The same of reports that are in it and say nothing of an update, as far as the run is told.
+UNUSABLE = "unusable"
+
 
 class Recorder:
     """Appends to a run folder's metrics and events, and to TensorBoard where it is wanted.

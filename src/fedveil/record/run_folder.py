@@ -96,6 +96,18 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
 
+def in_use(path: Path) -> bool:
+    """Whether a process of this machine writes in a run's folder."""
+    try:
+        with (path / _LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no lock: it is a copy
+        return False
+    return False
+
+
 def job_of(path: Path) -> Path:
     """The job file of a run's folder; raises `RunFolderError` where it is none."""
     if not (path / JOB).is_file():

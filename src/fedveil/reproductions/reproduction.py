@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -34,7 +34,8 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
         takes = f"{name} at scale {scale} takes about {about(experiment.estimate_s(scale))}"
         tell(f"{takes} on two cores; it is in {path}")
         stack.enter_context(_gone_on_with(how))
-        with _timed(folder, name, scale, spent_s) as clock:
+        again = (path / f"{name}.md").exists()
+        with _timed(folder, name, scale, spent_s, again) as clock:
             outcome = experiment.run(path, scale, tell)
         figures = {plot.name: f"{name}-{plot.name}.svg" for plot in outcome.plots}
         for plot in outcome.plots:
@@ -68,9 +69,18 @@ def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
 
 
 @contextmanager
-def _timed(folder: RunFolder, name: str, scale: Scale, spent_s: float) -> Iterator[_Clock]:
-    """Write down how long it has taken in all, whether it ends well or not."""
-    clock = _Clock(spent_s)
+def _timed(
+    folder: RunFolder, name: str, scale: Scale, spent_s: float, again: bool
+) -> Iterator[Callable[[], float]]:
+    """Write down how long it has taken in all, whether it ends well or not.
+
+    What was finished before has taken what it took: to read it once more counts for nothing.
+    """
+    began = time.perf_counter()
+
+    def clock() -> float:
+        return spent_s if again else spent_s + time.perf_counter() - began
+
     try:
         yield clock
     finally:
@@ -85,14 +95,6 @@ def _gone_on_with(command: str) -> Iterator[None]:
     except (FedveilError, KeyboardInterrupt) as end:
         end.__notes__ = [f"`{command}` goes on from here"]
         raise
-
-
-class _Clock:
-    def __init__(self, spent_s: float) -> None:
-        self._spent_s, self._began = spent_s, time.perf_counter()
-
-    def __call__(self) -> float:
-        return self._spent_s + time.perf_counter() - self._began
 
 
 def _write(folder: RunFolder, name: str, scale: Scale, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -11,36 +12,56 @@ from pydantic.fields import FieldInfo
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
 
+#: The rows of a page so far, each without its place -> the block that it was in.
+_Told: TypeAlias = dict[tuple[str, str], str]
+#: So many rows that stand in another block already are not written again.
+_ALIKE = 3
+
+
 def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
     """The page, in Markdown: the introduction, every key of `job`, what holds between them."""
     between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))  # some hold in two places
-    return "\n".join([introduction, *_tables(job), f"## Between keys\n\n{between}\n"])
+    return "\n".join([introduction, *_tables(job, "", {}), f"## Between keys\n\n{between}\n"])
 
 
-def _tables(model: type[BaseModel], place: str = "") -> Iterator[str]:
+def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
     """A table of the values in `model`, then those of the blocks in it."""
     blocks = []
     title = f"### `{place}`" if place else "### At the top"
     lines = [title, "", inspect.cleandoc(model.__doc__ or "").partition("\n")[0], ""]
-    lines += ["| key | allowed | default | meaning |", "|---|---|---|---|"]
+    rows: dict[str, str] = {}
     for name, field in model.model_fields.items():
         key = f"{place}.{name}" if place else name
         block, named = block_of(field), blocks_of(field)
         if block is None and named is None:
-            lines.append(_row(key, str(allowed(field)), field))
+            rows[name] = _row(str(allowed(field)), field)
         elif named is not None:
-            lines.append(_row(key, "a mapping of names to blocks", field))
+            rows[name] = _row("a mapping of names to blocks", field)
             blocks.append((f"{key}.{NAME}", named))
         elif block is not None:
             if field.get_default(call_default_factory=True) is None:
-                lines.append(_row(key, "a block of keys or null", field))
+                rows[name] = _row("a block of keys or null", field)
             blocks.append((key, block))
-    yield "\n".join(lines) + "\n"
+    before = [told[row] for row in rows.items() if row in told]
+    if len(before) >= _ALIKE:
+        alike = [name for name, row in rows.items() if told.get((name, row)) == before[0]]
+        listed = ", ".join(f"`{place}.{name}`" for name in alike)
+        lines += [f"{listed}: as in `{before[0]}`.", ""]
+        rows = {name: row for name, row in rows.items() if name not in alike}
+    if rows:
+        lines += ["| key | allowed | default | meaning |", "|---|---|---|---|"]
+        lines += [
+            f"| `{place}.{name}` {row}" if place else f"| `{name}` {row}"
+            for name, row in rows.items()
+        ]
+        lines += [""]
+    told.update(dict.fromkeys(rows.items(), place))
+    yield "\n".join(lines)
     for key, block in blocks:
-        yield from _tables(block, key)
+        yield from _tables(block, key, told)
 
 
-def _row(key: str, values: str, field: FieldInfo) -> str:
+def _row(values: str, field: FieldInfo) -> str:
     default: object = field.get_default(call_default_factory=True)
     text = default if isinstance(default, str) else shown(default)
-    return f"| `{key}` | {values} | `{text}` | {field.description or ''} |"
+    return f"| {values} | `{text}` | {field.description or ''} |"

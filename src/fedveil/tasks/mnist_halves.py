@@ -38,6 +38,7 @@ class MnistHalves(ByLabel):
     classes: int | None = 10
     unit: Unit = "examples"
     units_per_example = 1
+    numbered = True
 
     def __init__(self, settings: HalvesSettings | None, seed: int) -> None:
         self._settings = HalvesSettings() if settings is None else settings

@@ -39,6 +39,7 @@ class Pangu:
     leader: str = "leader"
     followers: tuple[str, ...] = ("cloud",)
     classes: int | None = None
+    numbered = True
     unit: Unit = "tokens"
     assists: ClassVar[Mapping[str, Assist]] = {GENERATE: assist}
 

@@ -45,6 +45,7 @@ class Tabular(ByLabel):
     followers: tuple[str, ...] = ("bank",)
     unit: Unit = "examples"
     units_per_example = 1
+    numbered = True
 
     def __init__(self, settings: TabularSettings | None, seed: int) -> None:
         self._settings = TabularSettings() if settings is None else settings

@@ -24,6 +24,7 @@ from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.message import Message
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.record.account_lines import keep_accounts
 from fedveil.record.kept_job import keep_job
 from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Metrics, Record, Recorder
@@ -252,8 +253,7 @@ class PartyRun:
     def _finish(self) -> None:
         with uninterrupted():
             self.setting.folder.write_atomically(MODEL, model_bytes(self.party.modules))
-        for figure in self.figures():
-            self.event(str(figure))
+        keep_accounts(self.setting.folder, self.figures(), self.event)
         self.event(f"finished after step {self.done}")
 
     def _protect_labels(self) -> PrivacyLoss | None:

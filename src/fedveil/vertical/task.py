@@ -81,6 +81,8 @@ class Task(Protocol):
       of each example, as columns of a table;
     - `assists: Mapping[str, Assist]`: what followers take part in besides training, evaluating and
       predicting, by the purpose that the leader names;
+    - `numbered`: whether its ids are numbers that every party gives the same examples by itself, so
+      that they are no secret and digests align them;
     - an argument `here` of `split_model`: the parties whose modules are needed, where it cannot
       make the others'; None: all.
     """
@@ -171,3 +173,8 @@ def averages(sums: Mapping[str, float]) -> dict[str, float]:
         "accuracy" if short == "correct" else short: sums[name] / count
         for name, short in names.items()
     }
+
+
+def by_default(task: Task) -> Literal["intersection", "digests"]:
+    """How a task's examples are found where the job leaves it: numbers are no secret."""
+    return "digests" if getattr(task, "numbered", False) else "intersection"

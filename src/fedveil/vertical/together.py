@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
+from fedveil.pages.kept_page import keep_page
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.kept_job import reopen
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
@@ -183,6 +184,7 @@ class _Parties:
                 randomness = f"randomness of reports: {run.setting.entropy.description}"
                 introduce(run.event, what, self._began, [randomness, *self._notes])
             self._together(PartyRun.train)
+        keep_page(self.folder, self.runs[self.split.leader].event)
         return VerticalRun(
             job=self.job,
             split=self.split,

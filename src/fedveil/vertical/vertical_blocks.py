@@ -124,6 +124,23 @@ class PartSettings(Block):
     )
 
 
+class AlignmentSettings(Block):
+    """How parties on different machines find the examples that all hold."""
+
+    by: Literal["intersection", "digests"] | None = Field(
+        None,
+        description="`intersection`: ids are blinded, and nobody learns another's that it does not "
+        "hold itself; `digests`: in a moment, for ids that are no secret, since guessing undoes a "
+        "digest; null: `intersection`, but where the task numbers the examples by itself",
+    )
+    most_ids: int = Field(
+        10_000_000,
+        ge=1,
+        description="so many ids this party takes of another, which learns of each that it brings "
+        "whether this one has it; every party has its own number",
+    )
+
+
 class CheckpointSettings(Block):
     """How much an interruption may cost."""
 
@@ -177,6 +194,7 @@ class VerticalFields(CheckedJob):
     )
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
+    alignment: AlignmentSettings = Field(default_factory=AlignmentSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     record: RecordSettings = Field(default_factory=RecordSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)

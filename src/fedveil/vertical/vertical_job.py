@@ -29,6 +29,7 @@ class VerticalJob(VerticalFields):
     def agreed(self) -> dict[str, Any]:
         """What must be the same in every party's copy of the job."""
         agreed = {k: v for k, v in self.model_dump().items() if k not in self.OWN_KEYS}
+        del agreed["alignment"]["most_ids"]
         settings = self.task.settings
         for key in getattr(settings, "OWN_KEYS", ()):
             del agreed["task"][self.task.name][key]

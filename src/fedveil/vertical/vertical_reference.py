@@ -15,16 +15,10 @@ from fedveil.vertical.vertical_rules import RULES
 _INTRODUCTION = """\
 # The vertical job
 
-A vertical run is described by one YAML file, the same for every party, and every key in it may be
-left out. `fedveil vertical show` prints a job with all of its keys; `fedveil vertical run` without
-a file runs the default job:
-
-```yaml
-{default}```
-
-It is read as [the job of a federation](job.md) is: everything is checked before anything starts,
-every problem is one sentence, unknown keys are errors, `--set KEY=VALUE` sets any key by its dotted
-path. NAME below is a part's name: `--set parts.left.optimizer.lr=0.05`.
+A [vertical run](vertical.md) is described by one YAML file, the same for every party. What it leaves out has
+the default below; `fedveil vertical show` prints them all, and `fedveil vertical run` without a file runs
+them. It is read as [the job of a federation](job.md) is. NAME below is a part's name, or a party's:
+`--set parts.left.optimizer.lr=0.05`.
 
 Parties compare their copies when they meet: all keys must be equal but {own}, and those by which
 a task finds a party's own data.
@@ -35,9 +29,7 @@ a task finds a party's own data.
 
 def reference() -> str:
     own = [f"`{key}`" for key in VerticalJob.OWN_KEYS]
-    introduction = _INTRODUCTION.format(
-        default=VerticalJob().to_yaml(), own=f"{', '.join(own[:-1])} and {own[-1]}"
-    )
+    introduction = _INTRODUCTION.format(own=f"{', '.join(own[:-1])} and {own[-1]}")
     return page(introduction, VerticalJob, RULES.texts())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -16,6 +16,7 @@ from fedveil.errors import InvalidValue, LimitReached
 from fedveil.flower.app.arrays import ArrayLayout, digest, read
 from fedveil.flower.app.carrier import AppCarrier
 from fedveil.flower.app.inner_strategy import check_inner
+from fedveil.flower.app.kept_rounds import Kept, KeptRounds
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, joined, parse
 from fedveil.flower.app.reveal import METRICS, Means, in_clear, revealed, usable
@@ -52,6 +53,10 @@ class ProtectedStrategy(Strategy):
     `run_config`: the server app's `context.run_config`, whose keys that begin with "fedveil." are
     settings; the others are keywords (`Options`, and the protection's own parameters).
 
+    `ledger_file`: where the ledger is kept, so that a strategy that is made again, after the
+    server's process has ended in mid-run, goes on with what was charged. Without one it begins at
+    nothing, as its `max_epsilon` does.
+
     After a run, or in it: `ledger` is what every client has spent, by Flower's number of it;
     `rounds` has a record of every round; `stopped` says why no further round was begun.
     """
@@ -63,6 +68,7 @@ class ProtectedStrategy(Strategy):
         run_config: Mapping[str, Any] | None = None,
         takes_averages: bool = False,
         wrapped: bool = False,
+        ledger_file: str | Path | None = None,
         **settings: Any,
     ) -> None:
         check_inner(strategy, takes_averages=takes_averages)
@@ -79,6 +85,13 @@ class ProtectedStrategy(Strategy):
         if self.options.weighs == "by_size":
             self.ledger.note_in_clear([BY_SIZE])
         self._state: State | None = None
+        #: Rounds that an earlier process has begun.
+        self._earlier = 0
+        self._kept = None if ledger_file is None else KeptRounds(ledger_file, self._terms)
+        if self._kept is not None and (kept := self._kept.read()) is not None:
+            self._earlier, self._state = kept.rounds, kept.state
+            kept.ledger.note_in_clear(self.ledger.in_clear)
+            self.ledger = kept.ledger
         self._timeout_s = 3600.0
         self._averaged: Averaged | None = None
 
@@ -87,16 +100,25 @@ class ProtectedStrategy(Strategy):
         """The metric that `strategy` weighs its clients by."""
         return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
 
+    @property
+    def _terms(self) -> str:
+        """What a kept ledger's rounds were run under."""
+        parameters = self.options.parameters.model_dump(exclude_none=True)
+        said = ", ".join(f"{name} = {value}" for name, value in parameters.items())
+        return f"{self.options.protection} ({said}; clients count {self.options.weighs})"
+
     def summary(self) -> None:
         """Log what is protected and how, and the inner strategy's own summary."""
-        parameters = self.options.parameters.model_dump(exclude_none=True)
-        shown = ", ".join(f"{name} = {value}" for name, value in parameters.items())
-        log.info("\t├──> Protection: %s (%s)", self.options.protection, shown)
+        log.info("\t├──> Protection: %s", self._terms)
         for advise in self.options.position.advice:
             if (sentence := advise(self.options.parameters, Cohort(None, None))) is not None:
                 log.warning("fedveil: %s", sentence)
-        log.info("\t│\t├── Clients count: %s", self.options.weighs)
         log.info("\t│\t└── In clear: %s", self.options.reveal or "nothing")
+        if self.options.max_epsilon is not None and self._kept is None:
+            log.warning(
+                "fedveil: max_epsilon counts from nothing whenever this strategy is made again: "
+                "ledger_file names a file that keeps what was charged"
+            )
         self.strategy.summary()
 
     def start(
@@ -190,6 +212,7 @@ class ProtectedStrategy(Strategy):
             return
         protection = offer.protection(grid.run.run_id)
         state = protection.initial_state() if self._state is None else self._state
+        protection.check_state(state)
         invited = {number_of(m.metadata.dst_node_id): m for m in messages}
         origin = digest(values) if len(protection.phases) > 1 else b""
         context = RoundContext(sorted(invited), self._number, layout.vector(values), state, origin)
@@ -219,7 +242,10 @@ class ProtectedStrategy(Strategy):
             nodes = sorted(map(node_of, clients))
             ledger.record_many(cost, round=context.round, clients=nodes)
 
-        begun = partial(charge, self.ledger, spending)
+        def begun(clients: Iterable[ClientId]) -> None:
+            charge(self.ledger, spending, clients)
+            self._write(self._number, protection.cut_off(state, closed.charges(spending)))
+
         outcome = drive(server, carrier, opening, protection.trains, begun)
         aggregate = outcome.result(server.aggregate)
         paid = spending if aggregate is None else protection.spent(state, aggregate.reports)
@@ -233,7 +259,13 @@ class ProtectedStrategy(Strategy):
             self._averaged = Averaged(Message(content, reply_to=messages[0]), arrays, layout.kept)
         elif outcome.charged:
             self._state = protection.cut_off(state, closed.charges(spending))
+        self._write(self._number, self._state)
         self._keep(record)
+
+    def _write(self, rounds: int, state: State | None) -> None:
+        """Keep the ledger as it is now, where it is kept."""
+        if self._kept is not None:
+            self._kept.write(Kept(rounds, self.ledger, state))
 
     def _note(self, record: RoundRecord, outcome: Outcome, carrier: AppCarrier) -> None:
         """What came of the round, and the means of what those in it have revealed."""
@@ -251,7 +283,7 @@ class ProtectedStrategy(Strategy):
     @property
     def _number(self) -> int:
         """The number of the next round; unlike Flower's it goes on when `start` is called again."""
-        return len(self.rounds) + 1
+        return self._earlier + len(self.rounds) + 1
 
     def _keep(self, record: RoundRecord) -> None:
         self.rounds.append(record)

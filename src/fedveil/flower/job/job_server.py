@@ -20,6 +20,7 @@ from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_note
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
+from fedveil.pages.read_run import read_run
 from fedveil.plain_text import console
 from fedveil.protections.base import Protection
 from fedveil.record.kept_job import reopen
@@ -59,7 +60,7 @@ def serve(folder: Path, grid: Grid, context: Context) -> Run:
         sentence = f"error: {with_notes(str(error), error)}"
         display_on.print(sentence, markup=False, highlight=False, soft_wrap=True)
         raise
-    display.summary(run)
+    display.summary(read_run(run.folder))
     return run
 
 

@@ -1,7 +1,8 @@
 """How parties on different machines find the examples that all hold; the leader's order rules.
 
-A follower does not send its ids but a keyed digest of each, under a key that the leader draws
-anew every time. What it reveals:
+By `intersection` (there it says what each learns), or by digests, for ids that are no secret: a
+follower sends a keyed digest of each, under a key that the leader draws anew every time. What
+that reveals:
 
 - the leader learns which of its own examples each follower holds, and how many others a follower
   has; an id that it does not hold it learns only by guessing it (ids from a small range, such as
@@ -13,12 +14,14 @@ anew every time. What it reveals:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.errors import DataInvalid
+from fedveil.vertical.apart.blinding import texts
 from fedveil.vertical.rows import Ids, Positions, align
 
 KEY_BYTES = 32
@@ -36,30 +39,60 @@ def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Alig
     """The alignment of parties by the digests of their ids, none twice in one party's."""
     ids = {party: _as_ids(rows) for party, rows in held.items()}
     positions = align(ids, leader)
-    own, used = ids[leader], len(positions[leader])
+    sizes = {party: len(theirs) for party, theirs in ids.items()}
+    shared = {party: int(np.isin(theirs, ids[leader]).sum()) for party, theirs in ids.items()}
+    return positions, _lacking(sizes, shared, len(positions[leader]), leader, subset)
+
+
+def align_found(
+    found: Mapping[str, Positions], sizes: Mapping[str, int], leader: str, subset: str
+) -> Aligned:
+    """The alignment where `found` says where followers have each of the leader's ids; -1: nowhere.
+
+    A party of size 0 has no data and takes part in all; where that is the leader, one follower
+    alone may have some, whose order rules.
+    """
+    having = [party for party in sizes if sizes[party]]
+    if not having:
+        raise DataInvalid("no party holds any example")
+    if not sizes[leader] and len(having) > 1:
+        raise DataInvalid(
+            f"{leader} has no {subset} ids to find in those of {', '.join(having)}: a leader "
+            f"without ids aligns several followers by alignment.by = digests alone"
+        )
+    held = [places >= 0 for places in found.values()]
+    used = np.flatnonzero(np.all(held, axis=0)) if held else np.arange(sizes[having[0]])
+    if not len(used):
+        raise DataInvalid(f"no example is held by all of {', '.join(having)}")
+    positions = dict.fromkeys(sizes, np.arange(len(used)))
+    positions.update({party: places[used] for party, places in found.items()})
+    if sizes[leader]:
+        positions[leader] = used
+    shared = {party: int((places >= 0).sum()) for party, places in found.items()}
+    return positions, _lacking(sizes, shared, len(used), leader, subset)
+
+
+def _lacking(
+    sizes: Mapping[str, int], shared: Mapping[str, int], used: int, leader: str, subset: str
+) -> list[str]:
+    """A sentence for every follower with other examples than the leader; `shared` are in both."""
     notes = []
-    for party, theirs in ids.items():
-        if party == leader or not len(theirs):
+    for party, size in sizes.items():
+        if party == leader or not size or not sizes[leader]:
             continue
-        lacks = len(own) - int(np.isin(own, theirs).sum())
-        others = len(theirs) - int(np.isin(theirs, own).sum())
+        lacks, others = sizes[leader] - shared[party], size - shared[party]
         if lacks or others:
             notes.append(
-                f"{subset}: {party} lacks {lacks:,} of the {len(own):,} examples of {leader} and "
-                f"has {others:,} others; the {used:,} that all hold are used, and no others"
+                f"{subset}: {party} lacks {lacks:,} of the {sizes[leader]:,} examples of {leader} "
+                f"and has {others:,} others; the {used:,} that all hold are used, and no others"
             )
-    return positions, notes
+    return notes
 
 
 def digests(ids: Ids, key: bytes) -> Digests:
-    """A row of 16 bytes for each id; whole numbers and texts have nothing in common."""
-    texts: Iterable[bytes]
-    if ids.dtype.kind == "U":
-        texts = (b"text " + text.encode() for text in ids.tolist())
-    else:
-        texts = (b"number %d" % number for number in ids.tolist())
+    """A row of 16 bytes for each id."""
     joined = b"".join(
-        hashlib.blake2b(text, key=key, digest_size=DIGEST_BYTES).digest() for text in texts
+        hashlib.blake2b(text, key=key, digest_size=DIGEST_BYTES).digest() for text in texts(ids)
     )
     return np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
 

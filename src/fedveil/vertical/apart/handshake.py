@@ -1,7 +1,8 @@
 """What parties on different machines agree on before they train or look together.
 
-    begin    leader -> followers   the attempt, the run, what for, the key of the ids' digests
-    apply    follower -> leader    its job, parts, ids and the steps it holds, for that attempt
+    begin    leader -> followers   the attempt, the run, what for, how many ids it has
+    apply    follower -> leader    its job, parts, number of ids and the steps it holds
+             (`alignment`)         which examples all hold, unless all remember that alike
     agreed   leader -> followers   the step to go on from, and which of their examples are used
 
 The leader begins anew, with the next attempt, whenever a party has started again; whatever was
@@ -12,18 +13,19 @@ job, whatever the leader says.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedveil.entropy import Secure
-from fedveil.errors import DataInvalid, ExchangeError, FedveilError, MessageInvalid
+from fedveil.errors import DataInvalid, ExchangeError, MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
-from fedveil.message import Message, Value, take
+from fedveil.message import Message, Value, take, take_array
 from fedveil.settings.differences import differences
-from fedveil.vertical.apart import alignment
+from fedveil.vertical.apart import alignment, intersection
+from fedveil.vertical.apart.found_examples import NAME_BYTES, FoundExamples
 from fedveil.vertical.rows import Ids, Positions
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
@@ -32,19 +34,13 @@ TRAIN = "train"
 RUN_BYTES = 16
 
 
-class Unfit(FedveilError):
-    """A follower that cannot take part, for the reason that it is told too."""
-
-    def __init__(self, follower: str, reason: str) -> None:
-        self.follower = follower
-        super().__init__(reason)
-
-
 @dataclass(frozen=True, eq=False)
 class Standing:
     """What a party brings: its copy of what must agree, its examples' ids, the steps it holds.
 
     `run` is the identity of the run that its folder holds; empty where that is still to come.
+    `examples` are those that it remembers, of these ids. Of another party it takes at most
+    `most_ids` ids, which are as many guesses at its own.
     """
 
     party: str
@@ -53,6 +49,18 @@ class Standing:
     ids: Mapping[Subset, Ids]
     steps: tuple[int, ...] = (0,)
     run: bytes = b""
+    align_by: Literal["intersection", "digests"] = "intersection"
+    most_ids: int = 10_000_000
+    examples: FoundExamples | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many ids of every subset, as messages say it."""
+        return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
+
+    def known_by(self, name: bytes) -> FoundExamples | None:
+        """The examples that it remembers by that name."""
+        return self.examples if self.examples is not None and self.examples.name == name else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +71,12 @@ class Agreement:
     purpose: str
     step: int
     order_seed: int
-    positions: Mapping[Subset, Positions]
+    examples: FoundExamples
     notes: tuple[str, ...]
 
     def same_examples(self, other: Agreement) -> bool:
-        return all(np.array_equal(self.positions[s], other.positions[s]) for s in SUBSETS)
+        mine, others = self.examples.positions, other.examples.positions
+        return all(np.array_equal(mine[subset], others[subset]) for subset in SUBSETS)
 
 
 def described(split: SplitModel) -> dict[str, Any]:
@@ -90,7 +99,10 @@ def lead(
         "run": own.run,
         "purpose": purpose,
         "order_seed": order_seed,
+        "align_by": own.align_by,
         "key": key,
+        "examples": b"" if own.examples is None else own.examples.name,
+        **own.counts,
     }
     for follower in followers:
         yield Send(follower, begin)
@@ -101,22 +113,28 @@ def lead(
             message = yield from received(follower)  # it was on its way when the attempt began
         _check_application(own, follower, message, purpose)
         applications[follower] = message
-    try:
-        aligned = {subset: _aligned(own, applications, subset, key) for subset in SUBSETS}
-    except DataInvalid as error:
-        raise ExchangeError(str(error)) from None
     steps = set(own.steps).intersection(*(_steps(message) for message in applications.values()))
     if not steps:
         raise ExchangeError("there is no step that all parties hold: start every party anew")
+    if own.examples is not None and all(
+        message["examples"] == own.examples.name for message in applications.values()
+    ):
+        examples = own.examples
+        aligned: Mapping[Subset, alignment.Aligned] = {}
+    else:
+        aligned = yield from _aligned(own, applications, key, attempt)
+        found = {subset: positions[own.party] for subset, (positions, _) in aligned.items()}
+        examples = FoundExamples(Secure().token(NAME_BYTES), found)
     for follower in followers:
-        rows = {f"rows_{subset}": found[follower] for subset, (found, _) in aligned.items()}
-        yield Send(follower, {"kind": "agreed", "step": max(steps), **rows})
+        rows = {f"rows_{subset}": positions[follower] for subset, (positions, _) in aligned.items()}
+        said = {"kind": "agreed", "step": max(steps), "examples": examples.name}
+        yield Send(follower, {**said, **rows})
     return Agreement(
         run=own.run,
         purpose=purpose,
         step=max(steps),
         order_seed=order_seed,
-        positions={subset: found[own.party] for subset, (found, _) in aligned.items()},
+        examples=examples,
         notes=tuple(note for _, notes in aligned.values() for note in notes),
     )
 
@@ -128,11 +146,15 @@ def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange
         while True:
             if take(message, "kind", str) != "begin":
                 raise MessageInvalid(f"it sent {message['kind']!r} where 'begin' was due")
-            begin = message
+            begin, order = message, None
             yield Send(leader, _application(own, begin))
             message = yield from received(leader)
+            if own.align_by == "intersection" and message.get("kind") == "blinded":
+                message, order = yield from intersection.follow(
+                    own.ids, _counts(begin), leader, take(begin, "attempt", int), message
+                )
             if take(message, "kind", str) == "agreed":
-                return _understood(own, begin, message)
+                return _understood(own, begin, message, order)
     except MessageInvalid as error:
         raise ExchangeError(f"{leader} does not agree as a leader does: {error}") from None
 
@@ -145,10 +167,12 @@ def _check_application(own: Standing, follower: str, message: Message, purpose: 
         job = json.loads(take(message, "job", str))
         parts = json.loads(take(message, "parts", str))
         run, steps = take(message, "run", bytes), _steps(message)
-        for subset in SUBSETS:
-            digests = take(message, f"ids_{subset}", np.ndarray)
-            if digests.dtype != np.uint8 or digests.shape[1:] != (alignment.DIGEST_BYTES,):
-                raise MessageInvalid(f"its {subset} ids are not digests")
+        take(message, "examples", bytes)
+        counts = _counts(message)
+        if own.align_by == "digests":
+            for subset, count in counts.items():
+                shape = (count, alignment.DIGEST_BYTES)
+                take_array(message, f"digests_{subset}", "uint8", shape)
     except (MessageInvalid, ValueError) as error:
         raise Unfit(follower, f"{follower} does not apply as a follower does: {error}") from None
     for what, theirs, mine in (("job", job, own.job), ("model", parts, own.parts)):
@@ -158,6 +182,8 @@ def _check_application(own: Standing, follower: str, message: Message, purpose: 
                 f"the {what} of {follower} is another one: {key} = {their} where {own.party} has "
                 f"{my}",
             )
+    if (many := max(counts.values())) > own.most_ids:
+        raise Unfit(follower, f"{follower} {_too_many(many, own)}")
     _check_run(own, follower, run, steps, purpose)
 
 
@@ -183,12 +209,46 @@ def _steps(message: Message) -> set[int]:
     return set(steps.tolist())
 
 
+def _counts(message: Message) -> dict[Subset, int]:
+    """How many ids of every subset a party says that it has."""
+    counts = {subset: take(message, f"ids_{subset}", int) for subset in SUBSETS}
+    if min(counts.values()) < 0:
+        raise MessageInvalid("its ids are fewer than none")
+    return counts
+
+
+def _too_many(many: int, own: Standing) -> str:
+    return (
+        f"brings {many:,} ids, each of which it learns whether {own.party} has: alignment.most_ids "
+        f"= {own.most_ids:,}"
+    )
+
+
 def _aligned(
+    own: Standing, applications: Mapping[str, Message], key: bytes, attempt: int
+) -> Exchange[Mapping[Subset, alignment.Aligned]]:
+    """Which examples all hold, as the job says that this is found out."""
+    counts = {follower: _counts(message) for follower, message in applications.items()}
+    try:
+        if own.align_by == "digests":
+            return {s: _aligned_by_digests(own, applications, s, key) for s in SUBSETS}
+        found = yield from intersection.lead(own.ids, counts, attempt)
+        aligned = {}
+        for subset in SUBSETS:
+            sizes = {own.party: len(own.ids[subset])}
+            sizes |= {follower: held[subset] for follower, held in counts.items()}
+            aligned[subset] = alignment.align_found(found[subset], sizes, own.party, subset)
+        return aligned
+    except DataInvalid as error:
+        raise ExchangeError(str(error)) from None
+
+
+def _aligned_by_digests(
     own: Standing, applications: Mapping[str, Message], subset: Subset, key: bytes
 ) -> alignment.Aligned:
     held = {own.party: alignment.digests(own.ids[subset], key)}
     for follower, message in applications.items():
-        held[follower] = take(message, f"ids_{subset}", np.ndarray)
+        held[follower] = take(message, f"digests_{subset}", np.ndarray)
         if alignment.holds_twice(held[follower]):
             raise Unfit(follower, f"{follower} has a {subset} id twice")
     return alignment.align_digests(held, own.party, subset)
@@ -198,9 +258,15 @@ def _aligned(
 
 
 def _application(own: Standing, begin: Message) -> dict[str, Value]:
-    key = take(begin, "key", bytes)
+    key, align_by = take(begin, "key", bytes), take(begin, "align_by", str)
     if len(key) != alignment.KEY_BYTES:
         raise MessageInvalid(f"its key has {len(key)} bytes")
+    if align_by != own.align_by:
+        raise MessageInvalid(f"it aligns by {align_by!r} where this job has {own.align_by!r}")
+    if (many := max(_counts(begin).values())) > own.most_ids:
+        raise MessageInvalid(f"it {_too_many(many, own)}")
+    known = own.known_by(take(begin, "examples", bytes))
+    hidden = own.align_by == "intersection"
     return {
         "kind": "apply",
         "attempt": take(begin, "attempt", int),
@@ -208,37 +274,57 @@ def _application(own: Standing, begin: Message) -> dict[str, Value]:
         "parts": json.dumps(own.parts),
         "run": own.run,
         "steps": np.array(own.steps, np.int64),
-        **{f"ids_{subset}": alignment.digests(own.ids[subset], key) for subset in SUBSETS},
+        "examples": b"" if known is None else known.name,
+        **own.counts,
+        **({} if hidden else {f"digests_{s}": alignment.digests(own.ids[s], key) for s in SUBSETS}),
     }
 
 
-def _understood(own: Standing, begin: Message, agreed: Message) -> Agreement:
+def _understood(
+    own: Standing, begin: Message, agreed: Message, order: intersection.Order | None
+) -> Agreement:
     step, run = take(agreed, "step", int), take(begin, "run", bytes)
     if step not in own.steps:
         raise MessageInvalid(f"it goes on from step {step}, which {own.party} does not hold")
     if len(run) != RUN_BYTES:
         raise MessageInvalid(f"its run is named in {len(run)} bytes")
-    rows = {subset: _checked_rows(own, subset, agreed) for subset in SUBSETS}
+    name = take(agreed, "examples", bytes)
+    if len(name) != NAME_BYTES:
+        raise MessageInvalid(f"its examples are named in {len(name)} bytes")
+    examples = own.known_by(name)
+    known = examples is not None
+    if examples is None:
+        leads = _counts(begin)
+        drawn = {s: None if order is None or not leads[s] else order[s] for s in SUBSETS}
+        rows = {s: _checked_rows(own, s, agreed, drawn[s]) for s in SUBSETS}
+        examples = FoundExamples(name, rows)
     return Agreement(
         run=run,
         purpose=take(begin, "purpose", str),
         step=step,
         order_seed=take(begin, "order_seed", int),
-        positions=rows,
-        notes=tuple(
-            f"{subset}: {len(rows[subset]):,} of {len(own.ids[subset]):,} examples are held by "
-            f"all parties, and no others are used"
-            for subset in SUBSETS
-            if 0 < len(own.ids[subset]) != len(rows[subset])
-        ),
+        examples=examples,
+        notes=() if known else tuple(_left_out(own, examples)),
     )
 
 
-def _checked_rows(own: Standing, subset: Subset, agreed: Message) -> Positions:
+def _left_out(own: Standing, examples: FoundExamples) -> Iterator[str]:
+    for subset, rows in examples.positions.items():
+        if 0 < len(own.ids[subset]) != len(rows):
+            yield (
+                f"{subset}: {len(rows):,} of {len(own.ids[subset]):,} examples are held by all "
+                f"parties, and no others are used"
+            )
+
+
+def _checked_rows(
+    own: Standing, subset: Subset, agreed: Message, order: Positions | None
+) -> Positions:
+    """This party's rows; they are told as places in `order`, where it has drawn one."""
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])
     if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows):
         raise MessageInvalid(f"its {subset} rows are not a row of positions")
     if held and (rows.min() < 0 or rows.max() >= held or len(np.unique(rows)) != len(rows)):
         raise MessageInvalid(f"its {subset} rows are not some of the {held} that are here")
-    return rows.copy()  # what came is read-only
+    return rows.copy() if order is None or not held else order[rows]  # what came is read-only

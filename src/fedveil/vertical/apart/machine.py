@@ -15,21 +15,24 @@ from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Send, drive, received
 from fedveil.link.tls import named_in
 from fedveil.message import Message, Value
+from fedveil.pages.kept_page import keep_page
 from fedveil.privacy.ledger import Line
 from fedveil.record.kept_job import reopen
 from fedveil.record.lifecycle import introduce
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact
 from fedveil.vertical.apart import handshake
+from fedveil.vertical.apart.found_examples import FoundExamples
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Standing
 from fedveil.vertical.job_split import make_split, make_task, threads
 from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
-from fedveil.vertical.rows import Rows
+from fedveil.vertical.rows import Ids, Rows
 from fedveil.vertical.step_checkpoint import held
-from fedveil.vertical.task import SUBSETS, Task, assists_of
+from fedveil.vertical.task import SUBSETS, Subset, Task, assists_of, by_default
 from fedveil.vertical.vertical_job import VerticalJob
 
 RUN = "run"
+EXAMPLES = "examples"
 FINISHED = "finished"
 
 #: What a session of any task is for, and the exchange that every party plays in it.
@@ -76,6 +79,7 @@ class Machine:
         self._owned = {subset: self.task.owned(self.party, subset) for subset in SUBSETS}
         self._last: tuple[Agreement, PartyRun] | None = None
         self._run = b""
+        self._examples: FoundExamples | None = None
         self.folder: RunFolder | None = None
 
     @classmethod
@@ -114,10 +118,17 @@ class Machine:
             party=self.party,
             job=self.job.agreed(),
             parts=handshake.described(self.split),
-            ids={subset: columns.ids for subset, columns in self._owned.items()},
+            ids=self._ids,
             steps=(self.folder is not None and tuple(held(self.folder))) or (0,),
             run=self._run,
+            align_by=self.job.alignment.by or by_default(self.task),
+            most_ids=self.job.alignment.most_ids,
+            examples=self._examples,
         )
+
+    @property
+    def _ids(self) -> dict[Subset, Ids]:
+        return {subset: columns.ids for subset, columns in self._owned.items()}
 
     @property
     def has_finished(self) -> bool:
@@ -144,6 +155,7 @@ class Machine:
         drive(self._farewell(run, channels), channels)
         if agreement.purpose == TRAIN and self.folder is not None:
             self.folder.write_atomically(FINISHED, b"")
+            keep_page(self.root, run.event)
         return Session(self.root.path, run, result, run.figures())
 
     def _side(self, purpose: str) -> Callable[[PartyRun], Exchange[Any]]:
@@ -164,6 +176,9 @@ class Machine:
                 self._run = named.read_bytes()
                 if len(self._run) != handshake.RUN_BYTES:
                     raise InvalidValue(f"it holds {len(self._run)} bytes")
+        if (found := self.folder.path / EXAMPLES).exists():
+            with intact(found):
+                self._examples = FoundExamples.from_bytes(found.read_bytes(), self._ids)
 
     def _name_run(self) -> None:
         if self.party == self.task.leader and not self._run:
@@ -183,6 +198,9 @@ class Machine:
         assert self.folder is not None
         self._run = agreement.run
         self.folder.write_atomically(RUN, self._run)
+        if self._examples is None or self._examples.name != agreement.examples.name:
+            self._examples = agreement.examples
+            self.folder.write_atomically(EXAMPLES, self._examples.to_bytes(self._ids))
         wanted = self.split.columns(self.party)
         setting = Setting(
             job=self.job,
@@ -190,7 +208,7 @@ class Machine:
             split=self.split,
             party=self.party,
             rows={
-                subset: Rows.aligned(columns, wanted, agreement.positions[subset])
+                subset: Rows.aligned(columns, wanted, agreement.examples.positions[subset])
                 for subset, columns in self._owned.items()
             },
             entropy=Secure(),

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted
+from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted, Unfit
 from fedveil.link.channel import Exchange, drive
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
@@ -25,7 +25,7 @@ from fedveil.link.tls import Credentials
 from fedveil.message import Message, Value
 from fedveil.record.lifecycle import how_to_resume
 from fedveil.vertical.apart import handshake
-from fedveil.vertical.apart.handshake import TRAIN, Agreement, Unfit
+from fedveil.vertical.apart.handshake import TRAIN, Agreement
 from fedveil.vertical.apart.machine import Machine, Session
 from fedveil.vertical.party_run import PartyRun, Progress
 from fedveil.vertical.step_checkpoint import from_last_step

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.errors import JobError
-from fedveil.plain_text import say
+from fedveil.plain_text import console, say
 from fedveil.settings.yaml_file import refuse_other_kind
 
 if TYPE_CHECKING:
@@ -35,3 +35,16 @@ def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
     for party, lines in figures.items():
         for figure in lines:
             say(f"{party}: {figure}")
+
+
+def say_ending(folder: Path) -> None:
+    """Where everything is, and the three answers: how good, what was promised, what next."""
+    from fedveil.pages.kept_page import where
+    from fedveil.pages.read_run import read_run
+    from fedveil.pages.vertical_page import answers, leader_of, parties_of
+    from fedveil.run_display import show_answers
+
+    run = read_run(folder)
+    say(f"run folder: {folder}")
+    say(f"page: {where(folder, leader_of(run, parties_of(run)))}")
+    show_answers(console(), answers(run))

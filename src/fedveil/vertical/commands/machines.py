@@ -13,7 +13,7 @@ import typer
 from fedveil.errors import InvalidValue, JobError, RunFolderError
 from fedveil.plain_text import remark, say
 from fedveil.vertical.commands import arguments
-from fedveil.vertical.commands.command_line import load, say_accounts
+from fedveil.vertical.commands.command_line import load, say_accounts, say_ending
 from fedveil.vertical.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -199,4 +199,4 @@ def _meeting(
 
 def _show(session: Session) -> None:
     say_accounts({session.run.name: session.figures})
-    say(f"run folder: {session.folder}")
+    say_ending(session.folder)

@@ -15,7 +15,7 @@ from fedveil import vertical
 from fedveil.errors import JobError
 from fedveil.plain_text import say
 from fedveil.vertical.commands import arguments
-from fedveil.vertical.commands.command_line import load, say_accounts
+from fedveil.vertical.commands.command_line import load, say_accounts, say_ending
 from fedveil.vertical.commands.machines import look
 from fedveil.vertical.freed_memory import keep_freed_memory
 
@@ -42,7 +42,7 @@ def run(
 
     result = work(progress=lambda record: say(line(record)))
     say_accounts(result.figures)
-    say(f"run folder: {result.folder}")
+    say_ending(result.folder)
 
 
 def evaluate(

@@ -1,0 +1,166 @@
+"""Private set intersection between two processes on one machine, against its floors.
+
+    python benchmarks/alignment.py [--ids 100000] [--ids 1000000]      a minute, and some six
+
+Leader and follower have as many ids each, half of them in common, a core each, and gRPC on loopback
+with mutual TLS between them. Memory is the most that each process held, of which its ids and what
+it imports are a part. Where openmined-psi is installed (`pip install openmined-psi`), the same ids
+go through it in the same run, in two processes with a pipe between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedveil.link.channel import drive
+from fedveil.link.dialer import Dialer
+from fedveil.link.link import Link
+from fedveil.link.listener import Listener
+from fedveil.link.streams import Address
+from fedveil.link.tls import Credentials, write_certificates
+from fedveil.vertical.apart import handshake
+from fedveil.vertical.apart.handshake import Standing
+from figures import Figure, show
+
+SPAWN = multiprocessing.get_context("spawn")
+LEADER_CORE, FOLLOWER_CORE = 0, 1
+#: ids -> the most seconds and megabytes of a party.
+FLOORS = {100_000: (18.0, None), 1_000_000: (200.0, 500.0)}
+PEER = "private_set_intersection"
+
+
+def ids_of(party: str, count: int) -> np.ndarray:
+    """Telephone numbers; half of them both parties have."""
+    start = 491_700_000_000 + (0 if party == "leader" else count // 2)
+    return np.arange(start, start + count).astype(np.str_)
+
+
+def standing(party: Literal["leader", "bank"], count: int) -> Standing:
+    ids = ids_of(party, count)
+    run = bytes(16) if party == "leader" else b""
+    return Standing(
+        party=party, job={}, parts={}, ids={"train": ids, "test": np.zeros(1, int)}, run=run
+    )
+
+
+def memory_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def follower(port: int, folder: str, count: int, told: Connection) -> None:
+    os.sched_setaffinity(0, {FOLLOWER_CORE})
+    link = Link("leader")
+    with Dialer(Address("127.0.0.1", port), link, "bank", Credentials.read(Path(folder), "bank")):
+        drive(handshake.follow(standing("bank", count), "leader"), {"leader": link})
+        told.send(memory_mb())
+        link.receive()
+
+
+def leader(count: int, told: Connection) -> None:
+    os.sched_setaffinity(0, {LEADER_CORE})
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        write_certificates(folder, ["leader", "bank"])
+        link = Link("bank")
+        own = Credentials.read(folder, "leader")
+        place = Address("127.0.0.1", 0)
+        listener = stack.enter_context(Listener(place, {"bank": link}, "leader", own, print))
+        here, there = SPAWN.Pipe()
+        arguments = (listener.address.port, str(folder), count, there)
+        other = SPAWN.Process(target=follower, args=arguments)
+        other.start()
+        mine = standing("leader", count)
+        leading = handshake.lead(mine, ("bank",), attempt=1, purpose="train", order_seed=0)
+        began = time.perf_counter()
+        agreed = drive(leading, {"bank": link})
+        seconds = time.perf_counter() - began
+        found = len(agreed.examples.positions["train"])
+        assert found == count - count // 2, found
+        told.send((seconds, memory_mb(), here.recv()))
+        link.send({"kind": "end"})
+        other.join()
+
+
+def peers_server(count: int, pipe: Connection) -> None:
+    import private_set_intersection.python as psi
+
+    os.sched_setaffinity(0, {FOLLOWER_CORE})
+    server = psi.server.CreateWithNewKey(True)
+    ids = ids_of("bank", count).tolist()
+    pipe.send("ready")
+    pipe.recv()
+    setup = server.CreateSetupMessage(1e-9, count, ids, psi.DataStructure.RAW)
+    pipe.send_bytes(setup.SerializeToString())
+    request = psi.Request()
+    request.ParseFromString(pipe.recv_bytes())
+    pipe.send_bytes(server.ProcessRequest(request).SerializeToString())
+
+
+def peers_client(count: int, told: Connection) -> None:
+    import private_set_intersection.python as psi
+
+    os.sched_setaffinity(0, {LEADER_CORE})
+    here, there = SPAWN.Pipe()
+    other = SPAWN.Process(target=peers_server, args=(count, there))
+    other.start()
+    client = psi.client.CreateWithNewKey(True)
+    ids = ids_of("leader", count).tolist()
+    here.recv()
+    began = time.perf_counter()
+    here.send("begin")
+    request = client.CreateRequest(ids).SerializeToString()
+    setup, response = psi.ServerSetup(), psi.Response()
+    setup.ParseFromString(here.recv_bytes())
+    here.send_bytes(request)
+    response.ParseFromString(here.recv_bytes())
+    found = len(client.GetIntersection(setup, response))
+    assert found == count - count // 2, found
+    told.send(time.perf_counter() - began)
+    other.join()
+
+
+def measured(work: Any, count: int) -> Any:
+    """What a process of its own says of it."""
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=work, args=(count, there))
+    process.start()
+    found = here.recv()
+    process.join()
+    return found
+
+
+def figures(counts: list[int]) -> Iterator[Figure]:
+    for count in counts:
+        most_s, most_mb = FLOORS.get(count, (None, None))
+        if find_spec(PEER) is not None:
+            peer_s = measured(peers_client, count)
+            yield Figure(f"openmined-psi, {count:,} ids each", peer_s, "s")
+            most_s = min(peer_s, most_s or peer_s)
+        seconds, leaders_mb, followers_mb = measured(leader, count)
+        yield Figure(f"intersection, {count:,} ids each", seconds, "s", at_most=most_s)
+        yield Figure("  the leader's memory", leaders_mb, "MB", at_most=most_mb)
+        yield Figure("  the follower's memory", followers_mb, "MB", at_most=most_mb)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ids", type=int, action="append", help="how many each party has")
+    return show(figures(parser.parse_args().ids or [100_000]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

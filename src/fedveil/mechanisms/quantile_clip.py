@@ -1,0 +1,111 @@
+"""A clip that follows a quantile of the vectors' norms, by one more entry of what is noised."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedveil._arrays import Array, Float32s, Float64s
+from fedveil._validate import finite_vector, integer, positive, within
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.gaussian import stretch
+
+#: How far the clip may go from the first one, up and down.
+_ROOM = 2.0**20
+#: Bits are noised by a twentieth of their number, or by so much that they take a tenth more noise
+#: variance from the vectors, whatever is less of a loss.
+_SHARE_NOISE, _MOST_LOSS = 1 / 20, 1 / 10
+
+
+class QuantileClip:
+    """Vectors in units of a clip that moves, each with a bit that says whether it was shortened.
+
+    Under the clip C a vector x of `dimension` entries becomes `joint(x, C)`, of one entry more:
+
+        y = (first · x / max(|x|, C), ±half),     +half where |x| <= C, -half where |x| > C.
+
+    Of a mean of such vectors, whatever noise is in it, `parted` gives the mean of the clipped
+    vectors, C / first · (its first entries), and the share of the bits, ½ + (its last entry) /
+    (2 · half), which noise may take out of [0, 1]. `moved` gives the next clip:
+
+        C' = C · exp(-rate · (share - quantile)),     the share taken into [0, 1],
+
+    and never beyond first · 2^-20 or first · 2^20, where it stays.
+
+    Sensitivity: |y|² <= first² + half² = norm² for every x and every C, so that replacing one
+    vector moves a sum of them by at most 2 · norm, in all entries together. A Gaussian mechanism
+    for vectors of norm `norm` that adds `ratio` times 2 · norm to every entry of the sum, and sees
+    to that norm itself (`CentralNoise`, `DistributedGaussian`: rounding here breaks nothing there),
+    is one release `Gaussian(ratio)` of vectors and bits together. That holds at any C, which need
+    not be trusted: it may follow from earlier releases, be another for each client, or be whatever
+    a server that lies says. The loss neither grows with C nor depends on what the clip does, and
+    releases of fixed ratios compose as such though C follows from earlier ones.
+
+    What it costs is noise. With `bit_noise`, the standard deviation of the noise in how many bits
+    say +, half = first / √((bit_noise / ratio)² - 1), and the vectors' noise is that of the ratio
+    (ratio^-2 - bit_noise^-2)^(-1/2), so that bit_noise is above ratio. Left out it is a twentieth
+    of `clients`, as in the source, or √11 · ratio where that is more: the vectors' noise is then
+    no more than √1.1 of what it is without bits.
+
+    Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
+    clipping, 2021, theorem 1 and algorithm 1, where adding or removing a vector moves the sum of
+    its bits, -½ or ½, by ½; here replacing one moves it by 1, as it moves the vectors by 2 C.
+    """
+
+    def __init__(
+        self,
+        first: float,
+        ratio: float,
+        *,
+        dimension: int,
+        clients: int,
+        quantile: float = 0.5,
+        rate: float = 0.2,
+        bit_noise: float | None = None,
+    ) -> None:
+        self.first = within("clip", first, 2.0**-60, 2.0**60)
+        ratio = positive("ratio", ratio)
+        self.length = integer("dimension", dimension, 1) + 1
+        self.quantile = within("quantile", quantile, 0, 1, open_low=True, open_high=True)
+        self.rate = positive("rate", rate)
+        least = ratio * math.sqrt(1 + 1 / _MOST_LOSS)
+        usual = max(_SHARE_NOISE * integer("clients", clients, 1), least)
+        self.bit_noise = usual if bit_noise is None else positive("bit_noise", bit_noise)
+        if not self.bit_noise > ratio:
+            raise InvalidValue(
+                f"clip_bit_noise = {self.bit_noise:g} is not above the noise multiplier, "
+                f"{ratio:g}: bits with so little noise would leave the updates no epsilon of their "
+                f"own (at {least:.4g} they take a tenth of it)"
+            )
+        #: Of a float32, which the joint vector is made of.
+        self.half = float(np.float32(self.first / math.sqrt((self.bit_noise / ratio) ** 2 - 1)))
+        self.norm = math.hypot(self.first, self.half)
+
+    @property
+    def most(self) -> float:
+        """No clip is larger."""
+        return self.first * _ROOM
+
+    def check(self, clip: float) -> float:
+        """A clip that there can be; raises `InvalidValue`."""
+        return within("clip", clip, self.first / _ROOM, self.most)
+
+    def joint(self, vector: Array, clip: float) -> Float32s:
+        """The vector in units of the clip, shortened to it, and the bit behind it."""
+        vector, clip = finite_vector("update", vector), self.check(clip)
+        fits = stretch(vector, clip) >= 1
+        factor = self.first / clip if fits else stretch(vector, self.first)
+        joint = np.empty(len(vector) + 1, np.float32)
+        np.multiply(vector, factor, out=joint[:-1], dtype=np.float64, casting="same_kind")
+        joint[-1] = self.half if fits else -self.half
+        return joint
+
+    def parted(self, mean: Float64s, clip: float) -> tuple[Float64s, float]:
+        """The mean of the clipped vectors, and the share of those that the clip did not shorten."""
+        return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
+
+    def moved(self, clip: float, share: float) -> float:
+        """The next clip."""
+        off = min(max(share, 0.0), 1.0) - self.quantile
+        return min(max(clip * math.exp(-self.rate * off), self.first / _ROOM), self.most)

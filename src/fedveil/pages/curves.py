@@ -1,0 +1,73 @@
+"""What a run's records draw, a round each: one run's curves, or those of several together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.read_run import ReadRun
+
+_QUALITY = {"accuracy": "Accuracy", "loss": "Loss", "auc": "AUC"}
+_NOTES = {
+    "accuracy": "On the test examples.",
+    "loss": "Mean cross-entropy on the test examples.",
+    "auc": "Macro-averaged, one class against the rest, on the test examples.",
+}
+#: Where the time of a round goes, as far as a run knows.
+PARTS = ("training", "protection", "aggregation", "evaluation")
+_ROUND = Axis("round")
+
+
+def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
+    """Accuracy, loss and AUC after every round that looked."""
+    for key, title in _QUALITY.items():
+        yield from _together(key, title, runs, key, Axis(title), _NOTES[key])
+
+
+def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
+    """What the run has cost so far, where it has a finite cost."""
+    note = "Of the whole run so far, for a client drawn in every round."
+    key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
+    finite = {name: run for name, run in runs.items() if run.last.get(key, 0) < float("inf")}
+    yield from _together("epsilon", "Epsilon", finite, key, axis, note)
+
+
+def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
+    """What a client sends in a round."""
+    key, axis = "bytes_up_per_client", Axis("bytes")
+    yield from _together("upload", "Upload", runs, key, axis, "Of a client in a round.")
+
+
+def traffic(run: ReadRun) -> Iterator[Plot]:
+    """What crosses in a round, up and down, of all its clients."""
+    curves = [_curve(run, "up: reports", "bytes_up"), _curve(run, "down: models", "bytes_down")]
+    note = "Encoded messages of all clients of a round."
+    yield from _plot("bytes", "Bytes", Axis("bytes", log=True), curves, note)
+
+
+def seconds(run: ReadRun) -> Iterator[Plot]:
+    """Where the time of a round went."""
+    curves = [_curve(run, part, f"seconds_{part}") for part in PARTS]
+    note = (
+        "Training and protection are added up over clients, and so over parallel workers; the "
+        "others are by the clock."
+    )
+    told = [curve for curve in curves if any(curve.y)]
+    yield from _plot("seconds", "Time", Axis("seconds"), told, note)
+
+
+def _together(
+    name: str, title: str, runs: Mapping[str, ReadRun], key: str, axis: Axis, note: str
+) -> Iterator[Plot]:
+    curves = [_curve(run, own, key) for own, run in runs.items()]
+    yield from _plot(name, title, axis, curves, note)
+
+
+def _curve(run: ReadRun, name: str, key: str) -> Curve:
+    return Curve(name, *run.figures(key))
+
+
+def _plot(name: str, title: str, axis: Axis, curves: Sequence[Curve], note: str) -> Iterator[Plot]:
+    drawn = [curve for curve in curves if curve.x]
+    if drawn:
+        yield Plot(name, title, _ROUND, axis, drawn, note)

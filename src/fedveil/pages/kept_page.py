@@ -1,0 +1,55 @@
+"""The page in a run's folder: written when the run ends, and again when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fedveil.errors import RunFolderError
+from fedveil.pages.page import Page
+from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.run_page import run_page
+from fedveil.pages.runs_page import runs_page
+from fedveil.pages.vertical_page import is_vertical, vertical_page
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import intact
+
+PAGE = "report.html"
+#: How the event begins that says why a run has no page.
+NO_PAGE = f"no {PAGE}: "
+
+
+def page_of(folder: Path) -> Page:
+    """The page of the run in a folder, of whatever kind it is."""
+    run = read_run(folder)
+    with intact(folder):
+        return vertical_page(run) if is_vertical(run) else run_page(run)
+
+
+def page_of_several(folders: Sequence[Path]) -> Page:
+    """The page of federated runs beside each other."""
+    runs = [read_run(folder) for folder in folders]
+    for run in filter(is_vertical, runs):
+        raise RunFolderError(f"{run.folder} holds a vertical run: its page is of it alone")
+    with intact(*folders):
+        return runs_page(runs)
+
+
+def where(folder: Path, wrote: ReadRun) -> str:
+    """The page's path, or why there is none, which the events that a run `wrote` say."""
+    if (folder / PAGE).is_file():
+        return str(folder / PAGE)
+    return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"
+
+
+def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:
+    """Write the page of a run that has ended.
+
+    What hinders it is an event: the run has a model and records, and is not lost over its page.
+    """
+    try:
+        folder.write_atomically(PAGE, page_of(folder.path).html().encode())
+    except Exception as error:
+        with suppress(RunFolderError):
+            event(f"{NO_PAGE}{error}")

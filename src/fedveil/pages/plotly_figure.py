@@ -1,0 +1,110 @@
+"""A plot as the dictionary that plotly's script draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from fedveil.pages.plot import COLOURS, Axis, Curve, Plot
+
+#: Whole numbers that are fewer than this are all written at their axis.
+_FEW = 12
+#: On an axis of less than this from end to end, 2 and 5 of each decade are written too.
+_FEW_DECADES = 300
+_MARKERS = (
+    "circle", "square", "diamond", "triangle-down", "triangle-up", "pentagon", "x", "star",
+)  # fmt: skip
+
+
+def figure(plot: Plot) -> dict[str, Any]:
+    """What `Plotly.newPlot` takes; the page's own style gives text and lines their colours."""
+    traces: list[dict[str, Any]] = []
+    for number, curve in enumerate(plot.curves):
+        if curve.low:
+            traces.append(_spread(curve, number))
+        traces.append(_line(curve, number))
+    layout = {
+        "autosize": True,
+        "height": 320 + 22 * _rows_of_names(plot.curves),
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "hovermode": "x unified",
+        "dragmode": False,
+        "showlegend": len(plot.curves) > 1,
+        "legend": {"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"},
+        "xaxis": _axis(plot.x, [x for curve in plot.curves for x in curve.x]),
+        "yaxis": _axis(plot.y, [y for curve in plot.curves for y in curve.y]),
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _line(curve: Curve, number: int) -> dict[str, Any]:
+    colour = COLOURS[number % len(COLOURS)]
+    marks = curve.marks or len(curve.x) < 2
+    return {
+        "type": "scatter",
+        "name": escape(curve.name),
+        "legendgroup": str(number),
+        "mode": "lines+markers" if marks else "lines",
+        "x": _drawn(curve.x),
+        "y": _drawn(curve.y),
+        "line": {"color": colour, "width": 2, "dash": "dash" if curve.dashed else "solid"},
+        "marker": {"color": colour, "symbol": _MARKERS[number % len(_MARKERS)], "size": 7},
+    }
+
+
+def _spread(curve: Curve, number: int) -> dict[str, Any]:
+    """The area between `low` and `high`, where both are finite."""
+    points = [
+        (x, low, high)
+        for x, low, high in zip(curve.x, curve.low, curve.high, strict=True)
+        if math.isfinite(x) and math.isfinite(low) and math.isfinite(high)
+    ]
+    red, green, blue = bytes.fromhex(COLOURS[number % len(COLOURS)][1:])
+    return {
+        "type": "scatter",
+        "name": escape(curve.name),
+        "legendgroup": str(number),
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "mode": "lines",
+        "x": [x for x, _, _ in points] + [x for x, _, _ in reversed(points)],
+        "y": [low for _, low, _ in points] + [high for _, _, high in reversed(points)],
+        "fill": "toself",
+        "fillcolor": f"rgba({red},{green},{blue},0.18)",
+        "line": {"width": 0},
+    }
+
+
+def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
+    return {
+        "title": {"text": escape(axis.title), "standoff": 8},
+        "type": "log" if axis.log else "linear",
+        "automargin": True,
+        "zeroline": False,
+        **_ticks(axis, [point for point in points if math.isfinite(point)]),
+    }
+
+
+def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
+    """Rounds are whole numbers, and few of them are not divided."""
+    if axis.log:
+        above = [point for point in points if point > 0]
+        few = bool(above) and max(above) / min(above) < _FEW_DECADES
+        return {"dtick": "D2" if few else 1, "tickformat": "~g"}
+    if not points or not all(float(point).is_integer() for point in points):
+        return {}
+    return {"dtick": 1} if max(points) - min(points) < _FEW else {"tickformat": ",d"}
+
+
+def _rows_of_names(curves: Sequence[Curve]) -> int:
+    """How many lines the names take, on a phone, with two of middling length in each."""
+    return 0 if len(curves) < 2 else math.ceil(sum(len(c.name) + 6 for c in curves) / 40)
+
+
+def _drawn(values: Sequence[float]) -> list[float | None]:
+    """What is not finite is a gap."""
+    return [float(value) if math.isfinite(value) else None for value in values]

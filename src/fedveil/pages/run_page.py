@@ -1,0 +1,246 @@
+"""The page of one federated run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fedveil.pages import curves
+from fedveil.pages.ending import best_round, ending
+from fedveil.pages.page import Code, Fold, Page, Part, Picture, Points, Section
+from fedveil.pages.promised import figure_of, figures, right
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.table import Table
+from fedveil.privacy.finding import Finding
+from fedveil.privacy.loss import format_delta
+from fedveil.privacy.promise import MEANS, Promise, told
+from fedveil.record.byte_count import shown_bytes
+from fedveil.record.recorder import LOST, UNUSABLE, Record
+from fedveil.record.run_folder import EVENTS, JOB
+
+#: No picture of an attack's is longer.
+_LONGEST_PICTURE = 8_000_000
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run_page(run: ReadRun) -> Page:
+    """What was trained, how it went, what it promised and what it did not."""
+    name = str(run.job["name"])
+    sections = [
+        Section("The run", [what_was_trained(run)]),
+        *(_rounds(run, run.last) if run.records else ()),
+        *found(run),
+        *repeat(run, "fedveil run"),
+    ]
+    return Page(name, [how_far(run), *ending(run)], sections)
+
+
+def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
+    yield Section("Every round", [*curves.quality({run.job["name"]: run})])
+    yield Section("What was promised", _promises(run, last))
+    yield Section("What is not protected", [Points(list(_open(last)))])
+    costs = [*curves.traffic(run), *curves.seconds(run), _costs(run)]
+    yield Section("Bytes and time", costs)
+    yield Section("Reports that do not count", list(_lost(run.records)))
+
+
+def how_far(run: ReadRun) -> str:
+    """What the run is and whether it has ended, in a sentence."""
+    job, done = run.job, len(run.records)
+    if run.ended is not None:
+        state = run.ended
+    else:
+        state = "it goes on, or was killed"
+    return (
+        f"{job['model']} on {job['data']['name']}, {job['clients']['number']} clients, under "
+        f"{job['protection']['name']}: {done} of {job['rounds']} rounds; {state}."
+    )
+
+
+def what_was_trained(run: ReadRun) -> Table:
+    """What on what by whom, and how long it took."""
+    job, last = run.job, run.last
+    data, clients, training = job["data"], job["clients"], job["training"]
+    protection, server = job["protection"], job["server"]
+    settings = protection.get(protection["name"]) or protection.get(_block(protection)) or {}
+    best = best_round(run)
+    rows = {
+        "model": f"{job['model']}, trained: {training['train']}",
+        "data": f"{data['name']}, split {data['split']}",
+        "whose": run.said(f"{data['name']}: "),
+        "clients": f"{clients['number']}; {clients['fraction']:.4g} of them in a round, sampling "
+        f"{clients['sampling']}",
+        "training": f"epochs {training['epochs']}, batches of {training['batch_size']}, "
+        f"{training['optimizer']}, learning rate {training['lr']:g}, on {training['device']}",
+        "server": f"{server['optimizer']}, rate {server['lr']:g}, clients weighted "
+        f"{server['weighting']}",
+        "protection": protection["name"],
+        "its settings": ", ".join(f"{key} {value}" for key, value in settings.items()),
+        "randomness": last.get("randomness", ""),
+        "rounds": f"{len(run.records)} of {job['rounds']}",
+        "time": f"{duration(seconds(run.records))} in rounds" if run.records else "",
+        "best round": "" if best is None else f"{best[0]}, accuracy {best[1]:.4f}",
+        "made by": run.said("began: ") or run.said("went on after "),
+        "seed": job["seed"],
+    }
+    return Table(["", ""], [[name, str(value)] for name, value in rows.items() if value != ""])
+
+
+def _block(protection: Mapping[str, object]) -> str:
+    """Where the parameters of a position stand that is not called as its block."""
+    from fedveil.protections.positions import POSITIONS
+
+    position = POSITIONS.get(str(protection["name"]))
+    return (position.block if position is not None else "own") or ""
+
+
+def seconds(records: Iterable[Record]) -> float:
+    """What all rounds took by the clock."""
+    return math.fsum(record.get("seconds_round", 0.0) for record in records)
+
+
+def duration(took: float) -> str:
+    """Seconds as they are read."""
+    if took < 100:
+        return f"{took:.1f} s"
+    minutes, rest = divmod(round(took), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _promises(run: ReadRun, last: Record) -> list[Part]:
+    rows, words = [], dict[Promise, None]()
+    for key, says in figures(last).items():
+        figure = figure_of(last, key)
+        words[figure.promise] = None
+        rows.append([
+            says.name, told(*figure), format_delta(figure.delta), right(figure), says.bounds
+        ])  # fmt: skip
+    for line in run.accounts:
+        words[line.figure.promise] = None
+        delta = format_delta(line.delta)
+        rows.append([line.what, told(line.epsilon, line.delta), delta, right(line.figure), ""])
+    columns = ["for", "epsilon", "delta", "an attacker is right at most", "what it bounds"]
+    return [
+        "Each figure bounds what anybody can learn of its subject, who knows everything else and "
+        "sees what was released: of two equally likely inputs such an attacker names the right one "
+        "at most so often. A coin does 500 times in 1,000. No figure is rounded down.",
+        Table(columns, rows),
+        Points([f"{word}: the best attacker is {MEANS[word]}." for word in words]),
+        *curves.epsilon({run.job["name"]: run}),
+    ]
+
+
+def _open(last: Record) -> Iterator[str]:
+    """What no figure covers."""
+    for what in last["in_clear"]:
+        yield f"Leaves beside the reports as it is, with no finite epsilon: {what}."
+    if figure_of(last, "run_every_round").promise == "none":
+        yield "The reports: nothing is promised of what they tell, or of what their sum tells."
+    if last["rests_on_server"]:
+        yield (
+            "The server is trusted: it adds the noise, sees what is sent without it, and everybody "
+            "else has its word."
+        )
+    if last["randomness"].startswith("simulation"):
+        yield (
+            "This was a simulation: reports drew from the job's seed, so that whoever has the job "
+            "can take the protection off. Reports of a deployed job draw from the operating system."
+        )
+    yield "Who took part in which round, and when: the server knows its clients."
+
+
+def _costs(run: ReadRun) -> Table:
+    """Of all rounds together, and of one in the middle."""
+    rows = [
+        ["upload of a client in a round", shown_bytes(run.last["bytes_up_per_client"])],
+        *(
+            [what, shown_bytes(sum(record[key] for record in run.records))]
+            for what, key in (("all uploads", "bytes_up"), ("all downloads", "bytes_down"))
+        ),
+        ["all rounds by the clock", duration(seconds(run.records))],
+    ]
+    for part in curves.PARTS:
+        took = math.fsum(record.get(f"seconds_{part}", 0.0) for record in run.records)
+        rows.append([part, duration(took)])
+    return Table(["", "in all"], rows)
+
+
+def _lost(records: Sequence[Record]) -> Iterator[Part]:
+    """What became of clients without a report in the aggregate, and of rounds without one."""
+    rows = []
+    for kind in (*LOST, UNUSABLE):
+        times: Counter[str] = Counter()
+        for record in records:
+            times.update(record[kind])
+        rows += [[kind, reason, str(count)] for reason, count in times.most_common()]
+    dropped = sum(record["dropped"] for record in records)
+    if dropped:
+        rows.append(["dropped", "fell silent", str(dropped)])
+    if rows:
+        yield Table(["what", "reason", "clients, over all rounds"], rows)
+    else:
+        yield "Every report that was asked for came, and was of use."
+    void = [
+        f"Round {record['round']} is void: {record['void']}" for record in records if record["void"]
+    ]
+    if void:
+        yield Points(void)
+
+
+def found(run: ReadRun) -> Iterator[Section]:
+    """What attacks and audits reached, with their pictures; nothing where none was made."""
+    parts: list[Part] = []
+    for finding in run.findings:
+        parts += _finding(run.folder, finding)
+    if parts:
+        yield Section("What attacks found", parts)
+
+
+def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
+    verdict = "NOT WHAT WAS PROMISED" if finding.refutes else "not refuted"
+    saw = f", which saw {finding.saw}" if finding.saw else ""
+    caption = (
+        f"{finding.attack} at effort {finding.effort} against {finding.protection}{saw}; promised: "
+        f"epsilon {told(finding.epsilon, finding.delta)}: {verdict}"
+    )
+    rows = [
+        [
+            figure.name,
+            f"{figure.value:.4g}",
+            "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}",
+            "" if math.isnan(figure.guess) else f"{figure.guess:.3g}",
+            str(figure.cases),
+        ]
+        for figure in finding.figures
+    ]
+    yield Table(["figure", "value", "95% interval", "guessing", "cases"], rows, caption)
+    for name in finding.pictures:
+        png = _png(folder, name)
+        if png is not None:
+            yield Picture(png, f"{finding.attack} against {finding.protection}")
+
+
+def _png(folder: Path, name: str) -> bytes | None:
+    """A picture in the run's folder; none where it is gone, is no PNG or lies elsewhere."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+        return None
+    data = path.read_bytes() if path.stat().st_size <= _LONGEST_PICTURE else b""
+    return data if data.startswith(_PNG) else None
+
+
+def repeat(run: ReadRun, command: str) -> Iterator[Section]:
+    """The job and its command, and what its events said."""
+    yield Section(
+        "The same again",
+        [
+            "The job alone repeats the run: with seeded randomness to the byte, on the same kind "
+            "of machine.",
+            Code(f"{command} {JOB}"),
+            Fold(JOB, [Code((run.folder / JOB).read_text("utf-8"))]),
+            Fold(EVENTS, [Code("\n".join(run.events))]),
+        ],
+    )

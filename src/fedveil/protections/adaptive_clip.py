@@ -1,0 +1,121 @@
+"""What an update is clipped to: one norm for a whole run, or a quantile that the clip follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from fedveil._arrays import Float64s
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.quantile_clip import QuantileClip
+from fedveil.message import Message, only_fields, take
+from fedveil.protections.base import Aggregate, Cohort, JobContext, State, Update
+from fedveil.settings.settings import Settings
+
+_RATE = 0.2
+
+
+class AdaptiveClipSettings(Settings):
+    """Parameters of a clip that follows the clients' norms."""
+
+    clip_quantile: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="the clip begins at `clip` and follows this quantile of the clients' norms, "
+        "within the same epsilon: each client's report says whether its update was shortened; "
+        "null: the clip stays",
+    )
+    clip_rate: float = Field(
+        _RATE,
+        gt=0,
+        le=10,
+        description="how fast it follows: the clip is multiplied by exp(-clip_rate * (share of the "
+        "clients below it - clip_quantile)) after every round",
+    )
+    clip_bit_noise: float | None = Field(
+        None,
+        gt=0,
+        description="standard deviation of the noise in how many clients say that they are below "
+        "the clip, more than noise_multiplier: the less it is, the more noise is in the updates; "
+        "null: a twentieth of a round's clients, or 3.3 * noise_multiplier where that is more",
+    )
+
+
+def clip_follows(settings: AdaptiveClipSettings, cohort: Cohort) -> str | None:
+    """Under distributed_dp and central_gaussian `clip_rate` and `clip_bit_noise` need
+    `clip_quantile`."""
+    if settings.clip_quantile is not None:
+        return None
+    for name, default in (("clip_rate", _RATE), ("clip_bit_noise", None)):
+        if (value := getattr(settings, name)) != default:
+            return f"{name} = {value!r} needs clip_quantile: without it the clip stays where it is"
+    return None
+
+
+class Clipping:
+    """How a position clips: what its mechanism is made for, and what travels of it.
+
+    A clip that stays is the mechanism's own: vectors are updates, and nothing travels. Of one that
+    moves (`QuantileClip`) the mechanism sees joint vectors, of norm `norm` and with `length`
+    entries; the clip is the protection's state, and a client takes it from the message that asks
+    for its report (`words`), within the bounds that any clip has.
+    """
+
+    def __init__(
+        self, settings: AdaptiveClipSettings, clip: float, ratio: float, context: JobContext
+    ) -> None:
+        self.norm = self.longest = clip
+        self.length = context.dimension
+        self.moving: QuantileClip | None = None
+        if settings.clip_quantile is None:
+            return
+        if context.unit == "example":
+            raise InvalidValue(
+                f"clip_quantile = {settings.clip_quantile!r} needs privacy.unit = client: what one "
+                f"example adds is clipped where it is trained"
+            )
+        self.moving = made = QuantileClip(
+            clip, ratio, dimension=context.dimension, clients=context.clients_per_round,
+            quantile=settings.clip_quantile, rate=settings.clip_rate,
+            bit_noise=settings.clip_bit_noise,
+        )  # fmt: skip
+        self.norm, self.length, self.longest = made.norm, made.length, made.most
+
+    def initial_state(self) -> State:
+        """The first clip; nothing where it stays."""
+        return {} if self.moving is None else {"clip": self.moving.first}
+
+    def words(self, state: State) -> Message:
+        """What a client is told of a round with this state: all of it, checked."""
+        if self.moving is None:
+            return {}
+        only_fields(state, "clip")
+        return {"clip": self.moving.check(take(state, "clip", float))}
+
+    def shown(self, state: State) -> Mapping[str, float]:
+        """The clip, for a round's record."""
+        return {} if self.moving is None else {"clip": take(state, "clip", float)}
+
+    def joint(self, update: Update, told: Message) -> Update:
+        """What the mechanism is given of an update, by an untrusted message."""
+        if self.moving is None:
+            return update
+        return self.moving.joint(update, take(told, "clip", float))
+
+    def parted(self, mean: Float64s, state: State) -> Float64s:
+        """The update in what the mechanism gives."""
+        return self._parted(mean, state)[0]
+
+    def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
+        """What comes of a round that opened with `state`, and the next round's."""
+        update, next_state = self._parted(mean, state)
+        return Aggregate(update, reports, next_state)
+
+    def _parted(self, mean: Float64s, state: State) -> tuple[Float64s, State]:
+        if self.moving is None:
+            return mean, {}
+        clip = take(state, "clip", float)
+        update, share = self.moving.parted(mean, clip)
+        return update, {"clip": self.moving.moved(clip, share)}

@@ -1,0 +1,33 @@
+"""What a run cost by the accounts that no record of its has: a line of strict JSON each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from fedveil.privacy.ledger import Line
+from fedveil.record.recorder import strict
+from fedveil.record.run_folder import RunFolder
+
+ACCOUNTS = "accounts.jsonl"
+
+
+def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[str], None]) -> None:
+    """Write the file anew, and each line as an event; no file where there is nothing to say."""
+    for line in lines:
+        event(str(line))
+    text = "".join(json.dumps(strict(line._asdict()), allow_nan=False) + "\n" for line in lines)
+    if text:
+        folder.write_atomically(ACCOUNTS, text.encode())
+    else:
+        folder.remove(ACCOUNTS)
+
+
+def read_accounts(path: Path) -> list[Line]:
+    """The lines in a run's folder; raises what `intact` explains."""
+    file = path / ACCOUNTS
+    if not file.exists():
+        return []
+    found = (json.loads(line) for line in file.read_text("utf-8").splitlines())
+    return [Line(float(f["epsilon"]), float(f["delta"]), str(f["what"])) for f in found]

@@ -1,0 +1,92 @@
+"""Figure 1 of 002: the larger epsilon, the sooner a model converges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedveil.pages.plot import Axis, Plot
+from fedveil.pages.table import Table
+from fedveil.reproductions import ldp_jobs
+from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS
+from fedveil.reproductions.several_runs import (
+    Arm,
+    Runs,
+    accuracy,
+    curve,
+    falls,
+    listed,
+    mean_accuracy,
+    rounds_to,
+    settings,
+    trained,
+)
+
+SHOWN = EPSILONS[4:]
+#: The accuracy at which rounds are compared, as a share of what is reached without protection.
+_SHARE = 0.8
+#: How much two runs' mean accuracies may lie the other way round: one seed is noisy.
+_SLACK = 0.02
+
+
+class LDPConvergence(Experiment):
+    """Accuracy round by round under RR and OUE, at several epsilons."""
+
+    name = "ldp-convergence"
+    what = "How soon a model converges under RR and OUE, by epsilon."
+    source = "002, figure 1"
+
+    def arms(self, scale: Scale) -> list[Arm]:
+        """Without protection, and each mechanism at each epsilon."""
+        plain = Arm("plain", ldp_jobs.job(scale, "lenet-mnist", "plain"))
+        return [plain] + [
+            Arm(name, ldp_jobs.job(scale, "lenet-mnist", name, protection=kind, eps=eps))
+            for kind in MECHANISMS
+            for eps in SHOWN
+            for name in [f"{kind}-{eps:g}"]
+        ]
+
+    def estimate_s(self, scale: Scale) -> float:
+        """Nine runs."""
+        return ldp_jobs.estimate_s(scale, [arm.job for arm in self.arms(scale)])
+
+    def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
+        """Both mechanisms against what is reached without protection."""
+        arms = self.arms(scale)
+        runs = trained(folder, arms, tell)
+        ran = ldp_jobs.told(
+            scale, ["lenet-mnist"],
+            f"Figure 1 is a picture alone, without its epsilons: here {listed(SHOWN, 1)}.",
+        )  # fmt: skip
+        tables = [_rounds(runs), settings(ldp_jobs.SOURCE["lenet-mnist"], arms[1].job)]
+        verdicts = [verdict(runs, kind) for kind in MECHANISMS]
+        return Outcome(ran, verdicts, tables, [_plot(runs, kind) for kind in MECHANISMS])
+
+
+def verdict(runs: Runs, kind: str) -> Verdict:
+    """Whether convergence is the faster, the larger epsilon is."""
+    speeds = [mean_accuracy(runs[f"{kind}-{eps:g}"]) for eps in SHOWN]
+    return Verdict.of(
+        falls([-speed for speed in speeds], _SLACK),
+        f"{kind}: mean accuracy over all rounds, by epsilon {listed(SHOWN, 1)}",
+        "rises with epsilon", listed(speeds),
+        same="less noise, sooner there",
+        other="it does not rise from each epsilon to the next",
+    )  # fmt: skip
+
+
+def _rounds(runs: Runs) -> Table:
+    target = _SHARE * accuracy(runs["plain"])
+    rows = [
+        (name, f"{accuracy(run):.3f}", f"{rounds_to(run, target):g}".replace("inf", "never"))
+        for name, run in runs.items()
+    ]
+    columns = ("run", "accuracy, last five tests", f"rounds to {target:.3f}")
+    return Table(columns, rows, f"{_SHARE:.0%} of the accuracy without protection.")
+
+
+def _plot(runs: Runs, kind: str) -> Plot:
+    curves = [curve(f"epsilon {eps:g}", runs[f"{kind}-{eps:g}"]) for eps in SHOWN]
+    curves.append(curve("without protection", runs["plain"], dashed=True))
+    return Plot(kind, f"{kind.upper()}: convergence by epsilon of a bit", Axis("round"),
+                Axis("test accuracy"), curves)  # fmt: skip

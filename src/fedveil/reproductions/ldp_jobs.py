@@ -1,0 +1,165 @@
+"""The jobs of 002: its settings, and those at which its trends show in minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from types import MappingProxyType
+from typing import Any, Literal
+
+from fedveil.data import purchase100
+from fedveil.data.data_folders import find
+from fedveil.federated.job import Job
+from fedveil.reproductions.experiment import Scale
+
+Task = Literal["lenet-mnist", "dnn-purchase100"]
+Split = Literal["iid", "shards"]
+TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
+MECHANISMS = ("rr", "oue")
+#: Epsilon of a bit: 0.075 * 2^x.
+EPSILONS = tuple(0.075 * 2**x for x in range(8))
+#: What the source's models reach without protection.
+BASELINES: Mapping[tuple[Task, Split], float] = MappingProxyType(
+    {
+        ("lenet-mnist", "iid"): 0.9885,
+        ("lenet-mnist", "shards"): 0.9866,
+        ("dnn-purchase100", "iid"): 0.9098,
+    }
+)
+#: What it states, as keys of a job; `training.lr` is that under perturbation.
+SOURCE: Mapping[Task, Mapping[str, object]] = MappingProxyType(
+    {
+        "lenet-mnist": {
+            "clients.number": 1000,
+            "clients.fraction": 0.5,
+            "rounds": 500,
+            "data.name": "mnist",
+            "model": "lenet",
+            "training.optimizer": "sgd",
+            "training.lr": 0.1,
+        },
+        "dnn-purchase100": {
+            "clients.number": 1000,
+            "clients.fraction": 0.5,
+            "rounds": 500,
+            "data.name": "purchase100",
+            "model": "purchase_dnn",
+            "training.optimizer": "adam",
+            "training.lr": 0.01,
+        },
+    }
+)
+#: The learning rate of Purchase-100's net where nothing is perturbed.
+PLAIN_LR = 0.001
+#: 500 rounds where examples are dealt at random, 1,000 where they are not.
+NON_IID_ROUNDS = 2
+
+_PARTS = "fedveil.reproductions.small_parts"
+#: What stands in at scale small.
+_SMALL: Mapping[Task, Mapping[str, Any]] = {
+    "lenet-mnist": {
+        "data": {"name": f"{_PARTS}:pooled_mnist"},
+        "training": {"lr": 0.1, "batch_size": 5, "epochs": 5},
+    },
+    "dnn-purchase100": {
+        "data": {"name": f"{_PARTS}:purchase_part_synthetic"},
+        "training": {"lr": 0.01, "optimizer": "adam", "batch_size": 6, "epochs": 5,
+                     "engine": "vmap"},
+    },
+}  # fmt: skip
+SMALL_CLIENTS, SMALL_ROUNDS = 200, 30
+#: Seconds of a round on two cores, as measured on one machine.
+_ROUND_S: Mapping[tuple[Scale, Task], float] = {
+    ("small", "lenet-mnist"): 0.3,
+    ("small", "dnn-purchase100"): 0.3,
+    ("full", "lenet-mnist"): 2.5,
+    ("full", "dnn-purchase100"): 25.0,
+}
+NOT_STATED = (
+    "The source states neither local epochs nor batch size, neither the number of cells nor the "
+    "attack: here clients train for one epoch in batches of 10 (small: five epochs in batches of 5 "
+    "or 6), and there are 50 cells where they are not what is varied. Its epsilon is that of one "
+    "bit of a code: a client's report costs twice that (RR) or as much (OUE) for each of the "
+    "model's parameters. The sum of a cohort's reports is drawn at once from its exact law."
+)
+_SYNTHETIC = "The file of Purchase-100 is not here: a synthetic set of its shape stands in. "
+STAND_INS: Mapping[Task, str] = {
+    "lenet-mnist": "LeNet on MNIST is stood in for by one hidden layer of 24 on 4,000 of its "
+    "images in 7x7 pixels",
+    "dnn-purchase100": "Purchase-100 by a synthetic set of its shape, of which 20 classes and 300 "
+    "features are left, and its net by one hidden layer of 24 (Adam at 0.01 throughout)",
+}
+
+
+def job(
+    scale: Scale,
+    task: Task,
+    name: str,
+    *,
+    split: Split = "iid",
+    protection: str = "not_encrypt",
+    clients: int | None = None,
+    **unary: Any,
+) -> Job:
+    """A run of the task under a protection; `unary` are settings of rr and oue."""
+    small = scale == "small"
+    rounds = SMALL_ROUNDS if small else 500
+    blocks = _small(task) if small else _full(task, perturbed=protection != "not_encrypt")
+    blocks["data"]["split"] = split
+    return Job.read(
+        {
+            **blocks,
+            "name": name,
+            "rounds": rounds * (NON_IID_ROUNDS if split == "shards" else 1),
+            "clients": {"number": clients or (SMALL_CLIENTS if small else 1000), "fraction": 0.5},
+            "protection": {"name": protection, "unary": {"fidelity": "aggregate", **unary}},
+            "evaluation": {"every": 1 if small else 5},
+            "simulation": {"workers": 0 if small else "auto"},
+        },
+        [],
+    )
+
+
+def _small(task: Task) -> dict[str, Any]:
+    return {"model": f"{_PARTS}:narrow", **deepcopy(_SMALL[task])}
+
+
+def _full(task: Task, *, perturbed: bool) -> dict[str, Any]:
+    training: dict[str, Any] = {"epochs": 1, "batch_size": 10}
+    if task == "lenet-mnist":
+        plain = {"data": {"name": "mnist"}, "model": "lenet"}
+        return {**plain, "training": {**training, "lr": 0.1}}
+    training |= {"optimizer": "adam", "lr": 0.01 if perturbed else PLAIN_LR}
+    name = "purchase100" if _purchase_is_here() else purchase100.SYNTHETIC
+    return {"data": {"name": name}, "model": "purchase_dnn", "training": training}
+
+
+def title(scale: Scale, task: Task) -> str:
+    """What a figure calls the task."""
+    return f"stand-in for {task}" if scale == "small" else task
+
+
+def estimate_s(scale: Scale, jobs: Iterable[Job]) -> float:
+    """About how long they take on two cores."""
+    return sum(job.rounds * _ROUND_S[scale, _task(job)] for job in jobs)
+
+
+def _task(job: Job) -> Task:
+    return "dnn-purchase100" if "purchase" in job.data.name else "lenet-mnist"
+
+
+def told(scale: Scale, tasks: Iterable[Task], *more: str) -> str:
+    """What was run, for the page."""
+    if scale == "small":
+        at = (
+            f"At scale small: {SMALL_CLIENTS} clients in place of 1,000 and {SMALL_ROUNDS} rounds "
+            f"in place of 500; {'; '.join(STAND_INS[task] for task in tasks)}. "
+        )
+    else:
+        absent = "dnn-purchase100" in tasks and not _purchase_is_here()
+        at = f"At the source's own size. {_SYNTHETIC if absent else ''}"
+    return " ".join([*more, f"{at}{NOT_STATED}"])
+
+
+def _purchase_is_here() -> bool:
+    return find(purchase100.FOLDER, purchase100.ARCHIVE, purchase100.TEXT_FILE) is not None

@@ -1,0 +1,126 @@
+"""Runs of an experiment, a folder each: trained where they are not yet, read where they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from fedveil.errors import RunFolderError
+from fedveil.federated.job import Job
+from fedveil.pages.plot import Curve
+from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.table import Table
+from fedveil.record.run_folder import JOB
+from fedveil.reproductions.experiment import Tell
+
+#: A noisy run's accuracy is the mean of so many of its last tests.
+_LAST = 5
+
+Runs = Mapping[str, ReadRun]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A run of an experiment: what its folder and its curve are called, and its job."""
+
+    name: str
+    job: Job
+
+
+def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
+    """Every arm's run, by its name."""
+    runs = {}
+    for number, arm in enumerate(arms, 1):
+        path = folder / arm.name
+        if not _finished(path, arm.job):
+            tell(f"run {number} of {len(arms)}: {arm.name}")
+            _train(path, arm.job)
+        runs[arm.name] = read_run(path)
+    return runs
+
+
+def _finished(path: Path, job: Job) -> bool:
+    """Whether the run has ended; refuses a folder in which another job was begun."""
+    if not (path / JOB).is_file():
+        return False
+    begun = Job.load(path / JOB)
+    if job.clients.number is None and begun.clients.number is not None:
+        job = job.with_clients(begun.clients.number)
+    if changes := job.changes(begun):
+        raise RunFolderError(
+            f"{path} holds a run of another job ({'; '.join(changes)}): name another folder"
+        )
+    return read_run(path).finished
+
+
+def _train(path: Path, job: Job) -> None:
+    import torch
+
+    from fedveil.engine.simulation import resume, simulate
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of many small products; who shares the work are the workers
+    try:
+        if (path / JOB).is_file():
+            resume(path)
+        else:
+            simulate(job, path)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def accuracy(run: ReadRun) -> float:
+    """What it converged to: the mean of its last tests."""
+    last = run.figures("accuracy")[1][-_LAST:]
+    return sum(last) / len(last)
+
+
+def loss_rate(plain: ReadRun, noisy: ReadRun) -> float:
+    """The share of the accuracy that protection costs. Source: 002, equation (8)."""
+    return (accuracy(plain) - accuracy(noisy)) / accuracy(plain)
+
+
+def mean_accuracy(run: ReadRun) -> float:
+    """Over all tests: of two runs that end alike, the faster one has the larger."""
+    values = run.figures("accuracy")[1]
+    return sum(values) / len(values)
+
+
+def rounds_to(run: ReadRun, target: float) -> float:
+    """The first round that was tested at this accuracy or above; infinite where none was."""
+    for number, value in zip(*run.figures("accuracy"), strict=True):
+        if value >= target:
+            return number
+    return math.inf
+
+
+def curve(name: str, run: ReadRun, key: str = "accuracy", *, dashed: bool = False) -> Curve:
+    """A figure round by round."""
+    return Curve(name, *run.figures(key), dashed=dashed)
+
+
+def falls(values: Sequence[float], slack: float) -> bool:
+    """Whether the last lies below the first, and none above the one before by more than `slack`."""
+    return values[-1] < values[0] and all(
+        after <= before + slack for before, after in pairwise(values)
+    )
+
+
+def listed(values: Sequence[float], places: int = 3) -> str:
+    """Figures in their order."""
+    return ", ".join(f"{value:.{places}f}" if math.isfinite(value) else "never" for value in values)
+
+
+def settings(source: Mapping[str, object], job: Job) -> Table:
+    """The settings that the source states, by their keys in a job, beside those of a job here."""
+    data = job.model_dump()
+    rows = []
+    for key, value in source.items():
+        here: object = data
+        for part in key.split("."):
+            here = here[part]  # type: ignore[index]
+        rows.append((f"`{key}`", str(value), "the same" if here == value else str(here)))
+    return Table(("key", "the source", "here"), rows, "Settings that the source states.")

@@ -1,0 +1,86 @@
+"""Handwriting by writer: FEMNIST where it is here, else MNIST in simulated hands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import ndimage
+
+from fedveil._arrays import Array
+from fedveil.data import femnist
+from fedveil.data.data_folders import find
+from fedveil.data.datasets import load
+from fedveil.entropy import Seeded
+
+WRITERS = 100
+#: Images of a simulated writer: FEMNIST's writers have some 220 each.
+_IMAGES = 220
+SMALL_WRITERS, _SMALL_IMAGES = 30, 20
+#: How far writers slant (the tangent), and by what share their letters differ in height and width.
+_SLANT, _SIZE = 0.4, 0.2
+
+
+def femnist_is_here() -> bool:
+    """Whether its files are on this machine."""
+    return all(find(femnist.FOLDER, part) is not None for part in ("train", "test"))
+
+
+def femnist_100() -> dict[str, Any]:
+    """The first hundred writers of FEMNIST."""
+    data = load("femnist")
+    assert data.owners is not None
+    held = data.owners < WRITERS
+    return {
+        "x_train": data.train.x[held],
+        "y_train": data.train.y[held],
+        "x_test": data.test.x,
+        "y_test": data.test.y,
+        "client_ids": data.owners[held],
+        "classes": data.classes,
+    }
+
+
+def mnist_synthetic() -> dict[str, Any]:
+    """A hundred simulated writers of 220 digits each."""
+    return _simulated(WRITERS, _IMAGES)
+
+
+def mnist_synthetic_small() -> dict[str, Any]:
+    """Thirty simulated writers of 20 digits each."""
+    return _simulated(SMALL_WRITERS, _SMALL_IMAGES)
+
+
+def _simulated(writers: int, images: int) -> dict[str, Any]:
+    """MNIST dealt to writers, each of whom slants and stretches all of theirs alike.
+
+    The test images are in as many hands, in turn.
+    """
+    data = load("mnist")
+    order = Seeded(0, "mnist by simulated writers").permutation(len(data.train))
+    rows = order[: writers * images]
+    owners = np.repeat(np.arange(writers), images)
+    return {
+        "x_train": _written(data.train.x[rows], owners, writers),
+        "y_train": data.train.y[rows],
+        "x_test": _written(data.test.x, np.arange(len(data.test)) % writers, writers),
+        "y_test": data.test.y,
+        "client_ids": owners,
+        "classes": data.classes,
+    }
+
+
+def _written(images: Array, owners: Array, writers: int) -> Array:
+    """Every image in its writer's hand."""
+    out = np.empty_like(images)
+    middle = (np.array(images.shape[2:]) - 1) / 2
+    for writer in range(writers):
+        drawn = Seeded(0, "writer", writer).generator().uniform(-1, 1, 3)
+        height, width = 1 + _SIZE * drawn[:2]
+        hand = np.array([[height, 0], [_SLANT * drawn[2], width]])
+        offset = middle - hand @ middle
+        for row in np.flatnonzero(owners == writer):
+            out[row, 0] = ndimage.affine_transform(
+                images[row, 0], hand, offset, order=1, cval=float(images.min())
+            )
+    return out

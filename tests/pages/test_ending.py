@@ -1,0 +1,147 @@
+"""How good, what was promised, what next: of a run in any state."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.pages.ending import Ending, ending, vertical_ending
+from fedveil.pages.read_run import ReadRun
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.ledger import Line
+from fedveil.vertical.vertical_job import VerticalJob
+
+
+def record(epsilon: float, **more: Any) -> dict[str, Any]:
+    return {
+        "round": 1, "accuracy": 0.75, "loss": 0.5, "auc": 0.875, "unit": "client", "in_clear": [],
+        "rests_on_server": False, "randomness": "simulation randomness",
+        "epsilon_run_every_round": epsilon, "delta_run_every_round": 1e-5, **more,
+    }  # fmt: skip
+
+
+def ending_of(
+    folder: Path,
+    *records: dict[str, Any],
+    name: str = "dp_encrypt",
+    findings: tuple[Finding, ...] = (),
+    ended: bool = True,
+) -> Ending:
+    job = {"protection": {"name": name}, "rounds": 3}
+    if ended:
+        (folder / "model.safetensors").touch()
+    events = ["0 began: fedveil", *(["0 finished after round 1: the last"] if ended else [])]
+    return ending(ReadRun(folder, job, records, findings, events))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "trusted", "unit", "said"),
+    [
+        (
+            math.inf, False, "client",
+            "to a client drawn in every round: what is sent may tell everything about a client",
+        ),
+        (
+            1.0, False, "client",
+            "to a client drawn in every round: whoever knows all that the server sees and all but "
+            "which of two data sets a client has guesses right at most 732 times in 1,000; a coin "
+            "does 500 times",
+        ),
+        (
+            1.0, True, "example",
+            "to one example of a client drawn in every round: whoever knows all that everybody "
+            "else sees and all but which of two examples a client has guesses right at most 732 "
+            "times in 1,000; a coin does 500 times, and the server, which is trusted, needs no "
+            "guess",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_promised_is_said_of_an_attacker(
+    epsilon: float, trusted: bool, unit: str, said: str, tmp_path: Path
+) -> None:
+    promise = ending_of(tmp_path, record(epsilon, rests_on_server=trusted, unit=unit)).promise
+    assert promise.text == said
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "value", "tone"),
+    [
+        (1.0, "epsilon 1 at delta 1e-05 (strong)", "good"),
+        (2.0, "epsilon 2 at delta 1e-05 (meaningful)", "good"),
+        (5.0, "epsilon 5 at delta 1e-05 (weak)", "fair"),
+        (50.0, "epsilon 50 at delta 1e-05 (next to none)", "poor"),
+        (math.inf, "epsilon inf at delta 1e-05 (none)", "poor"),
+    ],
+)
+def test_the_promise_has_its_word_and_its_colour(
+    epsilon: float, value: str, tone: str, tmp_path: Path
+) -> None:
+    promise = ending_of(tmp_path, record(epsilon)).promise
+    assert (promise.value, promise.tone) == (value, tone)
+
+
+def test_quality_names_the_round_it_is_from_and_a_better_one(tmp_path: Path) -> None:
+    looks = [record(1.0, accuracy=0.875), record(1.0, round=2)]
+    late = {k: v for k, v in record(1.0, round=3).items() if k not in ("accuracy", "loss", "auc")}
+    quality = ending_of(tmp_path, *looks, late).quality
+    assert quality.value == "accuracy 0.7500"
+    assert quality.text == (
+        "loss 0.5000, AUC 0.8750 on the test examples after round 2 of 3; round 1 had 0.8750"
+    )
+    assert ending_of(tmp_path, late).quality.value == "not measured yet"
+
+
+REFUTED = Finding("m", "quick", "dp_encrypt", [Measured("epsilon at least", 3.0)], epsilon=2.0)
+FOUND = Finding("m", "quick", "dp_encrypt", [Measured("epsilon at least", 1.0)], epsilon=2.0)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "more", "value", "command"),
+    [
+        (2.0, {"ended": False}, "let it end", "fedveil run --resume {}"),
+        (2.0, {"findings": (REFUTED,)}, "do not rely on the promise", "fedveil audit {}"),
+        (math.inf, {"name": "not_encrypt"}, "put a protection in the switch",
+         "fedveil run {}/job.yaml --set protection=dp_encrypt"),
+        (math.inf, {"name": "pw_encrypt"}, "put noise into the sum",
+         "fedveil run {}/job.yaml --set protection=distributed_dp"),
+        (50.0, {}, "ask for a stronger promise", "fedveil budget {}/job.yaml --target-epsilon 2"),
+        (50.0, {"name": "my:Own"}, "ask for a stronger promise", "more noise promise more"),
+        (2.0, {}, "try to refute it, then deploy it", "fedveil attack membership {}"),
+        (2.0, {"findings": (FOUND,)}, "try to refute it, then deploy it",
+         "fedveil deploy DIR {}/job.yaml"),
+    ],
+)  # fmt: skip
+def test_what_to_do_next_goes_by_what_is_the_matter(
+    epsilon: float, more: dict[str, Any], value: str, command: str, tmp_path: Path
+) -> None:
+    answer = ending_of(tmp_path, record(epsilon), **more).next
+    assert answer.value == value
+    assert command.format(tmp_path) in answer.text
+
+
+def test_a_model_that_has_hardly_learnt_is_helped_first(tmp_path: Path) -> None:
+    assert ending_of(tmp_path, record(2.0, auc=0.6)).next.value == "help it learn"
+
+
+def test_a_run_without_a_round_says_so(tmp_path: Path) -> None:
+    answers = ending_of(tmp_path, ended=False)
+    assert answers.promise.value == "nothing has left a client yet"
+    assert answers.quality.value == "not measured yet"
+
+
+def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    events = ["0 began: fedveil", "0 finished after step 2"]
+    job = VerticalJob().model_dump()
+    run = ReadRun(tmp_path, job, [{"look": 2, "test_loss": 0.5}], [], events)
+    lines = [Line(1.0, 0.0, "a bit of left"), Line(50.0, 1e-5, "an example in the run")]
+    told, bare = vertical_ending(run, run, lines), vertical_ending(run, run, [])
+    assert told.quality.value == "loss 0.5000"
+    assert told.promise.value == "epsilon 50 at delta 1e-05 (next to none)"
+    assert told.promise.text.startswith("for an example in the run:")
+    assert "embedding_dp.reuse=true" in told.next.text
+    assert (bare.promise.value, bare.promise.tone) == ("nothing", "poor")
+    assert "--set privacy.embedding_dp.eps=1" in bare.next.text

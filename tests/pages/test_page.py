@@ -1,0 +1,185 @@
+"""A page shows what it was made of, loads nothing, and runs nobody's script but its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import plotly.graph_objects
+import pytest
+
+from browser import needs_browser, show
+from fedveil.errors import MissingExtra
+from fedveil.pages import page as page_file
+from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.plotly_figure import figure
+from fedveil.pages.table import Table
+
+EVIL = "</script><script>window.evil=1</script><img src=x onerror=window.evil=1>'\"&\u2028]]>"
+SMALL = Plot("a", "Accuracy", Axis("round"), Axis("accuracy"), [Curve("own", [1, 2], [0.5, 0.75])])
+RICH = Plot(
+    "b", "Against epsilon", Axis("epsilon", log=True), Axis("bytes", log=True),
+    [
+        Curve("spread", [1, 2, 4], [1, math.nan, 3], [0.5, math.nan, 2], [2, math.inf, 4], True),
+        Curve("read off", [1, 4], [10, 1000], dashed=True),
+        Curve("one", [2], [20]),
+    ],
+    "A note.",
+)  # fmt: skip
+
+
+def page_of(*parts: Part, lead: tuple[str | Fact, ...] = ()) -> Page:
+    return Page("Runs", lead, [Section("All", parts)])
+
+
+@pytest.mark.parametrize("plot", [SMALL, RICH, Plot("n", "None", Axis("x"), Axis("y"), [])])
+def test_plotly_takes_every_figure(plot: Plot) -> None:
+    made = figure(plot)
+    plotly.graph_objects.Figure(made)
+    json.dumps(made, allow_nan=False)
+
+
+def test_a_figure_has_gaps_spreads_and_marks_where_the_curves_have() -> None:
+    spread, first, second, third = figure(RICH)["data"]
+    assert first["y"] == [1.0, None, 3.0]
+    assert (spread["x"], spread["y"]) == ([1, 4, 4, 1], [0.5, 2, 4, 2])
+    assert spread["fill"] == "toself"
+    assert not spread["showlegend"]
+    modes = [trace["mode"] for trace in (first, second, third)]
+    assert modes == ["lines+markers", "lines", "lines+markers"]
+    assert [trace["line"]["dash"] for trace in (first, second)] == ["solid", "dash"]
+    assert len({trace["line"]["color"] for trace in (first, second, third)}) == 3
+    layout = figure(RICH)["layout"]
+    assert (layout["xaxis"]["type"], layout["yaxis"]["type"]) == ("log", "log")
+    assert (layout["showlegend"], figure(SMALL)["layout"]["showlegend"]) == (True, False)
+
+
+def test_names_are_no_markup_of_plotly_s() -> None:
+    curve = Curve("<a href='https://example.org'>here</a>", [1], [1])
+    drawn = figure(Plot("a", "A", Axis("<b>x</b>"), Axis("y"), [curve]))
+    assert "<" not in json.dumps(drawn)
+
+
+def test_no_text_is_markup_wherever_it_stands() -> None:
+    table = Table([EVIL, "b"], [[EVIL, "1"], [EVIL, "2"]], EVIL)
+    plot = Plot("a", EVIL, Axis(EVIL), Axis(EVIL), [Curve(EVIL, [1], [1])], EVIL)
+    fold = Fold(EVIL, [EVIL, Points([EVIL]), Code(EVIL, EVIL), Picture(b"png", EVIL)])
+    lead = (EVIL, Fact(EVIL, EVIL, EVIL))
+    made = Page(EVIL, lead, [Section(EVIL, [table, plot, fold]), Section("b", [])]).html()
+    own = page_of(SMALL).html()
+    for mark in ("<script", "<img src=x", "onerror=window.evil=1>"):
+        assert made.count(mark) == own.count(mark), mark
+    data = re.search(r'id="plots">(.*?)</script>', made, re.DOTALL)
+    assert data is not None
+    assert json.loads(data[1])[0]["layout"]["xaxis"]["title"]["text"]
+    assert data[1].isascii()
+
+
+def test_a_page_without_plots_needs_no_plotly_and_one_with_them_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page_file, "find_spec", lambda name: None)
+    page_file.plotly_script.cache_clear()
+    try:
+        text = page_of(Table(["a"], [["1"]])).html()
+        with pytest.raises(MissingExtra) as missing:
+            page_of(SMALL).html()
+    finally:
+        page_file.plotly_script.cache_clear()
+    assert len(text) < 20_000
+    assert str(missing.value) == (
+        "a run's page needs the package plotly: pip install 'fedveil[report]' installs it"
+    )
+
+
+def test_plotly_and_torch_are_not_imported() -> None:
+    work = (
+        "import sys; from fedveil.pages.page import Page, plotly_script; plotly_script(); "
+        "assert not {'plotly', 'torch', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", work], check=True)
+
+
+@needs_browser
+def test_a_browser_draws_every_plot_and_sorts_a_table(tmp_path: Path) -> None:
+    rows = [["a", "20.5 KB", "0.9"], ["b", "1.2 MB", "inf (none)"], ["c", "900 B", "12.5 (weak)"]]
+    table = Table(["run", "upload", "epsilon"], rows)
+    made = page_of(SMALL, RICH, table, Fold("more", [SMALL])).html()
+    script = """
+        const cells = column => [...document.querySelectorAll("tbody tr")]
+            .map(row => row.cells[column].textContent);
+        const heads = [...document.querySelectorAll("th button")];
+        const found = [];
+        for (const column of [1, 1, 2, 0]) {
+            heads[column].click();
+            found.push(cells(0).join(""), heads[column].parentNode.getAttribute("aria-sort"));
+        }
+        return [found, performance.getEntriesByType("resource").length,
+                document.querySelectorAll(".plot").length,
+                [...document.querySelectorAll(".plot")].map(
+                    plot => plot.querySelectorAll(".main-svg .scatterlayer .trace").length)];
+    """
+    shown = show(made, tmp_path, script)
+    assert shown.console == []
+    sorts, fetched, plots, traces = shown.found
+    assert sorts == [
+        "cab", "ascending", "bac", "descending", "acb", "ascending", "abc", "ascending"
+    ]  # fmt: skip
+    assert fetched == 0
+    assert (plots, traces) == (3, [1, 4, 1])
+
+
+@needs_browser
+def test_a_narrow_page_scrolls_nothing_but_tables_sideways(tmp_path: Path) -> None:
+    table = Table([f"column {n}" for n in range(20)], [["1"] * 20] * 2)
+    made = page_of(SMALL, RICH, table, Code("x" * 500), lead=(Fact("a", "b" * 90),)).html()
+    # The narrowest window that Chromium has without a device.
+    script = "return [document.documentElement.scrollWidth, innerWidth]"
+    wide, window = show(made, tmp_path, script, width=500).found
+    assert wide <= window
+
+
+@contextmanager
+def asked() -> Iterator[tuple[str, list[str]]]:
+    """A server on this machine, and what it was asked for."""
+    paths: list[str] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", paths
+        server.shutdown()
+
+
+@needs_browser
+def test_the_policy_lets_nothing_be_fetched_or_run(tmp_path: Path) -> None:
+    """Markup that had found its way into a page would fetch and run nothing."""
+    made = page_of(Table(["a"], [["1"]])).html()
+    with asked() as (address, paths):
+        smuggled = (
+            f'<img src="{address}/image"><script src="{address}/script"></script>'
+            f'<script>document.title = "evil"</script><main>'
+        )
+        strict = show(made.replace("<main>", smuggled), tmp_path)
+        assert paths == []
+        assert "<title>Runs</title>" in strict.dom
+        free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", made)
+        loose = show(free.replace("<main>", smuggled), tmp_path)
+        assert sorted(paths) == ["/image", "/script"]
+        assert "<title>evil</title>" in loose.dom

@@ -1,0 +1,269 @@
+"""The page of a run: what it says, in whose words, and that a run is never lost over it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+import fedveil
+import vertical_parts
+from browser import needs_browser, show
+from fedveil.errors import RunFolderError
+from fedveil.pages import page as page_file
+from fedveil.pages.kept_page import keep_page, page_of, page_of_several
+from fedveil.pages.page import Page, Picture, Points, Section, Table
+from fedveil.pages.read_run import read_run
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.record.finding_lines import add_finding
+from fedveil.record.run_folder import RunFolder
+from fedveil.vertical import VerticalJob, train
+from page_parts import EVIL, edit_last, small_job
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"picture"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of dp_encrypt in which a quarter of the clients fall silent."""
+    folder = tmp_path_factory.mktemp("made") / "run"
+    job = small_job(
+        rounds=6,
+        protection={"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 1.0}},
+        simulation={"workers": 0, "dropouts": {"report": 0.25}},
+    )
+    return fedveil.simulate(job, folder).folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    return copy
+
+
+def section(page: Page, title: str) -> Section:
+    (found,) = (part for part in page.sections if part.title == title)
+    return found
+
+
+def points(page: Page, title: str) -> str:
+    parts = section(page, title).parts
+    return "\n".join(line for part in parts if isinstance(part, Points) for line in part.lines)
+
+
+def test_a_finished_run_has_its_page(finished: Path) -> None:
+    assert (finished / "report.html").read_text("utf-8") == page_of(finished).html()
+
+
+def test_it_draws_quality_bytes_and_time_of_every_round(folder: Path) -> None:
+    page, run = page_of(folder), read_run(folder)
+    drawn = {plot.name: plot for plot in page.plots}
+    assert list(drawn) == ["accuracy", "loss", "auc", "epsilon", "bytes", "seconds"]
+    for name in ("accuracy", "loss", "auc"):
+        (curve,) = drawn[name].curves
+        assert list(curve.x) == [1, 2, 3, 4, 5, 6]
+        assert list(curve.y) == [record[name] for record in run.records]
+    parts = {curve.name: curve.y for curve in drawn["seconds"].curves}
+    assert set(parts) == {"training", "protection", "aggregation", "evaluation"}
+    assert list(parts["protection"]) == [record["seconds_protection"] for record in run.records]
+
+
+def test_it_has_every_figure_of_the_ledger_with_its_word_and_what_it_means(folder: Path) -> None:
+    page, last = page_of(folder), read_run(folder).last
+    (table,) = (p for p in section(page, "What was promised").parts if isinstance(p, Table))
+    keys = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
+    assert len(table.rows) >= len(keys)
+    for key, row in zip(keys, table.rows, strict=False):
+        assert f"({last[f'promise_{key}']})" in row[1]
+    meanings = points(page, "What was promised")
+    for word in {last[f"promise_{key}"] for key in keys}:
+        assert f"{word}: the best attacker is " in meanings
+
+
+def test_it_says_what_is_not_protected(folder: Path) -> None:
+    said = points(page_of(folder), "What is not protected")
+    assert "This was a simulation" in said
+    assert "The server is trusted" not in said
+    edit_last(folder, in_clear=["the number of examples"], rests_on_server=True,
+              randomness="operating-system randomness")  # fmt: skip
+    said = points(page_of(folder), "What is not protected")
+    assert "with no finite epsilon: the number of examples." in said
+    assert "The server is trusted" in said
+    assert "This was a simulation" not in said
+
+
+def test_it_counts_reports_that_do_not_count(folder: Path) -> None:
+    dropped = sum(record["dropped"] for record in read_run(folder).records)
+    assert dropped
+    reasons = {"rejected": {"wrong length": 3}, "void": "too few", "unusable": {"NaN": 2}}
+    edit_last(folder, **reasons)
+    parts = section(page_of(folder), "Reports that do not count").parts
+    (table,) = (part for part in parts if isinstance(part, Table))
+    assert [list(row) for row in table.rows] == [
+        ["rejected", "wrong length", "3"],
+        ["unusable", "NaN", "2"],
+        ["dropped", "fell silent", str(dropped)],
+    ]
+    (void,) = (part for part in parts if isinstance(part, Points))
+    assert list(void.lines) == ["Round 6 is void: too few"]
+
+
+def test_it_holds_the_job_that_repeats_it(folder: Path) -> None:
+    html = page_of(folder).html()
+    assert "dp_eps: 1.0" in html
+    assert "fedveil run job.yaml" in html
+
+
+def test_findings_stand_in_it_with_pictures_of_the_folder_alone(folder: Path) -> None:
+    (folder / "attacks").mkdir()
+    (folder / "attacks" / "seen.png").write_bytes(PNG)
+    (folder / "attacks" / "text.png").write_bytes(b"no picture")
+    (folder.parent / "secret.png").write_bytes(PNG)
+    names = ["attacks/seen.png", "attacks/text.png", "attacks/gone.png", "../secret.png",
+             str(folder.parent / "secret.png")]  # fmt: skip
+    figures = [Measured("epsilon at least", 99.0, guess=0.5, cases=7)]
+    found = Finding("gradient", "quick", "dp_encrypt", figures, epsilon=2.0, pictures=names)
+    opened = RunFolder.reopen(folder)
+    add_finding(opened, found)
+    opened.close()
+    parts = section(page_of(folder), "What attacks found").parts
+    assert [part.png for part in parts if isinstance(part, Picture)] == [PNG]
+    (table,) = (part for part in parts if isinstance(part, Table))
+    assert table.caption.endswith("promised: epsilon 2 (meaningful): NOT WHAT WAS PROMISED")
+    assert list(table.rows[0]) == ["epsilon at least", "99", "", "0.5", "7"]
+
+
+def malicious(folder: Path) -> None:
+    job = (folder / "job.yaml").read_text("utf-8")
+    (folder / "job.yaml").write_text(
+        job.replace("name: small", f"name: {json.dumps(EVIL)}", 1), "utf-8"
+    )
+    edit_last(folder, rejected={EVIL: 1}, withheld={EVIL: 1}, void=EVIL, in_clear=[EVIL])
+    with (folder / "events.log").open("a") as events:
+        events.write(f"0 {EVIL}\n")
+
+
+def test_no_text_of_a_folder_is_markup(folder: Path) -> None:
+    before = page_of(folder).html()
+    malicious(folder)
+    after = page_of(folder).html()
+    for mark in ("<script", "<img", "window.evil=1>"):
+        assert after.count(mark) == before.count(mark), mark
+    assert "window.evil=1&gt;" in after
+
+
+@needs_browser
+def test_a_browser_shows_it_whole_and_runs_nobody_else_s_script(
+    folder: Path, tmp_path: Path
+) -> None:
+    malicious(folder)
+    script = """return [document.title, typeof window.evil,
+        document.querySelectorAll(".plot").length,
+        document.querySelectorAll(".plot .main-svg .scatterlayer .trace").length,
+        performance.getEntriesByType("resource").length]"""
+    shown = show(page_of(folder).html(), tmp_path, script)
+    assert shown.console == []
+    title, evil, plots, traces, fetched = shown.found
+    assert (evil, plots, fetched) == ("undefined", 6, 0)
+    assert traces == 4 + 2 + 4
+    assert "window.evil=1" in title
+
+
+def test_without_plotly_a_run_ends_as_ever_and_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "find_spec", lambda name: None)
+    page_file.plotly_script.cache_clear()
+    try:
+        run = fedveil.simulate(small_job(rounds=1), tmp_path / "run")
+    finally:
+        page_file.plotly_script.cache_clear()
+    assert (run.folder / "model.safetensors").exists()
+    assert not (run.folder / "report.html").exists()
+    assert read_run(run.folder).said("no report.html: ") == (
+        "a run's page needs the package plotly: pip install 'fedveil[report]' installs it"
+    )
+
+
+def test_a_disk_without_room_for_the_page_does_not_lose_the_run(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        run = fedveil.simulate(small_job(rounds=1), tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (run.folder / "model.safetensors").exists()
+    assert "cannot be written" in read_run(run.folder).said("no report.html: ")
+
+
+def test_what_hinders_a_page_is_an_event_and_no_error(folder: Path) -> None:
+    said: list[str] = []
+    (folder / "job.yaml").write_text("name: 5\nrounds: [1]\n")
+    opened = RunFolder.reopen(folder)
+    keep_page(opened, said.append)
+    opened.close()
+    assert said == [f"no report.html: {folder} is damaged: KeyError('data')"]
+
+
+def test_a_resumed_run_has_the_page_of_all_its_rounds(folder: Path) -> None:
+    (folder / "report.html").unlink()
+    fedveil.resume(folder, rounds=8)
+    assert "8 of 8 rounds" in (folder / "report.html").read_text("utf-8")
+
+
+def test_a_run_that_goes_on_has_a_page_of_what_there_is(folder: Path) -> None:
+    """Its last line may be half written, and its events may end within a character."""
+    whole = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(whole[: whole.rfind(b"{") + 40])
+    (folder / "events.log").write_bytes(b"0 began: fedveil\n0 warning: \xe2\x82")
+    (folder / "model.safetensors").unlink()
+    page = page_of(folder)
+    assert [plot.curves[0].x[-1] for plot in page.plots if plot.name == "accuracy"] == [5]
+    assert "5 of 6 rounds; it goes on, or was killed." in page.html()
+    (folder / "metrics.jsonl").write_bytes(b"")
+    assert page_of(folder).plots == []
+
+
+def test_several_runs_stand_in_one_table_and_on_the_same_plots(
+    finished: Path, tmp_path: Path
+) -> None:
+    other = fedveil.simulate(small_job(rounds=4), tmp_path / "other").folder
+    page = page_of_several([finished, other])
+    (table,) = section(page, "At the end").parts
+    assert isinstance(table, Table)
+    assert [row[:3] for row in table.rows] == [
+        ["run", "dp_encrypt", "6 of 6"], ["other", "not_encrypt", "4 of 4"]
+    ]  # fmt: skip
+    for plot in page.plots:
+        names = [curve.name for curve in plot.curves]
+        assert names == (["run"] if plot.name == "epsilon" else ["run", "other"])
+    (different,) = section(page, "What differs").parts
+    assert isinstance(different, Table)
+    assert ["rounds", "6", "4"] in [list(row) for row in different.rows]
+    twice = page_of_several([finished, finished])
+    assert section(twice, "What differs").parts == ["Nothing: all have the same job."]
+    html = page.html()
+    assert html.count("Plotly.newPlot(plot") == 1
+
+
+def test_a_vertical_run_has_a_page_with_every_party_s_account(tmp_path: Path) -> None:
+    job = VerticalJob(
+        name="small", epochs=2, batch_size=9, task="vertical_parts:bottoms",
+        record={"every_steps": 4}, privacy={"embedding_dp": {"eps": 4.0}},
+    )  # fmt: skip
+    run = train(job, tmp_path / "run")
+    assert vertical_parts.__name__ in job.task.name
+    page = page_of(run.folder)
+    assert (run.folder / "report.html").read_text("utf-8") == page.html()
+    (table,) = (p for p in section(page, "What was promised").parts if isinstance(p, Table))
+    told = {(party, line.what) for party, lines in run.figures.items() for line in lines}
+    assert {(row[0], row[1]) for row in table.rows} == told
+    losses = [record["loss"] for record in run.metrics if "step" in record]
+    (plot,) = (plot for plot in page.plots if plot.name == "loss")
+    assert list(plot.curves[0].y) == losses
+    with pytest.raises(RunFolderError, match="holds a vertical run: its page is of it alone"):
+        page_of_several([run.folder, run.folder])

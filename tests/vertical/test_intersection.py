@@ -1,0 +1,235 @@
+"""The examples that all hold are found by blinded ids, of which nobody makes anything else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.entropy import Secure
+from fedveil.errors import MessageInvalid, Unfit
+from fedveil.link.channel import Exchange, Send, drive_together
+from fedveil.message import Message
+from fedveil.vertical.apart import handshake, intersection
+from fedveil.vertical.apart.alignment import digests
+from fedveil.vertical.apart.blinding import Blinding
+from fedveil.vertical.apart.found_examples import FoundExamples
+from fedveil.vertical.apart.handshake import Agreement, Standing
+
+RUN = bytes(range(16))
+Said = dict[str, list[Message]]
+
+
+def standing(party: str, train: Any, **changes: Any) -> Standing:
+    ids = {"train": np.array(train), "test": np.arange(2)}
+    leads = {"run": RUN} if party == "lead" else {}
+    return replace(Standing(party=party, job={}, parts={}, ids=ids, **leads), **changes)
+
+
+def noted(exchange: Exchange[Agreement], said: list[Message]) -> Exchange[Agreement]:
+    """The same exchange; what it sends is in `said`."""
+    answer = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        if isinstance(request, Send):
+            said.append(request.message)
+        answer = yield request
+
+
+def agree(*standings: Standing) -> tuple[dict[str, Agreement], Said]:
+    lead, *others = standings
+    exchanges = {
+        "lead": handshake.lead(
+            lead, tuple(o.party for o in others), attempt=1, purpose="train", order_seed=0
+        ),
+        **{other.party: handshake.follow(other, "lead") for other in others},
+    }
+    said: Said = {party: [] for party in exchanges}
+    table = {party: noted(exchange, said[party]) for party, exchange in exchanges.items()}
+    return drive_together(table, encoded=True), said
+
+
+@contextmanager
+def batches_of(size: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setattr(intersection, "BATCH", size)
+        yield
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(9, 2), (2, 9), (4, 4), (5, 8), (1, 1)])
+def test_batches_change_nothing(mine: int, theirs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = np.array([f"person {n}" for n in range(12)])
+    with batches_of(4, monkeypatch):
+        agreed, said = agree(
+            standing("lead", names[:mine]), standing("bank", names[:theirs][::-1]),
+            standing("shop", names[::-1]),
+        )  # fmt: skip
+    common = names[: min(mine, theirs)].tolist()
+    for party, held in (("lead", names[:mine]), ("bank", names[:theirs][::-1])):
+        assert held[agreed[party].examples.positions["train"]].tolist() == common
+    points = [m["points"] for m in said["lead"] if m["kind"] == "blinded"]
+    assert max(len(batch) for batch in points) <= 4  # type: ignore[arg-type]
+
+
+def test_exponents_commute_and_subsets_have_nothing_in_common() -> None:
+    one, other, ids = Blinding(Secure()), Blinding(Secure()), np.arange(3)
+    blinded = one.blinded(ids, "train")
+    assert np.array_equal(other.raised(blinded), one.raised(other.blinded(ids, "train")))
+    assert not np.isin(one.blinded(ids, "test"), blinded).all(axis=1).any()
+    assert not np.isin(one.blinded(np.array(["0", "1"]), "train"), blinded).all(axis=1).any()
+    assert not np.array_equal(blinded, Blinding(Secure()).blinded(ids, "train"))
+
+
+def test_an_id_is_sent_to_the_point_that_the_standard_says() -> None:
+    """RFC 9496, A.3: the label's SHA-512 and its point; raised to the power of one."""
+    label = b"Ristretto is traditionally a short shot of espresso coffee"
+    blinding = Blinding(Secure())
+    blinding._exponent = bytes([1]) + bytes(31)
+    import rbcl
+
+    point = rbcl.crypto_core_ristretto255_from_hash(hashlib.sha512(label).digest())
+    assert point.hex() == "3066f82a1a747d45120d1740f14358531a8f04bbffe6a819f86dfe50f44a0a46"
+    assert blinding._raised(point) == point
+
+
+@pytest.mark.parametrize("bad", [bytes(32), b"\xff" * 32, b"\x01" + bytes(31)])
+def test_what_is_no_point_or_the_unit_is_refused(bad: bytes) -> None:
+    points = np.frombuffer(Blinding(Secure()).blinded(np.arange(2), "t").tobytes() + bad, np.uint8)
+    with pytest.raises(MessageInvalid, match="no point of the group"):
+        Blinding(Secure()).raised(points.reshape(-1, 32))
+
+
+def test_a_leader_that_guesses_finds_digests_and_no_blinded_id() -> None:
+    """The enemy has the whole range that ids are from, and all that it was sent."""
+    phones = np.arange(500)
+    mine, theirs = phones[:10], np.array([3, 77, 180, 431])
+    agreed, said = agree(standing("lead", mine), standing("bank", theirs))
+    assert agreed["lead"].examples.positions["train"].tolist() == [3]
+    (raised, *_) = [m for m in said["bank"] if m["kind"] == "raised"]
+    received = {bytes(row) for row in raised["blinded"]}  # type: ignore[union-attr]
+    assert len(received) == len(theirs)
+    guesses = Blinding(Secure())
+    guesses._exponent = bytes([1]) + bytes(31)
+    hashed = {bytes(row) for row in guesses.blinded(phones, "train")}
+    again = {bytes(row) for row in Blinding(Secure()).blinded(phones, "train")}
+    assert not received & (hashed | again)
+    assert not any("digests" in name for message in said["bank"] for name in message)
+
+    key = bytes(32)  # what `digests` would have told it
+    told = {bytes(row) for row in digests(theirs, key)}
+    found = [n for n, row in enumerate(digests(phones, key)) if bytes(row) in told]
+    assert found == theirs.tolist()
+
+
+def test_a_follower_draws_the_order_in_which_its_ids_are_seen() -> None:
+    orders = set()
+    for _ in range(4):
+        _, said = agree(standing("lead", range(30)), standing("bank", range(30)))
+        (told,) = [m for m in said["lead"] if m["kind"] == "agreed"]
+        orders.add(bytes(np.asarray(told["rows_train"])))
+    assert len(orders) == 4
+
+
+def answers(exchange: Exchange[Agreement], bank: Standing, change: Mapping[str, Any]) -> None:
+    """Play lead against a bank whose first blinded answer is changed."""
+
+    def lying() -> Exchange[Agreement]:
+        honest, answer = handshake.follow(bank, "lead"), None
+        while True:
+            request = honest.send(answer)
+            if isinstance(request, Send) and request.message["kind"] == "raised":
+                changed = {name: make(request.message) for name, make in change.items()}
+                request = Send(request.peer, {**request.message, **changed})
+            answer = yield request
+
+    drive_together({"lead": exchange, "bank": lying()})
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"kind": lambda m: "tensor"}, "it sent 'tensor' where 'raised' was due"),
+        ({"raised": lambda m: m["raised"][:-1]}, "field raised has the wrong length"),
+        ({"blinded": lambda m: m["blinded"][:, :31]}, "field blinded has the wrong length"),
+        ({"blinded": lambda m: b"bytes"}, "field blinded is missing or malformed"),
+        ({"blinded": lambda m: np.zeros((4, 32), np.uint8)}, "no point of the group"),
+        ({"blinded": lambda m: m["blinded"][[0, 1, 2, 0]]}, "bank has a train id twice"),
+    ],
+)
+def test_a_malformed_answer_is_refused_in_one_sentence(
+    change: Mapping[str, Any], sentence: str
+) -> None:
+    lead = handshake.lead(
+        standing("lead", range(3)), ("bank",), attempt=1, purpose="train", order_seed=0
+    )
+    with pytest.raises(Unfit, match=sentence) as error:
+        answers(lead, standing("bank", range(4)), change)
+    assert error.value.follower == "bank"
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_another_attempt_may_begin_in_the_middle(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of the first that are still on their way are passed over."""
+    lead, bank = standing("lead", range(9)), standing("bank", range(7))
+
+    def starting_over() -> Exchange[Agreement]:
+        first = handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0)
+        answer, sent = None, 0
+        while sent < after:
+            request = first.send(answer)
+            sent += isinstance(request, Send) and request.message["kind"] == "blinded"
+            answer = yield request
+        second = handshake.lead(lead, ("bank",), attempt=2, purpose="train", order_seed=0)
+        return (yield from second)
+
+    with batches_of(2, monkeypatch):
+        agreed = drive_together(
+            {"lead": starting_over(), "bank": handshake.follow(bank, "lead")}, encoded=True
+        )
+    for agreement in agreed.values():
+        assert agreement.examples.positions["train"].tolist() == list(range(7))
+
+
+def test_what_all_remember_is_not_looked_for_again() -> None:
+    names = np.array(["ana", "bo", "cy"])
+    lead, bank = standing("lead", names), standing("bank", names[::-1])
+    agreed, _ = agree(lead, bank)
+    kept = {party: agreed[party].examples for party in agreed}
+    back = {
+        party.party: FoundExamples.from_bytes(kept[party.party].to_bytes(party.ids), party.ids)
+        for party in (lead, bank)
+    }
+    again, said = agree(replace(lead, examples=back["lead"]), replace(bank, examples=back["bank"]))
+    assert {m["kind"] for m in said["lead"]} == {"begin", "agreed"}
+    for party, agreement in again.items():
+        assert agreement.examples.name == kept[party].name
+        assert agreement.same_examples(agreed[party])
+    anew, said = agree(replace(lead, examples=back["lead"]), bank)
+    assert "blinded" in {m["kind"] for m in said["lead"]}
+    assert anew["bank"].same_examples(agreed["bank"])
+    assert anew["lead"].examples.name != kept["lead"].name
+
+
+def test_what_is_remembered_is_of_these_ids_and_whole() -> None:
+    ids = {"train": np.arange(4), "test": np.arange(2)}
+    found = FoundExamples(bytes(16), {"train": np.array([3, 1]), "test": np.array([0])})
+    raw = found.to_bytes(ids)
+    again = FoundExamples.from_bytes(raw, ids)
+    assert again is not None
+    assert again.positions["train"].tolist() == [3, 1]
+    assert FoundExamples.from_bytes(raw, {**ids, "train": np.arange(5)}) is None
+    with pytest.raises(MessageInvalid, match="digest"):
+        FoundExamples.from_bytes(raw[:-1] + bytes([raw[-1] ^ 1]), ids)
+    wrong = FoundExamples(bytes(16), {"train": np.array([4]), "test": np.array([0])})
+    with pytest.raises(MessageInvalid, match="not some of the 4"):
+        FoundExamples.from_bytes(wrong.to_bytes(ids), ids)
