@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,10 +104,7 @@ class ProtectedFeatures(Experiment):
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """A training and an attack for every protection."""
         settings = self._settings or settings_of(scale, _data())
-        figures = {}
-        for name, embedding_dp in settings.protections.items():
-            make = partial(_figure, settings, name, embedding_dp, folder, tell)
-            figures[name] = Figure(**kept(folder, name, make))
+        figures = {name: _figure(settings, name, folder, tell) for name in settings.protections}
         return Outcome(
             _ran(settings), [*verdicts(figures)], [_table(figures)], [*_plots(figures)],
             [_picture(figures, folder)],
@@ -142,20 +138,24 @@ def _data() -> str:
     return "mnist"
 
 
-def _figure(
-    settings: Settings, name: str, embedding_dp: object, folder: Path, tell: Tell
-) -> dict[str, Any]:
+def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
     from fedveil.reproductions.attacked_features import attacked, trained
 
-    tell(f"{_said(name)}: training")
-    job = settings.job(embedding_dp)
-    accuracy, held_out = trained(job, folder / f"run-{name}")
-    tell(f"{_said(name)}: reconstructing images")
-    ssim, guess, images = attacked(job, settings.effort, (KNOWN, PUBLIC), ARCHITECTURE)
-    shown = {who: found[:_SHOWN].tolist() for who, found in images.items()}
-    return {
-        "accuracy": accuracy, "held_out": held_out, "ssim": ssim, "guess": guess, "images": shown
-    }  # fmt: skip
+    job = settings.job(settings.protections[name])
+
+    def training() -> dict[str, Any]:
+        tell(f"{_said(name)}: training")
+        accuracy, held_out = trained(job, folder / f"run-{name}")
+        return {"accuracy": accuracy, "held_out": held_out}
+
+    def attack() -> dict[str, Any]:
+        tell(f"{_said(name)}: reconstructing images")
+        ssim, guess, images = attacked(job, settings.effort, (KNOWN, PUBLIC), ARCHITECTURE)
+        shown = {who: found[:_SHOWN].tolist() for who, found in images.items()}
+        return {"ssim": ssim, "guess": guess, "images": shown}
+
+    learnt = kept(folder, f"trained-{name}", training)
+    return Figure(**learnt, **kept(folder, f"attacked-{name}", attack))
 
 
 def _said(name: str) -> str:
