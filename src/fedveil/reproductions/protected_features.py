@@ -118,11 +118,6 @@ def settings_of(scale: Scale, data: str) -> Settings:
     return Settings(f"{data}_small", 5, "quick", batch_size=16)
 
 
-def eps_of_paper(eps: float) -> float:
-    """What the paper calls the `eps` of document 003: a bit's own epsilon."""
-    return eps / 2
-
-
 def kept_bit(eps: float) -> float:
     """With which probability a bit is told truthfully here."""
     return 1 / (1 + math.exp(-eps / 2))
