@@ -158,6 +158,8 @@ def _said(name: str) -> str:
 
 
 def _ran(settings: Settings) -> str:
+    from fedveil.reproductions.image_cut import TASKS
+
     where = "MNIST" if settings.task.startswith("mnist") else "scikit-learn's digits"
     public = "scikit-learn's digits" if where == "MNIST" else "the other half of their training set"
     small = "" if settings.task.endswith("_full") else (
@@ -168,11 +170,13 @@ def _ran(settings: Settings) -> str:
         f"of the same classes, stands here as a residual network on {where}, its first block "
         f"trained before on {public}: CIFAR-10 is not at hand, so that the trend compares and the "
         f"level does not.{small} The block stays as it is, its bits cross to the leader, who "
-        f"trains the rest for {settings.epochs} epochs. Reconstructions are of the first images, "
+        f"trains the rest for {settings.epochs} epochs of at most {TASKS[settings.task].most_train:,} "
+        f"images. Reconstructions are of the first images, "
         f"from one report of each, at effort {settings.effort}; SSIM is the median. The paper's "
         f"attacker has the block; whether it has public images is not said. The best attacker "
         f"here has both, and the verdicts are about it. The paper's epsilon is that of a bit, half "
-        f"of `eps` here: its 2, 1 and 0.5 stand beside 4, 2 and 1."
+        f"of `eps` here: its 2, 1 and 0.5 stand beside 4, 2 and 1. The picture has the images in its "
+        f"first row, then what the best attacker made of each, in the order of the table."
     )
 
 
@@ -225,8 +229,8 @@ def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
     lost = 100 * (figures[NONE].accuracy - figures[BIT].accuracy)
     yield Verdict.of(
         lost <= SIMILAR_POINTS, "accuracy with one bit and no noise, beside none of it",
-        "similar", f"{lost:.1f} points less",
-        same=f"within {SIMILAR_POINTS:g} points: the signs of so many features say enough",
+        "similar", f"{abs(lost):.1f} points {'less' if lost > 0 else 'more'}",
+        same=f"not {SIMILAR_POINTS:g} points are lost: the signs of so many features say enough",
         other=f"more than {SIMILAR_POINTS:g} points are lost to the bit alone in so few epochs",
     )  # fmt: skip
 
