@@ -165,18 +165,18 @@ def _ran(settings: Settings) -> str:
     small = "" if settings.task.endswith("_full") else (
         " The network is a slim one of the same layout, for minutes on a CPU."
     )  # fmt: skip
+    most = TASKS[settings.task].most_train
     return (
         f"The paper's ResNet-18 on CIFAR-10, its first block trained before on ImageNet's images "
         f"of the same classes, stands here as a residual network on {where}, its first block "
         f"trained before on {public}: CIFAR-10 is not at hand, so that the trend compares and the "
         f"level does not.{small} The block stays as it is, its bits cross to the leader, who "
-        f"trains the rest for {settings.epochs} epochs of at most {TASKS[settings.task].most_train:,} "
-        f"images. Reconstructions are of the first images, "
-        f"from one report of each, at effort {settings.effort}; SSIM is the median. The paper's "
+        f"trains the rest for {settings.epochs} epochs of at most {most:,} images. "
+        f"Reconstructions are of the first images, from one report of each, at effort {settings.effort}; SSIM is the median. The paper's "
         f"attacker has the block; whether it has public images is not said. The best attacker "
         f"here has both, and the verdicts are about it. The paper's epsilon is that of a bit, half "
-        f"of `eps` here: its 2, 1 and 0.5 stand beside 4, 2 and 1. The picture has the images in its "
-        f"first row, then what the best attacker made of each, in the order of the table."
+        f"of `eps` here: its 2, 1 and 0.5 stand beside 4, 2 and 1. The picture has the images in "
+        f"its first row, then what the best attacker made of each, in the order of the table."
     )
 
 
