@@ -81,8 +81,8 @@ def test_the_verdicts_are_computed() -> None:
 def test_a_reason_says_whether_more_than_word_frequencies_was_learnt() -> None:
     below = list(verdicts(runs(), frequencies=9.0))[3].why
     above = list(verdicts(runs(), frequencies=8.0))[3].why
-    assert below == "8.80 after the last step is below the 9.00 of word frequencies"
-    assert above.startswith("8.80 after the last step is not below the 8.00")
+    assert below.endswith("; 8.80 after the last step is below the 9.00 of word frequencies")
+    assert "; 8.80 after the last step is not below the 8.00" in above
 
 
 def test_a_miniature_in_one_process_and_in_two(tmp_path: Path) -> None:
@@ -107,3 +107,20 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"^the process of leader ended with \d: .*task"):
         two_processes.apart(job, "leader", ["cloud"], tmp_path)
     assert not list(tmp_path.rglob("key.pem"))
+
+
+def test_processes_go_on_with_the_runs_that_are_there(tmp_path: Path) -> None:
+    job, own = tmp_path / "job.yaml", tmp_path / "leader"
+    own.mkdir()
+    (own / "half").write_text("written")
+    assert two_processes._run(job, own) == [str(job), "--out", str(own)]
+    assert not own.exists()
+    own.mkdir()
+    (own / "job.yaml").write_text("task: pangu\n")
+    assert two_processes._run(job, own) == ["--resume", str(own)]
+
+
+def test_what_falls_short_of_the_steps_is_read_again(tmp_path: Path) -> None:
+    """An epoch has as many steps as its windows give; 100 steps of 2 need 200."""
+    assert FULL.job(None, tmp_path / "t.txt", windows=200).epochs == 1
+    assert FULL.job(None, tmp_path / "t.txt", windows=70).epochs == 3

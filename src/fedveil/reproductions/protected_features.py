@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,10 +104,7 @@ class ProtectedFeatures(Experiment):
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """A training and an attack for every protection."""
         settings = self._settings or settings_of(scale, _data())
-        figures = {}
-        for name, embedding_dp in settings.protections.items():
-            make = partial(_figure, settings, name, embedding_dp, folder, tell)
-            figures[name] = Figure(**kept(folder, name, make))
+        figures = {name: _figure(settings, name, folder, tell) for name in settings.protections}
         return Outcome(
             _ran(settings), [*verdicts(figures)], [_table(figures)], [*_plots(figures)],
             [_picture(figures, folder)],
@@ -120,11 +116,6 @@ def settings_of(scale: Scale, data: str) -> Settings:
     if scale == "full":
         return Settings(f"{data}_full", 200, "full")
     return Settings(f"{data}_small", 5, "quick", batch_size=16)
-
-
-def eps_of_paper(eps: float) -> float:
-    """What the paper calls the `eps` of document 003: a bit's own epsilon."""
-    return eps / 2
 
 
 def kept_bit(eps: float) -> float:
@@ -142,20 +133,24 @@ def _data() -> str:
     return "mnist"
 
 
-def _figure(
-    settings: Settings, name: str, embedding_dp: object, folder: Path, tell: Tell
-) -> dict[str, Any]:
+def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
     from fedveil.reproductions.attacked_features import attacked, trained
 
-    tell(f"{_said(name)}: training")
-    job = settings.job(embedding_dp)
-    accuracy, held_out = trained(job, folder / f"run-{name}")
-    tell(f"{_said(name)}: reconstructing images")
-    ssim, guess, images = attacked(job, settings.effort, (KNOWN, PUBLIC), ARCHITECTURE)
-    shown = {who: found[:_SHOWN].tolist() for who, found in images.items()}
-    return {
-        "accuracy": accuracy, "held_out": held_out, "ssim": ssim, "guess": guess, "images": shown
-    }  # fmt: skip
+    job = settings.job(settings.protections[name])
+
+    def training() -> dict[str, Any]:
+        tell(f"{_said(name)}: training")
+        accuracy, held_out = trained(job, folder / f"run-{name}")
+        return {"accuracy": accuracy, "held_out": held_out}
+
+    def attack() -> dict[str, Any]:
+        tell(f"{_said(name)}: reconstructing images")
+        ssim, guess, images = attacked(job, settings.effort, (KNOWN, PUBLIC), ARCHITECTURE)
+        shown = {who: found[:_SHOWN].tolist() for who, found in images.items()}
+        return {"ssim": ssim, "guess": guess, "images": shown}
+
+    learnt = kept(folder, f"trained-{name}", training)
+    return Figure(**learnt, **kept(folder, f"attacked-{name}", attack))
 
 
 def _said(name: str) -> str:
@@ -163,21 +158,26 @@ def _said(name: str) -> str:
 
 
 def _ran(settings: Settings) -> str:
+    from fedveil.reproductions.image_cut import TASKS
+
     where = "MNIST" if settings.task.startswith("mnist") else "scikit-learn's digits"
     public = "scikit-learn's digits" if where == "MNIST" else "the other half of their training set"
     small = "" if settings.task.endswith("_full") else (
         " The network is a slim one of the same layout, for minutes on a CPU."
     )  # fmt: skip
+    most = TASKS[settings.task].most_train
     return (
         f"The paper's ResNet-18 on CIFAR-10, its first block trained before on ImageNet's images "
         f"of the same classes, stands here as a residual network on {where}, its first block "
         f"trained before on {public}: CIFAR-10 is not at hand, so that the trend compares and the "
         f"level does not.{small} The block stays as it is, its bits cross to the leader, who "
-        f"trains the rest for {settings.epochs} epochs. Reconstructions are of the first images, "
-        f"from one report of each, at effort {settings.effort}; SSIM is the median. The paper's "
-        f"attacker has the block; whether it has public images is not said. The best attacker "
+        f"trains the rest for {settings.epochs} epochs of at most {most:,} images. "
+        f"Reconstructions are of the first images, from one report of each, at effort "
+        f"{settings.effort}; SSIM is the median. The paper's attacker has the block; "
+        f"whether it has public images is not said. The best attacker "
         f"here has both, and the verdicts are about it. The paper's epsilon is that of a bit, half "
-        f"of `eps` here: its 2, 1 and 0.5 stand beside 4, 2 and 1."
+        f"of `eps` here: its 2, 1 and 0.5 stand beside 4, 2 and 1. The picture has the images in "
+        f"its first row, then what the best attacker made of each, in the order of the table."
     )
 
 
@@ -230,8 +230,8 @@ def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
     lost = 100 * (figures[NONE].accuracy - figures[BIT].accuracy)
     yield Verdict.of(
         lost <= SIMILAR_POINTS, "accuracy with one bit and no noise, beside none of it",
-        "similar", f"{lost:.1f} points less",
-        same=f"within {SIMILAR_POINTS:g} points: the signs of so many features say enough",
+        "similar", f"{abs(lost):.1f} points {'less' if lost > 0 else 'more'}",
+        same=f"not {SIMILAR_POINTS:g} points are lost: the signs of so many features say enough",
         other=f"more than {SIMILAR_POINTS:g} points are lost to the bit alone in so few epochs",
     )  # fmt: skip
 
