@@ -183,7 +183,7 @@ def _mount(attack: Attack, targets: Sequence[Any], effort: Effort, folder: Folde
 
     for target in targets:
         began = time.perf_counter()
-        with _progress() as step:
+        with progress() as step:
             watch = Watch(step, lambda name, data: _keep(folder(), name, data))
             found = attack.mount(target, effort, watch)
         found = replace(found, attack=attack.name, seconds=time.perf_counter() - began)
@@ -204,7 +204,7 @@ def _keep(folder: RunFolder, name: str, data: bytes) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None]]:
+def progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar where there is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining

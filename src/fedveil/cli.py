@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import fedveil
-from fedveil import attack_cli, pages_cli, reproduce_cli, vertical_cli
+from fedveil import attack_cli, compare_cli, pages_cli, reproduce_cli, vertical_cli
 from fedveil._version import __version__
 from fedveil.errors import JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, Exit, ended
@@ -33,6 +33,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(job_app, name="job")
 app.add_typer(vertical_cli.app, name="vertical")
 app.add_typer(attack_cli.app, name="attack")
+app.command()(compare_cli.compare)
 app.command("reproduce")(reproduce_cli.reproduce)
 
 

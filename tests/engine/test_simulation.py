@@ -237,7 +237,7 @@ def test_a_round_in_which_everybody_fails_ends_the_run(
     monkeypatch.setattr(Simulator, "try_out", lambda *arguments: None)
     said = (
         "every client of round 1 failed: RuntimeError: these examples are not to my taste; going "
-        "on fails again until that is mended"
+        "on fails again until it is mended"
     )
     with pytest.raises(RunStopped, match=f"^{said}$"):
         fedveil.simulate(job(model="parts:hopeless"), tmp_path / "run")

@@ -21,12 +21,12 @@ def project_job(job: Job) -> Iterator[Line]:
 
     Where the unit is an example, the last two: in every part of a report, it loses as much.
     """
-    return _lines(job, _protection(job))
+    return _lines(job, prepared(job)[1])
 
 
 def solve_job(job: Job, target: float) -> tuple[Solved, Iterator[Line]]:
     """The protection's parameter that makes a whole run cost at most `target`, and the figures."""
-    solved = solve(job, _protection(job), target)
+    solved = solve(job, prepared(job)[1], target)
     return solved, _lines(job, solved.protection)
 
 
@@ -45,12 +45,13 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
     return f"{drawn} is promised {figure}: {change}"
 
 
-def _protection(job: Job) -> Protection:
+def prepared(job: Job) -> tuple[Layout, Protection]:
+    """The model's tensors as a vector, and the protection that a run would have."""
     dataset = load(job.data.name)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, dataset).clients)
     layout = Layout(make_model(job, ModelShape(dataset.example_shape, dataset.classes)))
-    return make_protection(job, layout.dimension)
+    return layout, make_protection(job, layout.dimension)
 
 
 def _lines(job: Job, protection: Protection) -> Iterator[Line]:

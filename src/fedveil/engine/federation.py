@@ -37,7 +37,7 @@ from fedveil.engine.job_protection import in_clear, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.quality import ModelTest
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
-from fedveil.engine.run_records import check, counted, without_result
+from fedveil.engine.run_records import all_failed, check, counted, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
@@ -247,9 +247,8 @@ class Federation:
             keep_accounts(self._folder, others, self._recorder.event)
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
             if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
-                figures = ", ".join(
-                    f"{k} {v:.4f}" for k, v in self._test.quality(self._weights).items()
-                )
+                quality = self._test.quality(self._weights).items()
+                figures = ", ".join(f"{name} {value:.4f}" for name, value in quality)
                 self._recorder.event(f"the model at its end: {figures}")
             keep_page(self._folder, self._recorder.event)
         records, path = self._recorder.records, self._folder.path
@@ -270,10 +269,7 @@ class Federation:
         outcome = drive(server, self._executor, opening, self._protection.trains, begun)
         applied = outcome.result(lambda: self._apply(server.aggregate()))
         if outcome.hopeless is not None:
-            raise RunStopped(
-                f"every client of round {number} failed: {outcome.hopeless}; going on fails again "
-                f"until that is mended"
-            )
+            raise RunStopped(all_failed(number, outcome.hopeless))
         outcome.bytes_down += len(cohort) * self._weights.nbytes
         outcome.charged.difference_update(self._canaries.clients)
         if applied is None and outcome.charged:

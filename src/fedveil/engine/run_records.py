@@ -59,6 +59,12 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
     return f"no report was usable in any of {len(records)} rounds: {reasons}{advice}{ended}"
 
 
+def all_failed(number: int, reason: str) -> str:
+    """Why a run ends with a round in which every client failed."""
+    said = f"every client of round {number} failed: {reason}"
+    return f"{said}; going on fails again until it is mended"
+
+
 def check(records: Sequence[Record], rounds: int) -> None:
     """Raise `MessageInvalid` unless these are the records of so many rounds."""
     if len(records) != rounds:

@@ -32,6 +32,11 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
     yaml = job.to_yaml().encode()
     folder.write_atomically(JOB, yaml)
     folder.write_atomically(_BEGAN, yaml)
+    keep_imports(folder, names)
+
+
+def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
+    """Write down the folders of the modules that are named as `module:function`."""
     roots = dict.fromkeys(root for name in names for root in _import_root(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 

@@ -13,6 +13,7 @@ from fedveil.settings.allowed import did_you_mean
 
 #: Each class by its module here, which is imported when it is asked for.
 EXPERIMENTS = {
+    "accuracy-epsilon": "accuracy_epsilon:AccuracyEpsilon",
     "signds-table": "signds_table:SignDSTable",
     "signds-lenet": "signds_lenet:SignDSLeNet",
     "ldp-convergence": "ldp_convergence:LDPConvergence",
@@ -21,6 +22,9 @@ EXPERIMENTS = {
     "ldp-clients": "ldp_clients:LDPClients",
     "ldp-noniid": "ldp_noniid:LDPNonIID",
     "ldp-adaptive": "ldp_adaptive:LDPAdaptive",
+    "embedding-dp": "protected_features:ProtectedFeatures",
+    "pangu-embedding-dp": "protected_language:ProtectedLanguage",
+    "secagg-cost": "secagg_cost:SecaggCost",
 }
 
 

@@ -50,7 +50,10 @@ def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
         rows = {name: row for name, row in rows.items() if name not in alike}
     if rows:
         lines += ["| key | allowed | default | meaning |", "|---|---|---|---|"]
-        lines += [f"| `{place}.{name}` {row}" if place else f"| `{name}` {row}" for name, row in rows.items()]
+        lines += [
+            f"| `{place}.{name}` {row}" if place else f"| `{name}` {row}"
+            for name, row in rows.items()
+        ]
         lines += [""]
     told.update(dict.fromkeys(rows.items(), place))
     yield "\n".join(lines)

@@ -1,0 +1,233 @@
+"""What is compared: a job under each position, sweep, epsilon and seed, as jobs of their own.
+
+Everything but the switch is alike. Data, partition, initial model, cohorts and what trainings draw
+are named by the job's seed and not by its protection, so that all cells of a seed begin and go on
+alike until a report leaves a client. Clients count as the job says, and equally where it says
+nothing: what most positions need is what all are compared by.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import quote
+
+from pydantic import Field
+
+from fedveil.attacks.effort import Effort
+from fedveil.engine.assembly import check_buffers
+from fedveil.engine.budget import prepared
+from fedveil.engine.target_epsilon import key_of_cost, solve
+from fedveil.errors import InvalidValue, JobError, ModelInvalid
+from fedveil.federated.job import Job
+from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.privacy.loss import format_epsilon
+from fedveil.protections.base import Protection
+from fedveil.protections.positions import POSITIONS
+from fedveil.settings.settings import Settings
+
+#: The figures of a record that a target may be set for; the loss is reached from above.
+FIGURES = ("accuracy", "auc", "loss")
+Tell = Callable[[str], None]
+
+
+class Goal(NamedTuple):
+    """A figure of the test examples that a run is to reach."""
+
+    figure: str
+    value: float
+
+    @classmethod
+    def of(cls, text: str) -> Goal:
+        """Of `accuracy=0.9`."""
+        name, _, number = text.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = float("nan")
+        if name not in FIGURES or value != value:
+            raise JobError(
+                [f"--target {text} is not FIGURE=NUMBER with one of {', '.join(FIGURES)}"]
+            )
+        return cls(name, value)
+
+    def reached(self, value: float) -> bool:
+        """Whether that is as good."""
+        return value <= self.value if self.figure == "loss" else value >= self.value
+
+
+class Asked(Settings):
+    """What a comparison was asked for, beside its job."""
+
+    protections: list[str] = Field(min_length=1)
+    seeds: Annotated[int, Field(ge=1)] = 1
+    sweep: dict[str, list[str]] = Field(default_factory=dict)
+    epsilons: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
+    attack: Literal["membership"] | None = None
+    effort: Effort = "quick"
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A position of the switch, and what is set besides: a line of the comparison's tables.
+
+    `changes` are keys of the job; `epsilon` is what the whole run may cost, where that was asked.
+    """
+
+    position: str
+    changes: Mapping[str, str] = field(default_factory=dict)
+    epsilon: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What its folders are called."""
+        parts = [self.position, *(f"{key}={value}" for key, value in self.changes.items())]
+        if self.epsilon is not None:
+            parts.append(f"epsilon={self.epsilon:g}")
+        return quote(",".join(parts), safe=",=")
+
+    def __str__(self) -> str:
+        parts = [self.position, *(f"{key} {value}" for key, value in self.changes.items())]
+        if self.epsilon is not None:
+            parts.append(f"epsilon {format_epsilon(self.epsilon)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison; `job` is None where there can be none, and `reason` says why."""
+
+    setting: Setting
+    seed: int
+    job: Job | None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its folder is called."""
+        return f"{self.setting.name},seed={self.seed}"
+
+
+#: The keys that bring a setting to its epsilon, or why there are none: by the setting's name.
+Solutions = dict[str, dict[str, str] | str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A job and what was asked of it; raises `JobError` for what cannot be compared.
+
+    `solutions` are those that are known from before.
+    """
+
+    job: Job
+    asked: Asked
+    solutions: Solutions = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.asked.target is not None:
+            Goal.of(self.asked.target)
+        listed: dict[str, list[Any]] = {
+            "--protections": self.asked.protections,
+            "--epsilons": self.asked.epsilons,
+            **{f"--sweep {key}": values for key, values in self.asked.sweep.items()},
+        }
+        for option, values in listed.items():
+            twice = [str(value) for value in dict.fromkeys(values) if values.count(value) > 1]
+            if twice:
+                raise JobError([f"{option} has {', '.join(twice)} twice"])
+
+    @cached_property
+    def settings(self) -> Sequence[Setting]:
+        """The lines. Raises `JobError`, a sentence for each position that the job cannot have."""
+        found, problems = [], dict[str, list[str]]()
+        for position in self.asked.protections:
+            try:
+                found += list(self._of_position(position))
+            except (JobError, InvalidValue, ModelInvalid) as error:
+                for problem in getattr(error, "problems", [str(error)]):
+                    problems.setdefault(problem, []).append(position)
+        if problems:
+            raise JobError([self._refused(text, names) for text, names in problems.items()])
+        return found
+
+    def cells(self, tell: Tell = lambda text: None) -> Iterator[Cell]:
+        """The runs, setting by setting; what must be solved for is told first, since it may take
+        its time, and is among `solutions` afterwards."""
+        for setting in self.settings:
+            if setting.epsilon is not None and setting.name not in self.solutions:
+                tell(f"looking for the parameters of {setting}")
+                self.solutions[setting.name] = self._solved(setting, setting.epsilon)
+            solution = self.solutions.get(setting.name, {})
+            for seed in range(self.job.seed, self.job.seed + self.asked.seeds):
+                if isinstance(solution, str):
+                    yield Cell(setting, seed, None, solution)
+                else:
+                    job = self._job(setting.position, {**setting.changes, **solution}, seed)
+                    yield Cell(setting, seed, job)
+
+    @cached_property
+    def notes(self) -> Sequence[str]:
+        """What is not alike although it should be."""
+        secret = self.job.clients.sampling == "poisson" and self.job.privacy.randomness == "secure"
+        if not secret:
+            return []
+        return [
+            "clients.sampling = poisson under privacy.randomness = secure draws every cohort in "
+            "secret: no two runs meet the same clients"
+        ]
+
+    def _of_position(self, position: str) -> Iterator[Setting]:
+        block = self._switch(position).position.block
+        others = {f"protection.{p.block}." for p in POSITIONS.values() if p.block != block}
+        sweep = {k: v for k, v in self.asked.sweep.items() if not k.startswith(tuple(others))}
+        for values in itertools.product(*sweep.values()):
+            changes = dict(zip(sweep, values, strict=True))
+            job = self._job(position, changes, self.job.seed)
+            layout, protection = prepared(job)
+            check_buffers(job, layout)
+            for epsilon in self._epsilons(protection, changes):
+                yield Setting(position, changes, epsilon)
+
+    def _epsilons(
+        self, protection: Protection, changes: Mapping[str, str]
+    ) -> Sequence[float | None]:
+        """What a position is brought to: nothing, where it promises nothing or cannot be."""
+        place = key_of_cost(protection)
+        if not self.asked.epsilons or place is None or not protection.noised(protection.settings):
+            return [None]
+        if place in changes:
+            raise JobError([f"--epsilons looks for {place}, which --sweep sets: leave one out"])
+        return self.asked.epsilons
+
+    def _solved(self, setting: Setting, epsilon: float) -> dict[str, str] | str:
+        job = self._job(setting.position, setting.changes, self.job.seed)
+        try:
+            found = solve(job, prepared(job)[1], epsilon)
+        except InvalidValue as error:
+            return str(error)
+        return {key: "null" if value is None else str(value) for key, value in found.keys.items()}
+
+    def _job(self, position: str, changes: Mapping[str, str], seed: int) -> Job:
+        data = {**self.job.model_dump(), "seed": seed}
+        if not self.says_weighting:
+            data["server"]["weighting"] = "equal"
+        data["protection"]["name"] = position
+        return Job.read(data, [f"{key}={value}" for key, value in changes.items()])
+
+    @property
+    def says_weighting(self) -> bool:
+        """Whether the job says how clients count."""
+        return "weighting" in self.job.server.model_fields_set
+
+    def _switch(self, position: str) -> ProtectionSettings:
+        return self.job.protection.model_copy(update={"name": position})
+
+    def _refused(self, problem: str, positions: Sequence[str]) -> str:
+        """What no position can have is not the matter of one of them."""
+        if len(positions) == len(self.asked.protections):
+            return problem
+        return f"{', '.join(positions)} cannot be compared here: {problem}"

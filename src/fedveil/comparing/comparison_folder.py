@@ -1,0 +1,182 @@
+"""A comparison's folder: what was asked, in a file of its own, and a run's folder for each cell.
+
+comparison.yaml     the job, what is compared, and the parameters that were looked for
+runs/CELL/          a run's folder, as `fedveil run` makes it
+comparison.md ...   the tables and plots, written when it has ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.membership import membership
+from fedveil.attacks.target import Target
+from fedveil.comparing.comparison import Asked, Cell, Comparison, Tell
+from fedveil.engine.federation import Progress
+from fedveil.engine.simulation import resume, simulate
+from fedveil.errors import AttackImpossible, ModelInvalid, RunFailed, RunFolderError, RunStopped
+from fedveil.federated.job import Job
+from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.record.finding_lines import add_finding
+from fedveil.record.kept_job import keep_imports, look_where_a_run_looked
+from fedveil.record.run_folder import JOB, MODEL, RunFolder, explained
+from fedveil.record.sealed_message import intact
+from fedveil.settings.yaml_file import read, write
+
+COMPARISON = "comparison.yaml"
+RUNS = "runs"
+#: What ends a cell, and not the comparison.
+_OWN_END = (RunFailed, RunStopped, ModelInvalid)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell that has ended: its run, or why there is none; and why it was not attacked."""
+
+    cell: Cell
+    run: ReadRun | None
+    failure: str = ""
+    unattacked: str = ""
+
+
+class ComparisonFolder:
+    """The folder of a comparison, locked while it is open."""
+
+    def __init__(self, folder: RunFolder, comparison: Comparison) -> None:
+        self.path = folder.path
+        self.comparison = comparison
+        self._folder = folder
+
+    @classmethod
+    def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
+        """A new folder, or one in which the same job was compared before, under whatever it was.
+
+        It is closed with `stack`.
+        """
+        if path is not None and (path / COMPARISON).is_file():
+            before = cls.reopen(path, stack)
+            changes = comparison.job.changes(before.comparison.job)
+            if changes:
+                raise RunFolderError(
+                    f"{path} compares another job: {'; '.join(changes)}: put that back, or name "
+                    f"another folder"
+                )
+            known = before.comparison.solutions
+            return cls(before._folder, replace(comparison, solutions=known))
+        name = f"compare-{comparison.job.name}"
+        opened = RunFolder.create(path, name, "fedveil compare")
+        stack.callback(opened.close)
+        return cls(opened, comparison)
+
+    @classmethod
+    def reopen(cls, path: Path, stack: ExitStack) -> ComparisonFolder:
+        """A comparison that was begun before, by what it has kept; closed with `stack`."""
+        file = path / COMPARISON
+        if not file.is_file():
+            raise RunFolderError(f"{path} is not a comparison's folder: it has no {COMPARISON}")
+        look_where_a_run_looked(path)
+        with intact(file):
+            kept = read(file)
+            job, asked = Job.read(kept["job"], ()), Asked(**kept["asked"])
+            comparison = Comparison(job, asked, dict(kept["solutions"]))
+        opened = RunFolder.of_many(path)
+        stack.callback(opened.close)
+        return cls(opened, comparison)
+
+    def cells(self, tell: Tell) -> list[Cell]:
+        """All of them, and what was looked for is kept; refuses one whose run has another job."""
+        found, cells = 0, []
+        _ = self.comparison.settings  # nothing is written for what cannot be compared
+        self._keep()
+        for cell in self.comparison.cells(tell):
+            cells.append(cell)
+            if len(self.comparison.solutions) > found:
+                found = len(self.comparison.solutions)
+                self._keep()
+        for cell in cells:
+            self._check(cell)
+        return cells
+
+    def run(self, cell: Cell, progress: Progress) -> Result:
+        """Run a cell, go on with it, or read what is there."""
+        if cell.job is None:
+            return Result(cell, None, cell.reason)
+        path = self._path(cell)
+        try:
+            if not (path / JOB).is_file():
+                with explained(path.parent):
+                    path.parent.mkdir(exist_ok=True)
+                simulate(cell.job, path, progress=progress)
+            elif not (path / MODEL).is_file():
+                resume(path, progress=progress)
+        except _OWN_END as error:
+            return Result(cell, None, str(error))
+        return Result(cell, read_run(path))
+
+    def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
+        """Aim the attack that was asked for at a run of the first seed, unless it was before."""
+        asked, run = self.comparison.asked, result.run
+        if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:
+            return result
+        if any((f.attack, f.effort) == (asked.attack, asked.effort) for f in run.findings):
+            return result
+        with ExitStack() as stack:
+            folder = RunFolder.reopen(run.folder)
+            stack.callback(folder.close)
+            try:
+                found = membership.attack(Target.of_run(run.folder), asked.effort, Watch(step))
+            except AttackImpossible as error:
+                return replace(result, unattacked=str(error))
+            add_finding(folder, found)
+        return replace(result, run=read_run(run.folder))
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Let what interrupts the comparison say how it is gone on with."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            end = KeyboardInterrupt()  # without the note of the run that was cut off
+            end.add_note(f"`fedveil compare --resume {self.path}` goes on from there")
+            raise end from None
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Keep a table, a plot or a page."""
+        self._folder.write_atomically(name, data)
+        return self.path / name
+
+    def _path(self, cell: Cell) -> Path:
+        return self.path / RUNS / cell.name
+
+    def _keep(self) -> None:
+        comparison = self.comparison
+        job = comparison.job.model_dump(mode="json")
+        if not comparison.says_weighting:
+            del job["server"]["weighting"]
+        kept = {
+            "job": job,
+            "asked": comparison.asked.model_dump(mode="json"),
+            "solutions": comparison.solutions,
+        }
+        self._folder.write_atomically(COMPARISON, write(kept).encode())
+        names = [comparison.job.model, comparison.job.data.name, *comparison.asked.protections]
+        keep_imports(self._folder, names)
+
+    def _check(self, cell: Cell) -> None:
+        """Refuse a cell whose run was begun with another job."""
+        path = self._path(cell)
+        if cell.job is None or not (path / JOB).is_file():
+            return
+        begun, job = Job.load(path / JOB), cell.job
+        if job.clients.number is None and begun.clients.number is not None:
+            job = job.with_clients(begun.clients.number)
+        changes = job.changes(begun)
+        if changes:
+            raise RunFolderError(
+                f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
+                f"another folder for this comparison"
+            )

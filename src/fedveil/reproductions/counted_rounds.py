@@ -1,0 +1,259 @@
+"""Whole rounds of secure aggregation, and what each side sends, holds, does and takes in them.
+
+Every client is a true one. Bytes are those of the messages' encoding; what is done is counted by
+Python's profiler, as calls of the functions that do it; what is held is asked after every phase.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fedveil._arrays import Int64s
+from fedveil.entropy import Seeded
+from fedveil.errors import RunFailed
+from fedveil.message import Message, decode, encode, encoded_bytes
+from fedveil.rounds.answers import Answer, Report
+from fedveil.rounds.loop import Carrier, drive
+from fedveil.secagg import Client, Server, Terms, phases
+from fedveil.secagg.masking import Ring
+from fedveil.secagg.phases import PHASES, TRAINS, as_ids
+
+T = TypeVar("T")
+#: Entries of 16 bits, as in the papers.
+LARGEST = (1 << 15) - 1
+#: What is counted: a function's name, the file that has it, and the file that calls it.
+COUNTED = {
+    "masks": ("encryptor", "base.py", "masking.py"),
+    "key agreements": ("agree", "keys.py", ""),
+    "secrets shared": ("_limbs", "shamir.py", ""),
+    "secrets joined": ("_secret", "shamir.py", ""),
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A round: how many clients, entries, and clients that drop out before they send theirs.
+
+    `threshold` is that of a neighbourhood, more than half of it without a number.
+    """
+
+    clients: int
+    entries: int
+    dropped: int = 0
+    neighbours: int | None = None
+    threshold: int | None = None
+
+    @property
+    def terms(self) -> Terms:
+        """As both sides have them; sums of entries of 16 bits."""
+        members = self.clients if self.neighbours is None else self.neighbours + 1
+        return Terms(
+            job=b"secagg-cost",
+            round=1,
+            length=self.entries,
+            bits=Ring.for_sum(self.clients, LARGEST).bits,
+            threshold=self.threshold or members // 2 + 1,
+            sharing=self.clients,
+            neighbours=self.neighbours,
+        )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a round has cost: a client that stays to its end, the mean of them; the server."""
+
+    client_up: float
+    client_down: float
+    client_held: float
+    client_seconds: float
+    server_in: int
+    server_held: int
+    server_seconds: float
+    client_does: Mapping[str, float]
+    server_does: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """To be kept."""
+        return asdict(self)
+
+
+def message_bytes(setup: Setup) -> int:
+    """What a client sends in a round in which nobody refuses anybody's shares, worked out."""
+    terms = setup.terms
+    members = setup.clients if setup.neighbours is None else setup.neighbours + 1
+    longest = sum(phases.longest_answer(phase, terms, members) for phase in phases.FIELDS
+                  if phase != "consistency")  # fmt: skip
+    refused = (encoded_bytes({"refused": as_ids(range(n))}) for n in (members - 1, 0))
+    return longest - next(refused) + next(refused)
+
+
+def played(setup: Setup, *, counted: bool) -> Cost:
+    """A round from its opening to its sum, which is checked; counting makes it slower."""
+    carrier = _Counting(setup, counted)
+    outcome = drive(carrier.server, carrier, carrier.opening(), TRAINS)
+    if outcome.void is not None:
+        raise outcome.void
+    expected = sum(carrier.vector(i) for i in range(setup.dropped, setup.clients))
+    if not np.array_equal(carrier.server.inner.total(), expected):
+        raise RunFailed("the sum of the round is not that of its vectors")
+    return carrier.cost()
+
+
+class _Watch:
+    """The CPU seconds of what goes through it, and the calls within, where they are counted."""
+
+    def __init__(self, counted: bool) -> None:
+        self.seconds = 0.0
+        self._profile = cProfile.Profile() if counted else None
+
+    def __call__(self, call: Callable[..., T], *given: Any) -> T:
+        began = time.process_time()
+        try:
+            return call(*given) if self._profile is None else self._profile.runcall(call, *given)
+        finally:
+            self.seconds += time.process_time() - began
+
+    @property
+    def counts(self) -> bool:
+        return self._profile is not None
+
+    def does(self, each: int = 1) -> dict[str, float]:
+        """How often each of `COUNTED` was called, over so many."""
+        found: Counter[str] = Counter()
+        if self._profile is None:
+            return {}
+        self._profile.create_stats()
+        for (file, _, function), stats in self._profile.stats.items():
+            for name, (wanted, place, caller) in COUNTED.items():
+                if function == wanted and file.endswith(place):
+                    callers = stats[4].items()
+                    found[name] += sum(n[0] for by, n in callers if by[0].endswith(caller))
+        return {name: found[name] / each for name in COUNTED}
+
+
+class _WatchedServer:
+    """The server's half, with what it takes and holds."""
+
+    mergeable = False
+
+    def __init__(self, inner: Server, watch: _Watch) -> None:
+        self.inner, self._watch = inner, watch
+        self.most_held = 0
+
+    @property
+    def phase(self) -> str | None:
+        return self.inner.phase
+
+    @property
+    def longest(self) -> int:
+        return self.inner.longest
+
+    def receive(self, client: int, message: Message) -> None:
+        self._watch(self.inner.receive, client, message)
+
+    def advance(self) -> Mapping[int, Message] | None:
+        if self._watch.counts:
+            self.most_held = max(self.most_held, held_bytes(self.inner))
+        return self._watch(self.inner.advance)
+
+
+class _Counting(Carrier):
+    """Carries a round's messages between true clients and the server, through their bytes."""
+
+    def __init__(self, setup: Setup, counted: bool) -> None:
+        self._setup, self._terms = setup, setup.terms
+        self._at_clients, self._at_server = _Watch(counted), _Watch(counted)
+        self._elsewhere = _Watch(False)
+        ids = range(setup.clients)
+        entropy = Seeded(0, "secagg-cost")
+        self._clients = {
+            i: self._at(i)(Client, i, self._terms, entropy.stream("client", i)) for i in ids
+        }
+        server = Server(self._terms, list(ids), entropy.stream("server"))
+        self.server = _WatchedServer(server, self._at_server)
+        self._up: Counter[int] = Counter()
+        self._down: Counter[int] = Counter()
+        self._held: Counter[int] = Counter()
+
+    def opening(self) -> Mapping[int, Message]:
+        return dict.fromkeys(self._clients, self.server.inner.opening())
+
+    def vector(self, client: int) -> Int64s:
+        """Whole numbers that differ from client to client."""
+        return (self._ramp * (client + 1)) % (2 * LARGEST + 1) - LARGEST
+
+    def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
+        """The clients' answers; the first clients have dropped out before they send vectors."""
+        late = PHASES.index(phase) >= PHASES.index(TRAINS)
+        for client, message in messages.items():
+            if late and client < self._setup.dropped:
+                continue
+            sent = encode(message)
+            self._down[client] += len(sent)
+            vector = self.vector(client) if phase == TRAINS else None
+            half = self._clients[client]
+            answer = encode(self._at(client)(half.respond, decode(sent), vector))
+            self._up[client] += len(answer)
+            if self._at_clients.counts:
+                kept = encoded_bytes(half.keep())
+                self._held[client] = max(self._held[client], kept)
+            yield Report(client, answer)
+
+    def cost(self) -> Cost:
+        """The round's, once it is over."""
+        stayed = range(self._setup.dropped, self._setup.clients)
+        return Cost(
+            client_up=_mean(self._up, stayed),
+            client_down=_mean(self._down, stayed),
+            client_held=_mean(self._held, stayed),
+            client_seconds=self._at_clients.seconds / len(stayed),
+            server_in=self._up.total(),
+            server_held=self.server.most_held,
+            server_seconds=self._at_server.seconds,
+            client_does=self._at_clients.does(len(stayed)),
+            server_does=self._at_server.does(),
+        )
+
+    def _at(self, client: int) -> _Watch:
+        """What watches a client: one that drops out does less than those the cost is of."""
+        return self._elsewhere if client < self._setup.dropped else self._at_clients
+
+    @cached_property
+    def _ramp(self) -> Int64s:
+        return np.arange(self._setup.entries)
+
+
+def _mean(values: Mapping[int, int], of: Sequence[int]) -> float:
+    return sum(values[i] for i in of) / len(of)
+
+
+def held_bytes(thing: object, seen: set[int] | None = None) -> int:
+    """The bytes of what an object of ours holds in arrays, texts and numbers, each once."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen:
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, np.ndarray):
+        return thing.nbytes
+    if isinstance(thing, (bytes, bytearray, str)):
+        return len(thing)
+    if isinstance(thing, (int, float)):
+        return 8
+    inner: list[object] = []
+    if isinstance(thing, Mapping):
+        inner = [*thing.keys(), *thing.values()]
+    elif isinstance(thing, (list, tuple, set, frozenset)):
+        inner = [*thing]
+    elif type(thing).__module__.startswith("fedveil."):
+        slots = (name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()))
+        names = [*getattr(thing, "__dict__", ()), *slots]
+        inner = [getattr(thing, name, None) for name in names]
+    return sum(held_bytes(each, seen) for each in inner)

@@ -1,0 +1,183 @@
+"""Images that stay on the edge: a residual network cut after its first block, as MistNet cuts it.
+
+    block:  edge    <- data.image    a convolution and a stage of residual blocks, trained before
+    rest:   leader  <- block         the other stages, which are trained here
+
+The block was trained on public images of the same classes, and stays as it is: the edge has it, and
+so has whoever attacks. The cut lies before the block's last ReLU, with which `rest` begins: the
+network is the same, and so are the bits, 1 where a value is above 0.
+
+There is no batch normalisation, whose answer to one image depends on others: groups of channels
+are normalised within an image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.attacks.chance import generator
+from fedveil.data.datasets import load
+from fedveil.data.examples import Dataset, Examples
+from fedveil.tasks.scoring import ByLabel
+from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.task import Columns, Subset, Unit, check_party, initial
+
+BLOCK, REST, EDGE = "block", "rest", "edge"
+SHAPE, CLASSES = (1, 28, 28), 10
+_OPTIMIZER = Optimizer("adam", lr=0.001)
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Network:
+    """Channels of each stage, the first before the cut, and residual blocks in each."""
+
+    widths: tuple[int, ...]
+    blocks: int
+
+
+#: ResNet-18 by its layout, and one that a core trains in a minute.
+RESNET_18 = Network((64, 128, 256, 512), 2)
+SLIM = Network((16, 32, 64), 1)
+TINY = Network((4, 8), 1)
+
+
+@dataclass(frozen=True)
+class Images:
+    """Which images, how many of them at most, and in how many epochs the block was trained."""
+
+    data: str
+    network: Network
+    most_train: int = 60_000
+    most_test: int = 10_000
+    epochs_before: int = 3
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut; the ReLU after their sum is the next layer's."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.GroupNorm(4, outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.GroupNorm(4, outputs),
+        )
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = self.inner(values) + self.shortcut(values)
+        return total
+
+
+def block_of(network: Network) -> nn.Sequential:
+    """The part before the cut, untrained."""
+    width = network.widths[0]
+    stem = [nn.Conv2d(SHAPE[0], width, 3, 1, 1, bias=False), nn.GroupNorm(4, width)]
+    residuals = (Residual(width, width, 1) for _ in range(network.blocks))
+    return nn.Sequential(*stem, *(layer for each in residuals for layer in (nn.ReLU(), each)))
+
+
+def rest_of(network: Network) -> nn.Sequential:
+    """The part after the cut, untrained."""
+    layers: list[nn.Module] = []
+    before = network.widths[0]
+    for width in network.widths[1:]:
+        for number in range(network.blocks):
+            layers += [nn.ReLU(), Residual(before, width, 1 if number else 2)]
+            before = width
+    last = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+    return nn.Sequential(*layers, *last)
+
+
+class ImageCut(ByLabel):
+    """The task: the edge has images and the block, the leader labels and the rest."""
+
+    leader = "leader"
+    followers: tuple[str, ...] = (EDGE,)
+    classes: int | None = CLASSES
+    unit: Unit = "examples"
+    units_per_example = 1
+
+    def __init__(self, images: Images, seed: int) -> None:
+        self.images, self._seed = images, seed
+
+    def split_model(self) -> SplitModel:
+        network = self.images.network
+        block, rest = block_of(network), initial(self._seed, REST, lambda: rest_of(network))
+        block.load_state_dict(trained_block(self.images))
+        inner = (network.widths[0], *SHAPE[1:])
+        parts = [
+            Part(BLOCK, EDGE, ("data.image",), inner, block, frozen=True),
+            Part(REST, self.leader, (BLOCK,), (CLASSES,), rest, optimizer=_OPTIMIZER),
+        ]
+        return SplitModel(parts, leader=self.leader)
+
+    def owned(self, party: str, subset: Subset) -> Columns:
+        """The edge's images, or the leader's labels."""
+        _, own = _public_and_own(self.images.data)
+        examples, first = (own.train, 0) if subset == "train" else (own.test, len(own.train))
+        most = self.images.most_train if subset == "train" else self.images.most_test
+        count = min(len(examples), most)
+        ids = np.arange(first, first + count)
+        if party == self.leader:
+            return Columns(ids, labels=torch.from_numpy(examples.y[:count].copy()))
+        check_party(self, party)
+        return Columns(ids, {"image": torch.from_numpy(examples.x[:count].copy())})
+
+
+def _public_and_own(data: str) -> tuple[Examples, Dataset]:
+    """What the block was trained on, which is nobody's, and what is split."""
+    if data != "digits":
+        return load("digits").train, load(data)
+    whole = load("digits")
+    half = len(whole.train) // 2
+    first, second = (
+        Examples(whole.train.x[part], whole.train.y[part])
+        for part in (slice(half), slice(half, None))
+    )
+    return first, replace(whole, train=second)
+
+
+@lru_cache(maxsize=4)
+def trained_block(images: Images) -> dict[str, torch.Tensor]:
+    """The block's weights after its training on public images, the same whatever the job's seed."""
+    public, _ = _public_and_own(images.data)
+    block = initial(0, BLOCK, lambda: block_of(images.network))
+    model = nn.Sequential(block, initial(0, "before", lambda: rest_of(images.network)))
+    optimizer = torch.optim.Adam(model.parameters(), _OPTIMIZER.lr)
+    x, y = torch.from_numpy(public.x.copy()), torch.from_numpy(public.y.copy())
+    chance = generator(0, "before")
+    for _ in range(images.epochs_before):
+        order = torch.randperm(len(y), generator=chance)
+        for rows in (order[i : i + _BATCH] for i in range(0, len(y), _BATCH)):
+            optimizer.zero_grad()
+            torch.autograd.backward(nn.functional.cross_entropy(model(x[rows]), y[rows]))
+            optimizer.step()
+    return block.state_dict()
+
+
+def task_of(name: str, seed: int = 0) -> ImageCut:
+    """The task of that name here."""
+    return ImageCut(TASKS[name], seed)
+
+
+#: The tasks, by the names under which a job finds them here.
+TASKS = {
+    "mnist_full": Images("mnist", RESNET_18),
+    "mnist_small": Images("mnist", SLIM, 3_000, 2_000),
+    "digits_full": Images("digits", RESNET_18),
+    "digits_small": Images("digits", SLIM),
+    "digits_tiny": Images("digits", TINY, 64, 64, 1),
+}
+mnist_full, mnist_small, digits_full, digits_small, digits_tiny = (
+    partial(task_of, name) for name in TASKS
+)

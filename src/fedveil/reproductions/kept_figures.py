@@ -1,0 +1,21 @@
+"""Figures that an experiment has made already, so that nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedveil._files import write_whole
+from fedveil.record.sealed_message import intact
+
+
+def kept(folder: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` gives, written down as `name`.json; read from there where it is done."""
+    file = folder / f"{name}.json"
+    if not file.exists():
+        write_whole(file, json.dumps(make(), indent=1).encode())
+    with intact(file):
+        figures: dict[str, Any] = json.loads(file.read_bytes())
+        return figures

@@ -1,0 +1,91 @@
+"""A vertical run's parties as this machine's processes, linked over mutual TLS on loopback."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedveil.errors import RunFailed
+from fedveil.link.tls import write_certificates
+from fedveil.record.run_folder import JOB, MODEL
+from fedveil.vertical.together import VerticalRun, resume, train
+from fedveil.vertical.vertical_job import VerticalJob
+
+_LISTENS = "listens on "
+_LOOK_S = 0.05
+
+
+def together(job: VerticalJob, folder: Path) -> VerticalRun:
+    """All parties in this process; goes on with the run that the folder holds of it."""
+    if (folder / JOB).exists():
+        return resume(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    return train(job, folder)
+
+
+def apart(job: Path, leader: str, followers: Sequence[str], folder: Path) -> None:
+    """Every party of the job in `job` in a process of its own, its run in `folder`/PARTY.
+
+    Ends when all have ended; goes on with the runs that are there.
+    """
+    parties = [leader, *followers]
+    if all((folder / party / party / MODEL).exists() for party in parties):
+        return
+    keys = folder / "certificates"
+    shutil.rmtree(keys, ignore_errors=True)
+    write_certificates(keys, parties)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        where = ["--listen", "127.0.0.1:0"]
+        for party in parties:
+            command = ["leader" if party == leader else "follower", *_run(job, folder / party)]
+            running[party] = _started([*command, *where, "--tls", str(keys / party)], folder, party)
+            if party == leader:
+                where = ["--connect", _address(folder, leader, running[leader])]
+        while any(process.poll() is None for process in running.values()):
+            time.sleep(_LOOK_S)
+            _refuse_failed(folder, running)
+        _refuse_failed(folder, running)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+        shutil.rmtree(keys, ignore_errors=True)
+
+
+def _run(job: Path, own: Path) -> list[str]:
+    if (own / JOB).exists():
+        return ["--resume", str(own)]
+    shutil.rmtree(own, ignore_errors=True)
+    return [str(job), "--out", str(own)]
+
+
+def _started(arguments: Sequence[str], folder: Path, party: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "fedveil.cli", "vertical", *arguments]
+    with (folder / f"{party}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _address(folder: Path, leader: str, process: subprocess.Popen[bytes]) -> str:
+    """Where the leader says that it listens."""
+    while True:
+        for line in _said(folder, leader):
+            if _LISTENS in line:
+                return line.partition(_LISTENS)[2]
+        _refuse_failed(folder, {leader: process})
+        time.sleep(_LOOK_S)
+
+
+def _refuse_failed(folder: Path, running: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    for party, process in running.items():
+        if process.poll():
+            last = (_said(folder, party) or ["it said nothing"])[-1]
+            raise RunFailed(f"the process of {party} ended with {process.returncode}: {last}")
+
+
+def _said(folder: Path, party: str) -> list[str]:
+    return (folder / f"{party}.log").read_text("utf-8", "replace").splitlines()
