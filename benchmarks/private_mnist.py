@@ -5,10 +5,13 @@ and the epsilon that the ledger states: replace-one, whole run, delta 1e-5. Sett
 a part of the training images (`private_mnist_study.py`), not here.
 
     FEDVEIL_DATA=... python benchmarks/private_mnist.py clients --seeds 3      about half an hour
-    FEDVEIL_DATA=... python benchmarks/private_mnist.py central | dropouts | bits | example | curve
+    FEDVEIL_DATA=... python benchmarks/private_mnist.py central | dropouts | bits | clip | example
+    FEDVEIL_DATA=... python benchmarks/private_mnist.py curve
 
 `clients`: the claims. `central`: the same with a trusted server. `dropouts`: a tenth of the clients
-missing in every round. `bits`: precision of what is summed, 100 clients, and 30% missing.
+missing in every round. `bits`: precision of what is summed, 100 clients, and 30% missing, which a
+trusted server may miss too. `clip`: a clip that moves, from one that was chosen and from ones that
+are far off, scored on the part of the training images that settings are chosen on.
 `example`: five clients of 12,000 images, the unit one example. `curve`: every position at many
 epsilons, 1,000 clients.
 """
@@ -66,6 +69,10 @@ def bits() -> Iterable[Row]:
     hundred = ("clients.number=100", f"{BLOCK}.clip=0.1")
     for epsilon, rate in ((8, 0.32), (2, 0.08), (1, 0.04)):
         yield trusted(100, epsilon, rate, "clients.number=100")
+        missing_too = trusted(
+            100, epsilon, rate, "clients.number=100", "simulation.dropouts.masked=0.3"
+        )
+        yield missing_too._replace(name=f"{missing_too.name}, 30% missing")
         for width, missing in ((16, 0.0), (14, 0.0), (8, 0.0), (5, 0.0), (14, 0.3)):
             changes = [
                 *hundred, f"{BLOCK}.target_epsilon={epsilon}", f"server.lr={rate}",

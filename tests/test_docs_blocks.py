@@ -6,18 +6,20 @@ import ast
 import re
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from conftest import Command
 from doc_blocks import Block, all_blocks, blocks, commands, in_sentences, is_command, pages, problem
+from fedveil import errors
 from fedveil.federated.job import Job
 from fedveil.vertical.vertical_job import VerticalJob
 from folders import DOCS
 
 pytest.importorskip("flwr")
+Command = Callable[..., tuple[int, str, str]]
 ALL = all_blocks()
 
 #: Blocks of Python that are not run here -> why. Their imports are.
@@ -176,16 +178,27 @@ def test_the_tutorial_can_be_followed(command: Command, tmp_path: Path) -> None:
         if words[:2] == ["fedveil", "attack"]:
             continue  # a minute; its options are put to the command above
         shorter = ["--set", "rounds=1", "--set", "simulation.workers=0"] * (words[1] == "run")
-        if words[0] == "ls":
-            assert (tmp_path / words[1]).is_dir()
-            continue
         code, out, err = command(*words[1:], *shorter)
         assert code == 0, err
         said[" ".join(words)] = " ".join(out.split())
     price = said["fedveil budget --target-epsilon 1"]
     assert all(" ".join(line.split()) in price for line in shown[1].splitlines())
-    assert (tmp_path / "protected" / "model.safetensors").is_file()
+    for name in ("model.safetensors", "report.html"):
+        assert (tmp_path / "protected" / name).is_file()
+    assert (tmp_path / "report.html").is_file()
     assert "not refuted" in said["fedveil run --set audit.canaries=500 --out audited"]
+
+
+def test_every_error_is_on_the_page_that_says_what_to_do() -> None:
+    page = (DOCS / "when-something-fails.md").read_text("utf-8")
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.FedveilError)
+    }
+    said = set(re.findall(r"`([A-Z]\w+)`", page))
+    assert kinds - {"FedveilError"} - said == set()
+    assert said <= kinds | {"NAME"}, "an error that is not there"
 
 
 # The checks themselves

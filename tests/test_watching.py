@@ -102,14 +102,17 @@ def test_a_run_that_has_stopped_growing_is_given_up_unless_it_is_written(
         f"or this is a copy that nobody brings up to date"
     )
     writer = RunFolder.reopen(copy)
+    closed = []
 
     def end() -> Iterator[None]:
         yield from (None, None)  # it is in use
         writer.close()
+        closed.append(True)
         yield
 
     with pytest.raises(RunFolderError, match="has not grown for 0 s"):
         watched(copy, end(), patience=0)
+    assert closed
 
 
 def test_a_run_that_failed_says_how_it_ended(finished: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Make run.svg anew, from a real run of the default job: python docs/images/record.py"""
 
 import re
+from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,15 +19,14 @@ def main() -> None:
     console = Console(record=True, width=104)
     job = Job.load(DEFAULT_JOB)
     console.print("$ fedveil run")
-    with TemporaryDirectory() as folder, RunDisplay(console, job.rounds) as display:
-        run = fedveil.simulate(job, Path(folder) / "run", progress=display.show)
+    with TemporaryDirectory() as folder, chdir(folder):
+        with RunDisplay(console, job.rounds) as display:
+            run = fedveil.simulate(job, "runs/private-digits", progress=display.show)
         display.summary(read_run(run.folder))
-    text = console.export_svg(title="fedveil", clear=True).replace(
-        f"{folder}/run", "runs/private-digits"
-    )
+    text = console.export_svg(title="fedveil", clear=True)
     # A picture loads nothing: the reader's own fixed-width font will do.
     text = re.sub(r"\n    @font-face \{.*?\n    \}(?=\n)", "", text, flags=re.DOTALL)
-    Path(__file__).with_name("run.svg").write_text(text)
+    Path(__file__).resolve().with_name("run.svg").write_text(text)
 
 
 if __name__ == "__main__":

@@ -382,6 +382,27 @@ def test_metrics_travel_only_where_both_sides_name_them():
         assert set(reply.content["metrics"]) == {"loss", "num-examples"}
 
 
+@pytest.mark.parametrize("weight", [1e300, 2**20 + 1, 0, -7, float("inf"), float("nan"), [3, 4]])
+def test_a_client_that_reveals_no_weight_there_can_be_is_in_no_mean(weight, caplog):
+    """In training, and in the evaluation that the inner strategy averages by weights."""
+    config = {"fedveil.reveal": "loss, num-examples"}
+    grid = federation(run_config=config)
+
+    def lie(reply):
+        if reply.metadata.src_node_id == min(grid.nodes):
+            reply.content["metrics"]["num-examples"] = weight
+            reply.content["metrics"]["loss"] = 1e6
+        return reply
+
+    grid.tamper_reply = lie
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="rr", reveal="loss, num-examples")
+    result, _ = run(grid, strategy)
+    assert strategy.rounds[0].reports == 6
+    assert strategy.rounds[0].metrics == {"loss": 1.5}
+    assert result.evaluate_metrics_clientapp[1] == pytest.approx({"loss": 0.5})
+    assert "its num-examples is outside (0, 1048576]" in caplog.text
+
+
 def test_a_server_cannot_ask_for_metrics_by_itself_nor_by_another_kind_of_message():
     grid = federation()
     strategy = ProtectedStrategy(flower.FedAvg(), protection="rr", reveal="loss")

@@ -29,11 +29,17 @@ def ending_of(
     name: str = "dp_encrypt",
     findings: tuple[Finding, ...] = (),
     ended: bool = True,
+    deployed: bool = False,
 ) -> Ending:
     job = {"protection": {"name": name}, "rounds": 3}
     if ended:
         (folder / "model.safetensors").touch()
-    events = ["0 began: fedveil", *(["0 finished after round 1: the last"] if ended else [])]
+    apart = ["0 clients are Flower SuperNodes; their reasons stay with them"] * deployed
+    events = [
+        "0 began: fedveil",
+        *apart,
+        *(["0 finished after round 1: the last"] if ended else []),
+    ]
     return ending(ReadRun(folder, job, records, findings, events))
 
 
@@ -102,6 +108,8 @@ FOUND = Finding("m", "quick", "dp_encrypt", [Measured("epsilon at least", 1.0)],
     ("epsilon", "more", "value", "command"),
     [
         (2.0, {"ended": False}, "let it end", "fedveil run --resume {}"),
+        (2.0, {"ended": False, "deployed": True}, "let it end", "`flwr run` of the same app"),
+        (2.0, {"deployed": True}, "try to refute it", "fedveil attack membership {}"),
         (2.0, {"findings": (REFUTED,)}, "do not rely on the promise", "fedveil audit {}"),
         (math.inf, {"name": "not_encrypt"}, "put a protection in the switch",
          "fedveil run {}/job.yaml --set protection=dp_encrypt"),

@@ -14,11 +14,12 @@ from fedveil.settings.reference import page
 _INTRODUCTION = """\
 # The job
 
-A key that [a job file](job-files.md) leaves out has the default below. `fedveil run` without a file runs a job of
-its own, which `fedveil job show` without a file prints.
+A key that [a job file](job-files.md) leaves out has the default below. `fedveil run` without a file
+runs a job of its own, which `fedveil job show` without a file prints.
 
-Everything is checked before anything starts, and every problem is reported at once. Unknown keys, and keys given
-twice, are errors. Nothing is converted: `"3"` is no number, `2.0` no whole number, `true` is not 1.
+Everything is checked before anything starts, and every problem is reported at once. Unknown keys,
+and keys given twice, are errors. Nothing is converted: `"3"` is no number, `2.0` no whole number,
+`true` is not 1.
 
 ## Setting keys from the command line
 

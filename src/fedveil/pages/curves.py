@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedveil.pages.plot import Axis, Curve, Plot
@@ -25,16 +26,16 @@ def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """What the run has cost so far, where it has a finite cost."""
+    """What a run has cost so far, where any has a finite cost; another keeps its colour alone."""
     note = "Of the whole run so far, for a client drawn in every round."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
-    finite = {name: run for name, run in runs.items() if run.last.get(key, 0) < float("inf")}
-    yield from _together("epsilon", "Epsilon", finite, key, axis, note)
+    if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):
+        yield from _together("epsilon", "Epsilon", runs, key, axis, note)
 
 
 def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     """What a client sends in a round."""
-    key, axis = "bytes_up_per_client", Axis("bytes")
+    key, axis = "bytes_up_per_client", Axis("bytes", zero=True)
     yield from _together("upload", "Upload", runs, key, axis, "Of a client in a round.")
 
 
@@ -42,7 +43,7 @@ def traffic(run: ReadRun) -> Iterator[Plot]:
     """What crosses in a round, up and down, of all its clients."""
     curves = [_curve(run, "up: reports", "bytes_up"), _curve(run, "down: models", "bytes_down")]
     note = "Encoded messages of all clients of a round."
-    yield from _plot("bytes", "Bytes", Axis("bytes", log=True), curves, note)
+    yield from _plot("bytes", "Bytes", Axis("bytes", zero=True), curves, note)
 
 
 def seconds(run: ReadRun) -> Iterator[Plot]:
@@ -53,7 +54,7 @@ def seconds(run: ReadRun) -> Iterator[Plot]:
         "others are by the clock."
     )
     told = [curve for curve in curves if any(curve.y)]
-    yield from _plot("seconds", "Time", Axis("seconds"), told, note)
+    yield from _plot("seconds", "Time", Axis("seconds", zero=True), told, note)
 
 
 def _together(

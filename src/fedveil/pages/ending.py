@@ -109,7 +109,8 @@ def _promise(last: Record) -> Fact:
 def _next(run: ReadRun, last: Record) -> tuple[str, str]:
     folder, job = quote(str(run.folder)), quote(str(run.folder / JOB))
     if run.ended is None or not run.finished:
-        return "let it end", f"`fedveil run --resume {folder}` goes on with a run that was cut off"
+        again = "flwr run` of the same app" if run.deployed else f"fedveil run --resume {folder}`"
+        return "let it end", f"`{again} goes on with a run that was cut off"
     if any(finding.refutes for finding in run.findings):
         return (
             "do not rely on the promise",
@@ -136,7 +137,8 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
             f"more clients in a round stand more noise; `fedveil run --resume {folder} --set "
             f"rounds=N` gives it more rounds, which cost more epsilon",
         )
-    return "try to refute it, then deploy it", "; ".join(_trials(run, last, folder, job))
+    trials = "; ".join(_trials(run, folder, job))
+    return "try to refute it" if run.deployed else "try to refute it, then deploy it", trials
 
 
 def _stronger(run: ReadRun, job: str) -> str:
@@ -146,10 +148,10 @@ def _stronger(run: ReadRun, job: str) -> str:
     return f"`fedveil budget {job} --target-epsilon 2` finds the parameter for a meaningful one"
 
 
-def _trials(run: ReadRun, last: Record, folder: str, job: str) -> Iterator[str]:
-    if not run.findings:
+def _trials(run: ReadRun, folder: str, job: str) -> Iterator[str]:
+    if run.deployed or not run.findings:
         yield f"`fedveil attack membership {folder}` asks the model whom it was trained on"
-    if last["randomness"].startswith("simulation"):
+    if not run.deployed:
         yield f"`fedveil deploy DIR {job}` takes the job to other machines"
 
 

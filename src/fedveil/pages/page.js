@@ -1,7 +1,7 @@
 "use strict";
 (() => {
-  // A printed page is narrower than a window: so many pixels of an A4 sheet between its margins.
-  const PRINTED = 640;
+  // Two plots stand side by side on a printed sheet, whatever the window was: so many pixels each.
+  const PRINTED = 300;
   const FACTORS = {KB: 1e3, MB: 1e6, GB: 1e9, ms: 1e-3, min: 60, h: 3600};
   const figures = JSON.parse(document.getElementById("plots").textContent);
   const plots = [...document.querySelectorAll(".plot")];

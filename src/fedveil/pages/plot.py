@@ -15,10 +15,11 @@ COLOURS = (
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis says, with its unit, and whether it is logarithmic."""
+    """What an axis says, with its unit; whether it is logarithmic, and whether it begins at 0."""
 
     title: str
     log: bool = False
+    zero: bool = False
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
         "type": "log" if axis.log else "linear",
         "automargin": True,
         "zeroline": False,
+        "rangemode": "tozero" if axis.zero else "normal",
         **_ticks(axis, [point for point in points if math.isfinite(point)]),
     }
 

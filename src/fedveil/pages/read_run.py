@@ -16,6 +16,8 @@ from fedveil.record.run_folder import EVENTS, METRICS, MODEL, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read
 
+#: How the event begins that says that clients were on other machines.
+DEPLOYED = "clients are Flower SuperNodes"
 #: What is said of a run that has had all its rounds.
 _LAST = "the last"
 #: How the events begin that say that a run ends, and that it begins or goes on.
@@ -40,6 +42,11 @@ class ReadRun:
     def finished(self) -> bool:
         """Whether the run has ended with a model."""
         return (self.folder / MODEL).is_file()
+
+    @property
+    def deployed(self) -> bool:
+        """Whether its clients were on other machines."""
+        return bool(self.said(DEPLOYED))
 
     @property
     def ended(self) -> str | None:

@@ -32,7 +32,7 @@ def run_page(run: ReadRun) -> Page:
         Section("The run", [what_was_trained(run)]),
         *(_rounds(run, run.last) if run.records else ()),
         *found(run),
-        *repeat(run, "fedveil run"),
+        *repeat(run, "flwr run APP" if run.deployed else f"fedveil run {JOB}"),
     ]
     return Page(name, [how_far(run), *ending(run)], sections)
 
@@ -41,7 +41,7 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
     yield Section("Every round", [*curves.quality({run.job["name"]: run})])
     yield Section("What was promised", _promises(run, last))
     yield Section("What is not protected", [Points(list(_open(last)))])
-    costs = [*curves.traffic(run), *curves.seconds(run), _costs(run)]
+    costs: list[Part] = [*curves.traffic(run), *curves.seconds(run), _costs(run)]
     yield Section("Bytes and time", costs)
     yield Section("Reports that do not count", list(_lost(run.records)))
 
@@ -70,8 +70,8 @@ def what_was_trained(run: ReadRun) -> Table:
         "model": f"{job['model']}, trained: {training['train']}",
         "data": f"{data['name']}, split {data['split']}",
         "whose": run.said(f"{data['name']}: "),
-        "clients": f"{clients['number']}; {clients['fraction']:.4g} of them in a round, sampling "
-        f"{clients['sampling']}",
+        "clients": f"{clients['number']}; in a round {100 * clients['fraction']:.4g}% of them, "
+        f"sampling {clients['sampling']}",
         "training": f"epochs {training['epochs']}, batches of {training['batch_size']}, "
         f"{training['optimizer']}, learning rate {training['lr']:g}, on {training['device']}",
         "server": f"{server['optimizer']}, rate {server['lr']:g}, clients weighted "
@@ -237,9 +237,9 @@ def repeat(run: ReadRun, command: str) -> Iterator[Section]:
     yield Section(
         "The same again",
         [
-            "The job alone repeats the run: with seeded randomness to the byte, on the same kind "
-            "of machine.",
-            Code(f"{command} {JOB}"),
+            "The job alone repeats a simulation: with seeded randomness to the byte, on the same "
+            "kind of machine.",
+            Code(command),
             Fold(JOB, [Code((run.folder / JOB).read_text("utf-8"))]),
             Fold(EVENTS, [Code("\n".join(run.events))]),
         ],

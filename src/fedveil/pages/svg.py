@@ -42,6 +42,8 @@ def svg(plot: Plot) -> bytes:
         axes.set(title=plot.title, xlabel=plot.x.title, ylabel=plot.y.title)
         axes.set_xscale("log" if plot.x.log else "linear")
         axes.set_yscale("log" if plot.y.log else "linear")
+        if plot.y.zero:
+            axes.set_ylim(bottom=0)
         if len(plot.curves) > 1:
             axes.legend(frameon=False, fontsize=9)
         file = io.BytesIO()

@@ -14,7 +14,7 @@ from fedveil.pages.table import Table
 from fedveil.privacy.loss import format_delta
 from fedveil.privacy.promise import MEANS, told
 from fedveil.record.recorder import Record
-from fedveil.record.run_folder import EVENTS, METRICS
+from fedveil.record.run_folder import EVENTS, JOB, METRICS
 
 _STEP = Axis("step")
 
@@ -50,7 +50,7 @@ def vertical_page(run: ReadRun) -> Page:
         Section("What was promised", list(_accounts(parties))),
         Section("Bytes and time", [*_crossed(parties), *_waited(parties)]),
         *found(run),
-        *repeat(run, "fedveil vertical run"),
+        *repeat(run, f"fedveil vertical run {JOB}"),
     ]
     events = [
         Fold(f"{EVENTS} of {name}", [Code("\n".join(party.events))])
@@ -101,7 +101,7 @@ def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:
         for what in ("sent", "received")
     ]
     if drawn := [curve for curve in curves if curve.x]:
-        yield Plot("bytes", "Bytes", _STEP, Axis("bytes a step"), drawn)
+        yield Plot("bytes", "Bytes", _STEP, Axis("bytes a step", zero=True), drawn)
 
 
 def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
@@ -110,7 +110,7 @@ def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
     ]
     if drawn := [curve for curve in curves if curve.x]:
         note = "For the other parties, since the line before."
-        yield Plot("waiting", "Waiting", _STEP, Axis("seconds"), drawn, note)
+        yield Plot("waiting", "Waiting", _STEP, Axis("seconds", zero=True), drawn, note)
 
 
 def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:

@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
-
 #: The rows of a page so far, each without its place -> the block that it was in.
 _Told: TypeAlias = dict[tuple[str, str], str]
 #: So many rows that stand in another block already are not written again.
@@ -49,12 +48,9 @@ def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
         lines += [f"{listed}: as in `{before[0]}`.", ""]
         rows = {name: row for name, row in rows.items() if name not in alike}
     if rows:
+        inside = f"{place}." if place else ""
         lines += ["| key | allowed | default | meaning |", "|---|---|---|---|"]
-        lines += [
-            f"| `{place}.{name}` {row}" if place else f"| `{name}` {row}"
-            for name, row in rows.items()
-        ]
-        lines += [""]
+        lines += [*(f"| `{inside}{name}` {row}" for name, row in rows.items()), ""]
     told.update(dict.fromkeys(rows.items(), place))
     yield "\n".join(lines)
     for key, block in blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import numpy as np
 from flwr.app import MetricRecord
 
+log = logging.getLogger("flwr.fedveil")
+
 Metric = int | float | list[int] | list[float]
 
 #: The record that revealed metrics travel in, beside a report.
 METRICS = "metrics"
+#: The largest weight that a client may reveal, as under secure aggregation.
+MOST_WEIGHT = 1 << 20
 
 
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
@@ -35,8 +40,19 @@ def in_clear(names: AbstractSet[str]) -> list[str]:
     return [f"the metric {name} (reveal)" for name in sorted(names)]
 
 
-def usable(metrics: MetricRecord) -> MetricRecord:
-    """Those that are numbers: NaN stands where a client has none."""
+def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
+    """Those that are numbers: NaN stands where a client has none.
+
+    None of them are where the client says a weight that no mean is to be made with: one number
+    above 0 and up to `MOST_WEIGHT` is one.
+    """
+    weight = metrics.get(weight_key, 1)
+    if not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:
+        log.warning(
+            "fedveil: a client's metrics are left out of the means: its %s is outside (0, %d]",
+            weight_key, MOST_WEIGHT,
+        )  # fmt: skip
+        return MetricRecord()
     return MetricRecord({n: v for n, v in metrics.items() if np.isfinite(v).all()})
 
 
@@ -53,9 +69,9 @@ class Means:
 
     def add(self, metrics: MetricRecord) -> None:
         """Count one client's, but for those without a value; a list counts entry by entry."""
-        metrics = usable(metrics)
+        metrics = usable(metrics, self._weight_key)
         weight = metrics.get(self._weight_key, 1)
-        weight = weight if isinstance(weight, int | float) and weight > 0 else 1
+        assert isinstance(weight, int | float)
         for name, value in metrics.items():
             if name == self._weight_key:
                 continue

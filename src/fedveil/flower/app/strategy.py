@@ -191,7 +191,7 @@ class ProtectedStrategy(Strategy):
         for reply in replies:
             if reply.has_error():
                 continue
-            metrics = usable(revealed(reply.content, self.options.revealed)[0])
+            metrics = usable(revealed(reply.content, self.options.revealed)[0], self.weight_key)
             if set(metrics) - {self.weight_key}:
                 shown.append((reply, metrics))
         common = set(shown[0][1]).intersection(*(metrics for _, metrics in shown)) if shown else ()

@@ -20,7 +20,7 @@ from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_note
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
-from fedveil.pages.read_run import read_run
+from fedveil.pages.read_run import DEPLOYED, read_run
 from fedveil.plain_text import console
 from fedveil.protections.base import Protection
 from fedveil.record.kept_job import reopen
@@ -111,7 +111,7 @@ class FlowerEngine(Engine):
         return make_protection(job, dimension, Deployed(self._roster))
 
     def describe(self) -> Iterable[str]:
-        yield "clients are Flower SuperNodes; their reasons, warnings and times stay with them"
+        yield f"{DEPLOYED}; their reasons, warnings and times stay with them"
 
     def start(
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
