@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from torch import nn
@@ -16,6 +17,7 @@ _POOLED = 4
 _CLASSES, _FEATURES, _EXAMPLES = 20, 300, 15_000
 
 
+@cache  # for as many runs
 def pooled_mnist() -> tuple[Array, Array, Array, Array]:
     """Every fifteenth image of MNIST, in 7x7 pixels, each the mean of 4x4 of the original's."""
     data = load("mnist")
@@ -30,6 +32,7 @@ def _pooled(images: Array) -> Array:
     return means[:, None]
 
 
+@cache
 def purchase_part_synthetic() -> tuple[Array, Array, Array, Array]:
     """The first 20 classes and 300 features of a made-up Purchase-100."""
     data = purchase100.synthesize(_EXAMPLES)
