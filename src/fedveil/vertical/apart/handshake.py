@@ -127,7 +127,7 @@ def lead(
         examples = FoundExamples(Secure().token(NAME_BYTES), found)
     for follower in followers:
         rows = {f"rows_{subset}": positions[follower] for subset, (positions, _) in aligned.items()}
-        said = {"kind": "agreed", "step": max(steps), "examples": examples.name}
+        said: dict[str, Value] = {"kind": "agreed", "step": max(steps), "examples": examples.name}
         yield Send(follower, {**said, **rows})
     return Agreement(
         run=own.run,
