@@ -16,6 +16,7 @@ from fedveil.attacks.membership.loss_threshold import calibrated_loss, loss
 from fedveil.attacks.membership.membership import attack
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
+from fedveil.attacks.membership.rehearsal import Pool
 from fedveil.attacks.membership.report_scores import ReportScores, Round
 from fedveil.attacks.membership.shadow_models import shadow_attack
 from fedveil.attacks.roc import area, balanced_accuracy, best_threshold
@@ -312,6 +313,14 @@ def test_owners_stay_together(tmp_path: object) -> None:
     owned = job(data={"name": "test_membership:owned", "split": "by_client"}, clients={})
     finding = attack(Target.of(owned), "quick", Watch())
     assert finding.figure("report's loss AUC").low > 0.5
+
+
+def test_clients_of_one_example_each_are_fewer_in_a_half() -> None:
+    target = Target.of(job(clients={"number": EXAMPLES}))
+    pool = Pool.training(target.dataset)
+    half = pool.target(target, np.arange(EXAMPLES // 2), seed=1)
+    assert (half.job.clients.number, half.partition.clients) == (EXAMPLES // 2, EXAMPLES // 2)
+    assert pool.target(Target.of(job()), np.arange(20), seed=1).job.clients == job().clients
 
 
 def owned() -> dict[str, object]:

@@ -123,7 +123,7 @@ def _noised(position: str) -> bool:
 @pytest.mark.parametrize("protection", sorted(POSITIONS))
 def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) -> None:
     results, few = [], {"reconstruct_secrets_threshold": 3}
-    for workers in (0, 1, 3):
+    for workers in (0, 3):
         settings = job(
             model="parts:plain" if _noised(protection) else "parts:net",
             simulation={"workers": workers},
@@ -131,7 +131,7 @@ def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) 
         )
         run = fedveil.simulate(settings, tmp_path / str(workers))
         results.append(((run.folder / "model.safetensors").read_bytes(), timeless(run.metrics)))
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]
     assert all(record["bytes_up_per_client"] > 0 for record in run.metrics)
     assert all(record["epsilon_run_most_drawn"] > 0 for record in run.metrics)
 

@@ -225,13 +225,14 @@ def test_a_model_is_digested_once_a_round_for_all_that_have_it(
     monkeypatch.setattr("fedveil.protections.secure_sum.hashlib.sha256", counted)
     model = np.arange(DIMENSION, dtype=np.float32)
     contexts = [ClientContext(c, 2, model, 1, Seeded(0)) for c in range(9)]
-    (first,) = {made.origin(context) for context in contexts}
-    assert made.origin(RoundContext([0, 1], 2, model)) == first
+    (first,) = {made.origin(context, {}) for context in contexts}
+    assert made.origin(RoundContext([0, 1], 2, model), {}) == first
     assert lengths.count(model.nbytes) == 1
     model[0] = 7  # the simulator writes a round's weights where the last one's were
     later = ClientContext(0, 3, model, 1, Seeded(0))
-    assert made.origin(later) != first
-    assert made.origin(replace(later, origin=b"all arrays")) == b"all arrays"
+    assert made.origin(later, {}) != first
+    assert made.origin(later, {"clip": 1.0}) != made.origin(later, {"clip": 2.0})
+    assert made.origin(replace(later, origin=b"all arrays"), {}) == b"all arrays"
 
 
 def test_another_model_for_one_client_leaves_noise() -> None:

@@ -38,7 +38,7 @@ def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> N
     assert lines[0].startswith("epoch 0 step 2/5 loss: ")
     assert sum("held-out examples: " in line for line in lines) == 2
     assert "bank: epsilon inf at delta 0 (none) for a bit of left" in lines
-    assert lines[-1] == "run folder: made"
+    assert "run folder: made" in lines
 
     code, out, _ = vertical("evaluate", "made")
     assert code == 0
@@ -56,7 +56,7 @@ def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> N
 
     code, out, _ = vertical("run", "--resume", "made")
     assert code == 0
-    assert out.splitlines()[-1] == "run folder: made"
+    assert "run folder: made" in out.splitlines()
 
 
 def test_show_prints_every_key(vertical: Command, tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ class AccuracyEpsilon(Experiment):
             f"{_RATES[scale]:g} downwards by factors of {STEP:g}; the test examples have chosen "
             f"nothing. {', '.join(LIKE)} have the rates of {', '.join(LIKE.values())}, whose noise "
             f"is much the same. Clips are the bundled job's. Members are told from others by two "
-            f"attacks: by the loss of the finished model, and by one client's report in a round "
-            f"that begins with it, which tells less of its examples the better the model fits them."
+            f"attacks: by the loss of the finished model, and by one client's report in the "
+            f"first round, which begins with the same model at every point."
         )
         picture = folder / "accuracy-epsilon.svg"
         return Outcome(ran, verdicts(points), [_table(points)], (), [picture])
@@ -252,7 +252,7 @@ class Study:
 
 
 def attacked(run: Path, kept: Path) -> tuple[Measured, Measured]:
-    """How well members are told from others: by the model's loss, and by one client's report."""
+    """How well members are told from others: by the model's loss, and by a first round's report."""
     file = kept / f"{run.name}.json"
     if file.exists():
         model, report = (Measured(**fields) for fields in json.loads(file.read_text()))
@@ -261,7 +261,8 @@ def attacked(run: Path, kept: Path) -> tuple[Measured, Measured]:
     pool = Pool.everything(target.dataset)
     known = answers(target.model, pool.x, pool.y).truth
     members = len(target.dataset.train)
-    found = [area("the model's loss", known[:members], known[members:]), _by_report(target, pool)]
+    first = _by_report(Target.of(Job.load(run / JOB)), pool)
+    found = [area("the model's loss", known[:members], known[members:]), first]
     kept.mkdir(exist_ok=True)
     write_whole(file, json.dumps([vars(figure) for figure in found]).encode())
     return found[0], found[1]
@@ -327,7 +328,7 @@ def _mark(point: Point) -> Mark:
 def _table(points: Sequence[Point]) -> Table:
     columns = (
         "position", "epsilon of the whole run", "promise", "rate", "accuracy",
-        "members told by the model's loss (AUC)", "by one report (AUC)",
+        "members told by the model's loss (AUC)", "by a report of the first round (AUC)",
     )  # fmt: skip
     rows = []
     for point in points:

@@ -50,7 +50,10 @@ class Pool:
         return len(self.y)
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
-        """The target with these rows as its training examples, dealt anew."""
+        """The target with these rows as its training examples, dealt anew.
+
+        Where it has more clients than there are rows, as many as there are have one each.
+        """
         owners = None if self.owners is None else owner_codes(self.owners[rows])
         train = Examples(self.x[rows], self.y[rows])
         dataset = replace(target.dataset, train=train, owners=owners)
@@ -58,6 +61,8 @@ class Pool:
         data["seed"] = seed
         if target.job.data.split == "by_client":
             data["clients"]["number"] = None
+        elif target.job.clients.number is not None:
+            data["clients"]["number"] = min(target.job.clients.number, len(rows))
         job = Job(**data)
         split = make_partition(job, dataset)
         job = job.with_clients(split.clients)
