@@ -20,7 +20,6 @@ NESTED = ("optimizer", "protection", "ledger")
 ADAPTIVE = {"name": "rr", "unary": {"eps": 0.5, "cells": 2, "adaptive": True}}
 PROTECTIONS: dict[str, Any] = {
     "not_encrypt": "not_encrypt",
-    "dp_encrypt": "dp_encrypt",
     "signds": {"name": "signds", "signds": {"sign_k": 0.2}},
     "rr": {"name": "rr", "unary": {"eps": 0.5, "cells": 2}},
     "adaptive": ADAPTIVE,

@@ -31,7 +31,7 @@ TINY = (
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(accuracy_epsilon.JOBS, "small", TINY)
-    positions = {"distributed_dp": (2.0, 8.0), "central_gaussian": (8.0,), "signds": (8.0,)}
+    positions = dict.fromkeys(("distributed_dp", "central_gaussian", "signds"), (2.0,))
     locals_ = dict.fromkeys(("dp_encrypt", "rr", "oue"), (1000.0,))
     monkeypatch.setitem(accuracy_epsilon.EPSILONS, "small", {**positions, **locals_})
     monkeypatch.setattr(accuracy_epsilon, "_MOST_STEPS", 2)
@@ -52,7 +52,7 @@ def test_the_experiment_goes_on_where_it_was_and_draws_every_point(
     outcome = AccuracyEpsilon().run(tmp_path, "small", lambda text: None)
     assert rounds
     (table,) = outcome.tables
-    assert len(table.rows) == 2 + 3 + 1 + 3
+    assert len(table.rows) == 2 + 3 + 3
     assert all(0 < float(row[4]) <= 1 for row in table.rows)
     (picture,) = outcome.pictures
     text = picture.read_text()
@@ -121,7 +121,7 @@ def test_reports_in_clear_give_their_clients_away(
     monkeypatch.setattr(accuracy_epsilon, "_ASKED", 60)
     study = Study(tmp_path, "small", lambda text: None)
     (bare,) = study._cells("not_encrypt")
-    noisy, _ = study._cells("distributed_dp")
+    (noisy,) = study._cells("distributed_dp")
     reached = {}
     for cell in (bare, noisy):
         _, reached[cell.setting.position] = attacked(

@@ -85,6 +85,7 @@ def test_a_reason_says_whether_more_than_word_frequencies_was_learnt() -> None:
     assert "; 8.80 after the last step is not below the 8.00" in above
 
 
+@pytest.mark.slow
 def test_a_miniature_in_one_process_and_in_two(tmp_path: Path) -> None:
     """Real processes over mutual TLS: the same losses and weights where nothing is protected."""
     said: list[str] = []

@@ -66,16 +66,18 @@ def tensors_edited(path: Path) -> Iterator[tuple[str, bytes]]:
 
     yield "more", holding({**tensors, "more/weight": torch.zeros(2)})
     yield "more of a part", holding({**tensors, f"{next(iter(tensors))}.more": torch.zeros(2)})
-    for name, tensor in tensors.items():
+    for number, (name, tensor) in enumerate(tensors.items()):
         rest = {key: kept for key, kept in tensors.items() if key != name}
+        if tensor.is_floating_point():
+            yield f"{name} nan", holding({**rest, name: torch.full_like(tensor, float("nan"))})
+            yield f"{name} negative", holding({**rest, name: torch.full_like(tensor, -1.0)})
+        if number % 3:  # the others are alike, and each edit is a run that goes on
+            continue
         yield f"{name} gone", holding(rest)
         yield f"{name} elsewhere", holding({**rest, f"{name.partition('/')[0]}//99/x": tensor})
         yield f"{name} unnumbered", holding({**rest, f"{name.partition('/')[0]}//x/x": tensor})
         yield f"{name} longer", holding({**rest, name: torch.cat([tensor.reshape(-1)] * 2)})
         yield f"{name} whole", holding({**rest, name: tensor.to(torch.int32)})
-        if tensor.is_floating_point():
-            yield f"{name} nan", holding({**rest, name: torch.full_like(tensor, float("nan"))})
-            yield f"{name} negative", holding({**rest, name: torch.full_like(tensor, -1.0)})
 
 
 @pytest.mark.parametrize("party", ["lead", "bank"])
