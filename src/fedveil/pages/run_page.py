@@ -77,7 +77,7 @@ def what_was_trained(run: ReadRun) -> Table:
         "server": f"{server['optimizer']}, rate {server['lr']:g}, clients weighted "
         f"{server['weighting']}",
         "protection": protection["name"],
-        "its settings": ", ".join(f"{key} {value}" for key, value in settings.items()),
+        "its settings": ", ".join(f"{k} {v}" for k, v in settings.items() if v is not None),
         "randomness": last.get("randomness", ""),
         "rounds": f"{len(run.records)} of {job['rounds']}",
         "time": f"{duration(seconds(run.records))} in rounds" if run.records else "",
