@@ -60,7 +60,7 @@ class Shape:
             )
 
 
-#: Shapes by name. `350M` is the source's 350M configuration of PanGu-alpha.
+#: Shapes by name. `350M` is the usual one of that size; the source's example is 16 layers of 1,280.
 PRESETS: dict[str, Shape] = {
     "tiny": Shape(vocabulary=1024, context=128, width=128, layers=4, heads=4),
     "small": Shape(vocabulary=8192, context=512, width=512, layers=8, heads=8),
