@@ -170,10 +170,9 @@ def _answers(answers: Ending) -> dict[str, str]:
 def _audited(audit: Finding) -> str:
     """What the canaries found, and whether it is more than the ledger states."""
     bound, alone, most = (figure.value for figure in audit.figures[:3])
-    verdict = "NOT WHAT WAS PROMISED" if audit.refutes else "not refuted"
     return (
         f"epsilon at least {bound:g} at confidence {CONFIDENCE:g}, of {most:g} that "
         f"{audit.figures[0].cases} canaries can show;\n{alone:g} if they tell nothing of each "
         f"other; promised for the run, in every round: "
-        f"{told(audit.epsilon, audit.delta)}: {verdict}"
+        f"{told(audit.epsilon, audit.delta)}: {audit.verdict}"
     )

@@ -17,13 +17,13 @@ from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
 from fedveil.comparing.comparison import Asked, Cell, Comparison, Tell
 from fedveil.engine.federation import Progress
-from fedveil.engine.simulation import resume, simulate
+from fedveil.engine.folder_run import ended_run, other_than
 from fedveil.errors import AttackImpossible, ModelInvalid, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.kept_job import keep_imports, look_where_a_run_looked
-from fedveil.record.run_folder import JOB, MODEL, RunFolder, explained
+from fedveil.record.run_folder import RunFolder, explained
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read, write
 
@@ -107,15 +107,11 @@ class ComparisonFolder:
             return Result(cell, None, cell.reason)
         path = self._path(cell)
         try:
-            if not (path / JOB).is_file():
-                with explained(path.parent):
-                    path.parent.mkdir(exist_ok=True)
-                simulate(cell.job, path, progress=progress)
-            elif not (path / MODEL).is_file():
-                resume(path, progress=progress)
+            with explained(path.parent):
+                path.parent.mkdir(exist_ok=True)
+            return Result(cell, ended_run(cell.job, path, progress))
         except _OWN_END as error:
             return Result(cell, None, str(error))
-        return Result(cell, read_run(path))
 
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
         """Aim the attack that was asked for at a run of the first seed, unless it was before."""
@@ -169,13 +165,7 @@ class ComparisonFolder:
     def _check(self, cell: Cell) -> None:
         """Refuse a cell whose run was begun with another job."""
         path = self._path(cell)
-        if cell.job is None or not (path / JOB).is_file():
-            return
-        begun, job = Job.load(path / JOB), cell.job
-        if job.clients.number is None and begun.clients.number is not None:
-            job = job.with_clients(begun.clients.number)
-        changes = job.changes(begun)
-        if changes:
+        if cell.job is not None and (changes := other_than(cell.job, path)):
             raise RunFolderError(
                 f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
                 f"another folder for this comparison"

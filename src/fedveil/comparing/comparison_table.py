@@ -11,6 +11,7 @@ from functools import cached_property
 from fedveil.comparing.comparison import Goal, Setting
 from fedveil.comparing.comparison_folder import Result
 from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.promised import figure_of
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding, Measured
@@ -67,11 +68,7 @@ class Line:
 
     def spent(self, what: str) -> Figure | None:
         """The ledger's figure, the largest of the seeds'."""
-        figures = [
-            Figure(run.last[f"epsilon_{what}"], run.last[f"delta_{what}"])
-            for run in self.runs
-            if f"epsilon_{what}" in run.last
-        ]
+        figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class ReadRun:
                 return text.removeprefix(beginning)
         return ""
 
-    @property
+    @cached_property
     def last(self) -> Record:
         """The latest figure of every kind: quality may be older than the last round."""
         last: Record = {}

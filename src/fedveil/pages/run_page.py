@@ -16,6 +16,7 @@ from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.loss import format_delta
 from fedveil.privacy.promise import MEANS, Promise, told
+from fedveil.protections.positions import POSITIONS
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.recorder import LOST, UNUSABLE, Record
 from fedveil.record.run_folder import EVENTS, JOB
@@ -90,8 +91,6 @@ def what_was_trained(run: ReadRun) -> Table:
 
 def _block(protection: Mapping[str, object]) -> str:
     """Where the parameters of a position stand that is not called as its block."""
-    from fedveil.protections.positions import POSITIONS
-
     position = POSITIONS.get(str(protection["name"]))
     return (position.block if position is not None else "own") or ""
 
@@ -200,11 +199,10 @@ def found(run: ReadRun) -> Iterator[Section]:
 
 
 def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
-    verdict = "NOT WHAT WAS PROMISED" if finding.refutes else "not refuted"
     saw = f", which saw {finding.saw}" if finding.saw else ""
     caption = (
         f"{finding.attack} at effort {finding.effort} against {finding.protection}{saw}; promised: "
-        f"epsilon {told(finding.epsilon, finding.delta)}: {verdict}"
+        f"epsilon {told(finding.epsilon, finding.delta)}: {finding.verdict}"
     )
     rows = [
         [

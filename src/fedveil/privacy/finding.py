@@ -71,6 +71,11 @@ class Finding:
         bounds = (figure.value for figure in self.figures if figure.name.startswith(BOUND))
         return any(bound > self.epsilon for bound in bounds)
 
+    @property
+    def verdict(self) -> str:
+        """The same in words, beside what was promised."""
+        return "NOT WHAT WAS PROMISED" if self.refutes else "not refuted"
+
     def figure(self, name: str) -> Measured:
         """The figure of that name."""
         for figure in self.figures:

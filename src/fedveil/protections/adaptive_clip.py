@@ -10,7 +10,7 @@ from fedveil._arrays import Float64s
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.message import Message, only_fields, take
-from fedveil.protections.base import Aggregate, Cohort, JobContext, State, Update
+from fedveil.protections.base import Aggregate, Cohort, JobContext, Protection, State, Update
 from fedveil.settings.settings import Settings
 
 _RATE = 0.2
@@ -119,3 +119,21 @@ class Clipping:
         clip = take(state, "clip", float)
         update, share = self.moving.parted(mean, clip)
         return update, {"clip": self.moving.moved(clip, share)}
+
+
+class Clipped(Protection):
+    """A position whose state is its clip, where that moves."""
+
+    clipping: Clipping
+
+    def initial_state(self) -> State:
+        """The first clip, where it moves."""
+        return self.clipping.initial_state()
+
+    def check_state(self, state: State) -> None:
+        """A clip that a round can leave."""
+        self.clipping.words(state)
+
+    def shown(self, state: State) -> Mapping[str, float]:
+        """The clip of the round, where it moves."""
+        return self.clipping.shown(state)

@@ -8,7 +8,7 @@ itself what it reads before. Its noise is that of one release for a whole cohort
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from pydantic import Field
@@ -21,13 +21,12 @@ from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.message import Message, encoded_bytes, only_fields
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
-from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipping, clip_follows
+from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
     Cohort,
     JobContext,
-    Protection,
     RoundContext,
     Spending,
     State,
@@ -75,7 +74,7 @@ def _trusts(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
     )
 
 
-class CentralGaussian(Protection):
+class CentralGaussian(Clipped):
     """Every client sends its clipped update as it is; the aggregate is the mean of a noised sum.
 
     Clients count equally. A report is whole multiples of a step, no longer than the clip in exact
@@ -142,18 +141,6 @@ class CentralGaussian(Protection):
 
         at_clip, beyond = np.array([0.5, 0.0]), np.array([-1.0, 0.0])
         yield Case("an update and whether it was shortened", released, at_clip, beyond, both.loss)
-
-    def initial_state(self) -> State:
-        """The first clip, where it moves."""
-        return self.clipping.initial_state()
-
-    def check_state(self, state: State) -> None:
-        """A clip that a round can leave."""
-        self.clipping.words(state)
-
-    def shown(self, state: State) -> Mapping[str, float]:
-        """The clip of the round, where it moves."""
-        return self.clipping.shown(state)
 
     def spending(self, state: State) -> Sequence[Spending]:
         """One release of the sum."""

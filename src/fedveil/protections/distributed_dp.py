@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
-from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipping, clip_follows
+from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -138,7 +138,7 @@ def noise_enforced(settings: DistributedDPSettings, cohort: Cohort) -> str | Non
     )
 
 
-class DistributedDP(SecureSum):
+class DistributedDP(Clipped, SecureSum):
     """The server sees the sum of the clients' vectors and of their shares of noise, and no more.
 
     A client's vector is its clipped update as `DistributedGaussian.share` says, rotated by signs
@@ -217,18 +217,6 @@ class DistributedDP(SecureSum):
     def units(cls, settings: Any) -> Sequence[Whose]:
         """Either; a clip that moves is of clients."""
         return ("client",) if settings.clip_quantile is not None else ("client", "example")
-
-    def initial_state(self) -> State:
-        """The first clip, where it moves."""
-        return self.clipping.initial_state()
-
-    def check_state(self, state: State) -> None:
-        """A clip that a round can leave."""
-        self.clipping.words(state)
-
-    def shown(self, state: State) -> Mapping[str, float]:
-        """The clip of the round, where it moves."""
-        return self.clipping.shown(state)
 
     def words(self, state: State) -> Message:
         """The clip, where it moves."""

@@ -26,16 +26,17 @@ from fedveil.comparing.comparison import Asked, Cell, Comparison, Setting
 from fedveil.data.datasets import load
 from fedveil.data.examples import Examples
 from fedveil.engine.federation import Federation
-from fedveil.engine.simulation import Simulator, resume, simulate
+from fedveil.engine.folder_run import ended_run
+from fedveil.engine.simulation import Simulator
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
 from fedveil.federated.job import Job
-from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Measured
 from fedveil.privacy.loss import format_epsilon
 from fedveil.privacy.promise import promise
-from fedveil.record.run_folder import JOB, MODEL, RunFolder
+from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.reproductions.accuracy_picture import Mark, draw
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.starter import DEFAULT_JOB
@@ -238,11 +239,7 @@ class Study:
             job = Job.read(cell.job.model_dump(), [f"server.lr={rate}", f"seed={seed}"])
             path = self._folder / "runs" / f"{cell.setting.name},rate={rate:g},seed={seed}"
             self._tell(f"{cell.setting}: rate {rate:g}, seed {seed}")
-            if not (path / JOB).is_file():
-                simulate(job, path)
-            elif not (path / MODEL).is_file():
-                resume(path)
-            runs.append(read_run(path))
+            runs.append(ended_run(job, path))
         model, report = attacked(runs[0].folder, self._folder / "attacks")
         return Point(cell, rate, runs, model, report)
 

@@ -12,8 +12,8 @@ from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.ldp_jobs import EPSILONS, TASKS, Task
+from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.reproductions.ldp_jobs import EPSILONS, TASKS, LDPExperiment, Task
 from fedveil.reproductions.several_runs import (
     Arm,
     Runs,
@@ -36,7 +36,7 @@ _LEGEND = {
 _SLACK = 0.02
 
 
-class LDPAdaptive(Experiment):
+class LDPAdaptive(LDPExperiment):
     """Accuracy round by round under RR with a fixed epsilon and with the adaptive one."""
 
     name = "ldp-adaptive"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.ldp_jobs import EPSILONS, Split
+from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.reproductions.ldp_jobs import EPSILONS, LDPExperiment, Split
 from fedveil.reproductions.several_runs import (
     Arm,
     Runs,
@@ -30,7 +30,7 @@ SERIES: tuple[tuple[Split, float], ...] = (
 _SLACK = 0.03
 
 
-class LDPCells(Experiment):
+class LDPCells(LDPExperiment):
     """Accuracy-loss rate of RR by the number of cells."""
 
     name = "ldp-cells"
@@ -47,10 +47,6 @@ class LDPCells(Experiment):
             for cells in CELLS
             for name in [_name(split, eps, cells)]
         ]  # fmt: skip
-
-    def estimate_s(self, scale: Scale) -> float:
-        """Seventeen runs."""
-        return ldp_jobs.estimate_s(scale, [arm.job for arm in self.arms(scale)])
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """The loss rate along each series."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS
+from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
 from fedveil.reproductions.several_runs import Arm, falls, listed, loss_rate, settings, trained
 
 #: How many there are, half of whom are drawn for a round.
@@ -17,7 +17,7 @@ EPS = EPSILONS[6]
 _SLACK = 0.05
 
 
-class LDPClients(Experiment):
+class LDPClients(LDPExperiment):
     """Accuracy-loss rate by the number of clients that the same examples are dealt to."""
 
     name = "ldp-clients"
@@ -33,10 +33,6 @@ class LDPClients(Experiment):
             for kind in ("not_encrypt", *MECHANISMS)
             for name in [f"{kind}-{number}"]
         ]  # fmt: skip
-
-    def estimate_s(self, scale: Scale) -> float:
-        """Twelve runs."""
-        return ldp_jobs.estimate_s(scale, [arm.job for arm in self.arms(scale)])
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """The loss rate of both, against as many clients without protection."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.table import Table
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS
+from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
 from fedveil.reproductions.several_runs import (
     Arm,
     Runs,
@@ -29,7 +29,7 @@ _SHARE = 0.8
 _SLACK = 0.02
 
 
-class LDPConvergence(Experiment):
+class LDPConvergence(LDPExperiment):
     """Accuracy round by round under RR and OUE, at several epsilons."""
 
     name = "ldp-convergence"
@@ -45,10 +45,6 @@ class LDPConvergence(Experiment):
             for eps in SHOWN
             for name in [f"{kind}-{eps:g}"]
         ]
-
-    def estimate_s(self, scale: Scale) -> float:
-        """Nine runs."""
-        return ldp_jobs.estimate_s(scale, [arm.job for arm in self.arms(scale)])
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """Both mechanisms against what is reached without protection."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.privacy.finding import Measured
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, TASKS, Task
+from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, TASKS, LDPExperiment, Task
 from fedveil.reproductions.leakage import leakage
 from fedveil.reproductions.several_runs import (
     Arm,
@@ -37,7 +37,7 @@ _LEAKAGE = (0.45, 0.75)
 Rates = dict[tuple[Task, str], list[float]]
 
 
-class LDPEpsilon(Experiment):
+class LDPEpsilon(LDPExperiment):
     """Accuracy-loss rate and leakage rate by epsilon, for both tasks and both mechanisms."""
 
     name = "ldp-epsilon"
@@ -56,10 +56,6 @@ class LDPEpsilon(Experiment):
                 for name in [_name(task, kind, eps)]
             ),
         ]
-
-    def estimate_s(self, scale: Scale) -> float:
-        """Of two runs without protection, and two for each task and epsilon."""
-        return ldp_jobs.estimate_s(scale, [arm.job for arm in self.arms(scale)])
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """All of it, and the attack on the models of RR."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from types import MappingProxyType
@@ -10,7 +11,8 @@ from typing import Any, Literal
 from fedveil.data import purchase100
 from fedveil.data.data_folders import find
 from fedveil.federated.job import Job
-from fedveil.reproductions.experiment import Scale
+from fedveil.reproductions.experiment import Experiment, Scale
+from fedveil.reproductions.several_runs import Arm
 
 Task = Literal["lenet-mnist", "dnn-purchase100"]
 Split = Literal["iid", "shards"]
@@ -137,6 +139,18 @@ def _full(task: Task, *, perturbed: bool) -> dict[str, Any]:
 def title(scale: Scale, task: Task) -> str:
     """What a figure calls the task."""
     return f"stand-in for {task}" if scale == "small" else task
+
+
+class LDPExperiment(Experiment):
+    """A figure of 002: runs that are known before the first of them."""
+
+    @abstractmethod
+    def arms(self, scale: Scale) -> list[Arm]:
+        """The runs."""
+
+    def estimate_s(self, scale: Scale) -> float:
+        """By the rounds of all arms."""
+        return estimate_s(scale, [arm.job for arm in self.arms(scale)])
 
 
 def estimate_s(scale: Scale, jobs: Iterable[Job]) -> float:

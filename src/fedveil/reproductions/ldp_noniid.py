@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.ldp_jobs import EPSILONS, Split
+from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.reproductions.ldp_jobs import EPSILONS, LDPExperiment, Split
 from fedveil.reproductions.several_runs import (
     Arm,
     Runs,
@@ -23,7 +23,7 @@ SPLITS: tuple[Split, ...] = ("iid", "shards")
 SHOWN = EPSILONS[4:]
 
 
-class LDPNonIID(Experiment):
+class LDPNonIID(LDPExperiment):
     """Accuracy-loss rate of RR by epsilon, for both ways of dealing examples."""
 
     name = "ldp-noniid"
@@ -39,10 +39,6 @@ class LDPNonIID(Experiment):
             for eps in SHOWN
             for name in [f"{s}-{eps:g}"]
         ]
-
-    def estimate_s(self, scale: Scale) -> float:
-        """Ten runs, half of them twice as long."""
-        return ldp_jobs.estimate_s(scale, [arm.job for arm in self.arms(scale)])
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """Both splits against their own runs without protection."""

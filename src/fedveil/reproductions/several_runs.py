@@ -11,9 +11,9 @@ from pathlib import Path
 from fedveil.errors import RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Curve
-from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
-from fedveil.record.run_folder import JOB
+from fedveil.record.run_folder import MODEL
 from fedveil.reproductions.experiment import Tell
 
 #: A noisy run's accuracy is the mean of so many of its last tests.
@@ -35,39 +35,32 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
     runs = {}
     for number, arm in enumerate(arms, 1):
         path = folder / arm.name
-        if not _finished(path, arm.job):
+        _check(path, arm.job)
+        if not (path / MODEL).is_file():
             tell(f"run {number} of {len(arms)}: {arm.name}")
-            _train(path, arm.job)
-        runs[arm.name] = read_run(path)
+        runs[arm.name] = _ended(path, arm.job)
     return runs
 
 
-def _finished(path: Path, job: Job) -> bool:
-    """Whether the run has ended; refuses a folder in which another job was begun."""
-    if not (path / JOB).is_file():
-        return False
-    begun = Job.load(path / JOB)
-    if job.clients.number is None and begun.clients.number is not None:
-        job = job.with_clients(begun.clients.number)
-    if changes := job.changes(begun):
+def _check(path: Path, job: Job) -> None:
+    """Refuse a folder in which another job was begun."""
+    from fedveil.engine.folder_run import other_than
+
+    if changes := other_than(job, path):
         raise RunFolderError(
             f"{path} holds a run of another job ({'; '.join(changes)}): name another folder"
         )
-    return read_run(path).finished
 
 
-def _train(path: Path, job: Job) -> None:
+def _ended(path: Path, job: Job) -> ReadRun:
     import torch
 
-    from fedveil.engine.simulation import resume, simulate
+    from fedveil.engine.folder_run import ended_run
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of many small products; who shares the work are the workers
     try:
-        if (path / JOB).is_file():
-            resume(path)
-        else:
-            simulate(job, path)
+        return ended_run(job, path)
     finally:
         torch.set_num_threads(threads)
 
