@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from fedveil.federated import job_reference
+from fedveil.vertical import vertical_reference
 from folders import DOCS, ROOT
 
 pytest.importorskip("material")
@@ -50,6 +53,17 @@ def test_every_page_is_built(site: Path) -> None:
         name = page.relative_to(DOCS).with_suffix("")
         name = name.parent if name.name == "index" else name
         assert (site / name / "index.html").is_file(), page
+
+
+@pytest.mark.parametrize("written", [job_reference, vertical_reference])
+def test_the_site_has_every_key_of_a_job(site: Path, written: ModuleType) -> None:
+    """And the page that a reader of the files finds in its place names the command."""
+    name = "vertical-job" if "vertical" in written.__name__ else "job"
+    assert f"python -m {written.__name__}\n" in (DOCS / f"{name}.md").read_text("utf-8")
+    shown = (site / name / "index.html").read_text("utf-8")
+    keys = re.findall(r"^\| `([\w.]+)` \|", written.reference(), re.MULTILINE)
+    assert len(keys) > 40
+    assert [key for key in keys if f"<code>{key}</code>" not in shown] == []
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:

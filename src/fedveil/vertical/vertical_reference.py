@@ -1,7 +1,7 @@
 """The reference of every key of a vertical job, made from the settings themselves.
 
-`python -m fedveil.vertical.vertical_reference > docs/vertical-job.md` writes it anew; a test
-compares the two.
+`python -m fedveil.vertical.vertical_reference` prints it; the site has it as a page
+(`docs/keys.py`).
 """
 
 from __future__ import annotations
