@@ -18,3 +18,18 @@ Uint8s: TypeAlias = npt.NDArray[np.uint8]
 Uint16s: TypeAlias = npt.NDArray[np.uint16]
 Uint32s: TypeAlias = npt.NDArray[np.uint32]
 Uint64s: TypeAlias = npt.NDArray[np.uint64]
+Int8s: TypeAlias = npt.NDArray[np.int8]
+#: Signed whole numbers of any size.
+Signed: TypeAlias = npt.NDArray[np.signedinteger[Any]]
+
+_PART = 1 << 16
+
+
+def into_floats(numbers: Int64s) -> Float64s:
+    """The same numbers as floats, in the same memory: `numbers` mean nothing any more."""
+    if numbers.dtype != np.int64:
+        return numbers.astype(np.float64)
+    floats = numbers.view(np.float64)
+    for start in range(0, len(numbers), _PART):
+        floats[start : start + _PART] = numbers[start : start + _PART].astype(np.float64)
+    return floats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ _Whole = npt.NDArray[np.integer[Any]]
 
 # A multiple of 8, so that every part but the last begins and ends with a byte.
 _PART = 1 << 14
+_STRETCH = 1 << 16
 
 
 def packed_size(count: int, width: int) -> int:
@@ -42,16 +44,31 @@ def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -
     """
     if len(packed) != packed_size(len(out), width) or not spare_bits_zero(packed, len(out), width):
         return False
-    padded = np.zeros(len(packed) + 8, np.uint8)  # a number is read from eight bytes
-    padded[: len(packed)] = packed
-    return bool(_unpack(padded, lowest, width, out) <= highest - lowest)
+    for part, padded in _padded_parts(packed, width, out):
+        if _unpack(padded, lowest, width, part) > highest - lowest:
+            return False
+    return True
 
 
 def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
     """Add the numbers of `packed`, of 1 to 64 bits, to those of `total`, as many as there are."""
-    padded = np.zeros(len(packed) // 8 * 8 + 16, np.uint8)  # two whole words are read at a time
-    padded[: len(packed)] = packed
-    _add_packed(padded.view("<u8"), width, total)
+    for part, padded in _padded_parts(packed, width, total):
+        _add_packed(padded.view("<u8"), width, part)
+
+
+def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
+    """Stretches of `out`, and their numbers with bytes behind them that may be read as well.
+
+    Two whole words are read at a time, and never past the end; `packed` is not copied whole.
+    """
+    size = packed_size(min(len(out), _STRETCH), width)
+    padded = np.zeros(size // 8 * 8 + 16, np.uint8)
+    for start in range(0, len(out), _STRETCH):
+        part = out[start : start + _STRETCH]
+        begin = start * width // 8
+        size = packed_size(len(part), width)
+        padded[:size] = packed[begin : begin + size]
+        yield part, padded
 
 
 def _pack_numpy(values: _Whole, lowest: int, width: int, words: Uint64s) -> None:

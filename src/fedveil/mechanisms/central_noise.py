@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil._arrays import Array, Int64s
+from fedveil._arrays import Array, Int32s, Int64s
 from fedveil._validate import finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -28,6 +28,7 @@ _MOST_STEPS = 2.0**27
 #: What a ratio and a clip may be: a clip is then at most 2^30 steps of a grid.
 _RATIOS = 2.0**-16, 2.0**30
 _CLIPS = 2.0**-64, 2.0**64
+_PART = 1 << 16
 
 
 class CentralNoise:
@@ -90,11 +91,15 @@ class CentralNoise:
         vector = finite_vector("update", vector)
         return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
 
-    def within(self, multiples: Int64s) -> bool:
+    def within(self, multiples: Int32s | Int64s) -> bool:
         """Whether this is a vector that `clipped` can have given: its norm is no longer."""
-        if float(multiples @ multiples.astype(np.float64)) > 2.0 * self.limit:
-            return False  # the exact sum might overflow
-        return int(multiples @ multiples) <= self.limit
+        square = 0
+        for start in range(0, len(multiples), _PART):
+            part = multiples[start : start + _PART].astype(np.int64)
+            if float(part @ part.astype(np.float64)) > 2.0 * self.limit:
+                return False  # the exact sum might overflow
+            square += int(part @ part)
+        return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
         """The noised sum of this vector alone: what is known of the others changes nothing."""

@@ -7,14 +7,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil._arrays import Array, Float32s, Float64s, Int64s, Uint32s
+from fedveil._arrays import Array, Float32s, Float64s, Int8s, Int64s, Signed, Uint32s, into_floats
 from fedveil._kernels import compiled
 from fedveil._validate import finite_vector, integer, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.mechanisms.gaussian import SLACK, SMOOTHING, stretch
-from fedveil.mechanisms.hadamard import Floats, padded_length, rotate, unrotate
+from fedveil.mechanisms.hadamard import padded_length, rotate, unrotate
 from fedveil.privacy.sum_grid import LARGEST, grid_step, to_grid
 
 #: A rotated entry has room for so many times its root mean square: it is beyond with a
@@ -66,7 +66,7 @@ class NoiseShares:
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.limit) / 2 * (1 - 2.0**-50)
 
-    def add_share(self, numbers: Int64s, entropy: Entropy) -> None:
+    def add_share(self, numbers: Signed, entropy: Entropy) -> None:
         """Add one client's share of noise, in place."""
         self._noise.add_to(numbers, entropy)
 
@@ -145,14 +145,17 @@ class DistributedGaussian(NoiseShares):
         self.reach = self._reach()
         self.bits = ring_bits(self.reach)
 
-    def share(self, vector: Array, signs: Float32s | None, entropy: Entropy) -> Int64s:
+    def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
         """The vector's share of a sum."""
         numbers = self.rounded(vector, signs, entropy)
         self.add_share(numbers, entropy)
         return numbers
 
-    def rounded(self, vector: Array, signs: Float32s | None, entropy: Entropy) -> Int64s:
-        """The clipped vector in steps, before its noise: Σ z² <= limit."""
+    def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
+        """The clipped vector in steps, before its noise: Σ z² <= limit.
+
+        In 32 bits where the ring has no more: what lies beyond wraps around in it as well.
+        """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         scaled = np.empty_like(vector)
         factor = min(1 / self.step, stretch(vector, self.radius))
@@ -160,7 +163,7 @@ class DistributedGaussian(NoiseShares):
         if self.rotation:
             assert signs is not None, "a rotation has signs"
             scaled = rotate(scaled, signs).astype(np.float32, copy=False)
-        numbers = np.empty(self.length, np.int64)
+        numbers: Signed = np.empty(self.length, np.int32 if self.bits <= 32 else np.int64)
         uniform = np.empty(min(self.length, _PART), np.uint32)
         for _ in range(_TRIES):
             total = 0
@@ -174,13 +177,15 @@ class DistributedGaussian(NoiseShares):
             scaled *= np.float32(1 - 2.0**-20)
         return numbers
 
-    def mean(self, total: Int64s, shares: int, signs: Float32s | None) -> Float64s:
-        """What the sum of so many shares stands for, over their number."""
-        values: Floats = total.astype(np.float64)
+    def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
+        """What the sum of so many shares stands for, over their number; in the sum's own memory."""
+        values = into_floats(total)
         if self.rotation:
             assert signs is not None, "a rotation has signs"
-            values = unrotate(values, signs)
-        return np.multiply(values[: self.dimension], self.step / shares, dtype=np.float64)
+            unrotate(values, signs)
+        mean = values[: self.dimension]
+        mean *= self.step / shares
+        return mean
 
     def _reach(self) -> int:
         n, radius = self.clients, self.radius
@@ -215,16 +220,17 @@ class DistributedSum(NoiseShares):
         self.reach = clients * LARGEST + math.ceil(tail * math.sqrt(clients * self.share_variance))
         self.bits = ring_bits(self.reach)
 
-    def share(self, vector: Array, signs: Float32s | None, entropy: Entropy) -> Int64s:
+    def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Int64s:
         """The vector's share of a sum; it is not rotated."""
         numbers = to_grid(finite_vector("update", vector), self.step)
         self.add_share(numbers, entropy)
         return numbers
 
-    def mean(self, total: Int64s, shares: int, signs: Float32s | None) -> Float64s:
-        """What the sum of so many shares stands for, over their number."""
-        scaled: Float64s = total.astype(np.float64) * (self.step / shares)
-        return scaled
+    def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
+        """What the sum of so many shares stands for, over their number; in the sum's own memory."""
+        values = into_floats(total)
+        values *= self.step / shares
+        return values
 
 
 def ring_bits(reach: int) -> int:
@@ -237,15 +243,16 @@ def _limit(radius: float, length: int) -> int:
     return math.floor(min(radius**2 + length / 4 + spread, (radius + math.sqrt(length)) ** 2))
 
 
-def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Int64s) -> int:
+def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
     below = np.floor(scaled)
     up = uniform[: len(scaled)] < (scaled - below).astype(np.float64) * 2.0**32
-    out[:] = below.astype(np.int64) + up
-    return int(np.sum(out * out))
+    numbers = below.astype(np.int64) + up
+    out[:] = numbers
+    return int(np.sum(numbers * numbers))
 
 
 @compiled(_round_at_random_numpy)
-def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Int64s) -> int:
+def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
     """Every entry up with the probability of its fraction, to 2^-32; the sum of squares."""
     total = 0
     for i in range(len(scaled)):
@@ -258,6 +265,6 @@ def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Int64s) -> int:
     return total
 
 
-def _round_towards_zero(scaled: Float32s, out: Int64s) -> int:
+def _round_towards_zero(scaled: Float32s, out: Signed) -> int:
     out[:] = np.trunc(scaled)
-    return int(np.sum(out * out))
+    return int(np.sum(np.square(out, dtype=np.int64)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array, Float32s
+from fedveil._arrays import Array, Int8s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 
@@ -28,15 +28,18 @@ def padded_length(dimension: int) -> int:
     return 1 << max(0, dimension - 1).bit_length()
 
 
-def random_signs(length: int, entropy: Entropy) -> Float32s:
+def random_signs(length: int, entropy: Entropy) -> Int8s:
     """`length` independent signs, 1 or -1, each with probability 1/2."""
     words = np.empty(-(-length // 8), np.uint8)
     entropy.fill(words)
     bits = np.unpackbits(words, count=length, bitorder="little")
-    return 1 - 2 * bits.astype(np.float32)
+    signs = bits.view(np.int8)
+    signs *= -2
+    signs += 1
+    return signs
 
 
-def rotate(vector: Array, signs: Float32s) -> Floats:
+def rotate(vector: Array, signs: Int8s) -> Floats:
     """R x for the vector, with zeros behind it up to the number of signs; of x's own floats."""
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
@@ -45,13 +48,11 @@ def rotate(vector: Array, signs: Float32s) -> Floats:
     return out
 
 
-def unrotate(rotated: Floats, signs: Float32s) -> Floats:
-    """R^T y, in memory of its own."""
-    out = rotated.copy()
-    walsh_hadamard(out)
-    out *= signs
-    out *= rotated.dtype.type(len(signs) ** -0.5)
-    return out
+def unrotate(rotated: Floats, signs: Int8s) -> None:
+    """R^T y, in place."""
+    walsh_hadamard(rotated)
+    rotated *= signs
+    rotated *= rotated.dtype.type(len(signs) ** -0.5)
 
 
 def walsh_hadamard(vector: Floats) -> None:

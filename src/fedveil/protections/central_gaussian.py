@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from pydantic import Field
 
-from fedveil._arrays import Int64s
+from fedveil._arrays import Int32s, Int64s, into_floats
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.central_noise import CentralNoise
@@ -109,7 +109,7 @@ class CentralGaussian(Clipped):
         self.norm_clip = clip.longest
         # No entry of a clipped update is larger, in steps.
         most = math.isqrt(self.noise.limit)
-        self.form = GridReport(self.noise.step, most, clip.length, np.int64)
+        self.form = GridReport(self.noise.step, most, clip.length, np.int32)
 
     @classmethod
     def rests_on_server(cls, settings: CentralGaussianSettings) -> bool:
@@ -163,7 +163,7 @@ class CentralGaussian(Clipped):
 
         return Reading(estimate, np.ones_like(estimate), log_likelihood=log_likelihood)
 
-    def read(self, report: Message) -> Int64s:
+    def read(self, report: Message) -> Int32s:
         """The clipped update in steps, of an untrusted report, checked completely."""
         multiples = self.form.read(report)
         if not self.noise.within(multiples):
@@ -210,11 +210,12 @@ class CentralGaussianServerRound(OneReportRound):
         Where cohorts are secret, how many reported is: the sum is divided by what is expected.
         """
         if self._told is None:
-            protection, total = self._protection, self._sum.copy()
-            protection.noise.add_to(total, protection.noise_entropy(self._context.round))
-            job = protection.context
+            protection, job = self._protection, self._protection.context
+            protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
             among = job.clients_per_round if job.poisson else self.reports
-            mean = total * protection.noise.step / among
+            mean = into_floats(self._sum)
+            mean *= protection.noise.step
+            mean /= among
             self._told = protection.clipping.aggregate(mean, self.reports, self._context.state)
         return self._told
 

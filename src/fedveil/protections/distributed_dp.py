@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedveil._arrays import Float32s, Int64s
+from fedveil._arrays import Int8s, Signed
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum, NoiseShares
@@ -207,7 +207,7 @@ class DistributedDP(Clipped, SecureSum):
                 clipping.norm, self._ratio(), **common, entry_bits=bits, rotation=rotation
             )
         self.length, self.ring = self.noise.length, Ring(self.noise.bits)
-        self._signs: tuple[int, Float32s | None] = (-1, None)
+        self._signs: tuple[int, Int8s | None] = (-1, None)
 
     def _ratio(self) -> float:
         """The noise multiplier."""
@@ -270,9 +270,9 @@ class DistributedDP(Clipped, SecureSum):
         that moves."""
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
-        signs, zero = np.array([1.0, -1.0], np.float32), np.zeros(2, np.float32)
+        signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
 
-        def released(update: Update, entropy: Entropy) -> Int64s:
+        def released(update: Update, entropy: Entropy) -> Signed:
             others = (staying.share(zero, signs, entropy) for _ in range(3))
             return sum(others, staying.share(update, signs, entropy))
 
@@ -280,18 +280,16 @@ class DistributedDP(Clipped, SecureSum):
         yield Case("noise in shares, an update", released, update, -update, _loss(staying, 4, 1e-3))
         law = QuantileClip(1.0, multiplier, dimension=2, clients=4, bit_noise=1.5 * multiplier)
         moving = DistributedGaussian(law.norm, multiplier, **_FOUR, dimension=law.length)
-        four = np.array([1.0, -1.0, 1.0, 1.0], np.float32)
+        four = np.array([1, -1, 1, 1], np.int8)
 
-        def with_bits(update: Update, entropy: Entropy) -> Int64s:
+        def with_bits(update: Update, entropy: Entropy) -> Signed:
             others = (moving.share(law.joint(zero, 0.5), four, entropy) for _ in range(3))
             return sum(others, moving.share(law.joint(update, 0.5), four, entropy))
 
         at_clip, beyond, name = update / 2, -update, "noise in shares, an update and if shortened"
         yield Case(name, with_bits, at_clip, beyond, _loss(moving, 4, 1e-3))
 
-    def vector(
-        self, update: Update, context: ClientContext, told: Message
-    ) -> npt.NDArray[np.int64]:
+    def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
         """The client's share of the sum."""
         try:
             joint, signs = self.clipping.joint(update, told), self.signs(context.round)
@@ -321,7 +319,7 @@ class DistributedDP(Clipped, SecureSum):
         """The mean update, and the next clip where it moves."""
         return self.clipping.aggregate(mean, survivors, state)
 
-    def signs(self, round: int) -> Float32s | None:
+    def signs(self, round: int) -> Int8s | None:
         """The signs of a round's rotation, which everybody knows; None without a rotation."""
         rotates = self.settings.rotation and self.context.unit == "client"
         if rotates and self._signs[0] != round:

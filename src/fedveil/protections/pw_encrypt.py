@@ -113,8 +113,11 @@ class PWEncrypt(SecureSum):
                 FedveilWarning,
                 stacklevel=2,
             )
-        numbers = self.fixed.quantise(update, context.entropy.stream("rounding"))
-        return np.append(numbers * weight, weight)
+        vector = np.empty(len(update) + 1, np.int64)
+        self.fixed.quantise(update, context.entropy.stream("rounding"), vector[:-1])
+        vector[-1] = 1
+        vector *= weight
+        return vector
 
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
@@ -128,7 +131,9 @@ class PWEncrypt(SecureSum):
             numbers = np.clip(self._noised(numbers, self.central, round), -most, most)
         elif max(int(numbers.max()), -int(numbers.min())) > most:
             raise ImpossibleSum(f"an entry of the sum of {survivors} clients is beyond their clip")
-        return self.fixed.restore(numbers) / weight
+        mean = self.fixed.restore(numbers)
+        mean /= weight
+        return mean
 
     def _noised(
         self, total: npt.NDArray[np.int64], central: CentralNoise, round: int

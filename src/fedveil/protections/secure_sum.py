@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Signed
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, MessageInvalid, RoundVoid
 from fedveil.message import Message, encode, encoded_bytes, only_fields, take_array
@@ -77,9 +78,7 @@ class SecureSum(Protection):
         self._digested: tuple[int, Update, bytes] | None = None
 
     @abstractmethod
-    def vector(
-        self, update: Update, context: ClientContext, told: Message
-    ) -> npt.NDArray[np.int64]:
+    def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
         """What a client adds to the sum; raises `ClientWithheld` where it adds nothing.
 
         `told` are the server's `words`, untrusted.
@@ -89,7 +88,7 @@ class SecureSum(Protection):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """The aggregate update of so many clients' sum.
+        """The aggregate update of so many clients' sum, which it may use up.
 
         Raises `ImpossibleSum` where no honest clients can have it: nobody sees whose part is wrong.
         """
@@ -251,6 +250,7 @@ class MaskedServerRound:
         )
         self._context, self._words = context, words
         self._void: RoundVoid | None = None
+        self._told: Aggregate | None = None
 
     @property
     def phase(self) -> str | None:
@@ -291,9 +291,10 @@ class MaskedServerRound:
         """
         if self._void is not None:
             raise self._void
-        return self._protection.outcome(
-            self._server.total(), len(self._server.survivors), self._context
-        )
+        if self._told is None:
+            total, survivors = self._server.total(), len(self._server.survivors)
+            self._told = self._protection.outcome(total, survivors, self._context)
+        return self._told
 
 
 class MaskedClientRound:
@@ -333,7 +334,7 @@ class MaskedClientRound:
     def take_up(self, kept: State) -> None:
         self._client.take_up(kept)
 
-    def _vector(self, update: Update, told: Message) -> npt.NDArray[np.int64]:
+    def _vector(self, update: Update, told: Message) -> Signed:
         return self._protection.vector(update, self._context, told)
 
     def _parted(self, message: Message) -> tuple[Message, Message]:
@@ -390,6 +391,7 @@ class BareClientRound(OneReportClient):
 
     def _report(self, opening: Message, update: Update) -> Message:
         ring = self._protection.ring
-        lanes = ring.elements(self._protection.vector(update, self._context, opening))
+        vector = self._protection.vector(update, self._context, opening)
+        lanes = ring.elements(vector, used_up=True)
         ring.reduce(lanes)
         return {"phase": TRAINS, "round": self._context.round, "vector": pack(lanes, 0, ring.bits)}

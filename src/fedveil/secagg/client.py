@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil._arrays import Array, Int64s, Uint8s
+from fedveil._arrays import Array, Signed, Uint8s
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.message import Message, Value, only_fields, take
@@ -58,9 +58,10 @@ class Client:
         self._signed: list[int] | None = None
 
     def respond(
-        self, message: Message, vector: Int64s | None = None, origin: bytes = b""
+        self, message: Message, vector: Signed | None = None, origin: bytes = b""
     ) -> Message:
-        """The answer to the server's message; `vector` goes into the masked phase's.
+        """The answer to the server's message; `vector` goes into the masked phase's,
+        which uses it up.
 
         `origin`: a digest of what the vector was made from, which must be one for all clients.
         """
@@ -229,7 +230,7 @@ class Client:
         if vector is None or vector.shape != (self.terms.length,):
             raise InvalidValue(f"the vector does not have {self.terms.length} entries")
         ring = Ring(self.terms.bits)
-        lanes = ring.elements(vector)
+        lanes = ring.elements(vector, used_up=True)
         seeds = [(self._seed.reveal(), True)]
         for peer in senders:
             shared = self._mask.agree(public_key(self._mask_keys[peer]))

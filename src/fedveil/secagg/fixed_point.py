@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil._arrays import Array, Float64s, Int64s
+from fedveil._arrays import Array, Float64s, Int64s, into_floats
 from fedveil._validate import finite_vector, integer, positive
 from fedveil.entropy import Entropy
 
@@ -30,10 +30,10 @@ class FixedPoint:
         """Whether the vector has entries beyond clip."""
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
-    def quantise(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Each entry clipped, scaled and rounded at random."""
+    def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
+        """Each entry clipped, scaled and rounded at random; into `out`, where that is given."""
         vector = finite_vector("vector", vector)
-        out = np.empty(len(vector), np.int64)
+        out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):
             part = vector[start : start + _PART].astype(np.float64)
             scaled = np.clip(part, -self.clip, self.clip) * (self.largest / self.clip)
@@ -45,5 +45,7 @@ class FixedPoint:
         return out
 
     def restore(self, total: Int64s) -> Float64s:
-        """The real vector that a sum of whole numbers stands for."""
-        return total.astype(np.float64) * self.step
+        """The real vector that a sum of whole numbers stands for, in the sum's own memory."""
+        real = into_floats(total)
+        real *= self.step
+        return real

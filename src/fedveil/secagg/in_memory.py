@@ -117,7 +117,7 @@ class _InMemory(Carrier):
                 continue
             try:
                 told = decode(encoded[id(message)])
-                answer = encode(self.clients[client].respond(told, self.numbers[client]))
+                answer = encode(self.clients[client].respond(told, self.numbers[client].copy()))
             except ClientWithheld as reason:
                 yield Withheld(client, str(reason))
                 continue

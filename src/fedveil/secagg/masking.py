@@ -26,6 +26,7 @@ _ZEROS = memoryview(bytes(_BLOCK_BYTES))
 # A seed has a key of its own, so that every keystream begins at the same counter.
 _COUNTER = modes.CTR(bytes(16))
 _CIPHERS_AT_ONCE = 256
+_SIGNED = 1 << 16
 
 
 class Ring:
@@ -44,19 +45,29 @@ class Ring:
         """
         return cls((2 * (terms * largest + beyond)).bit_length() or 1)
 
-    def elements(self, values: npt.NDArray[np.integer[Any]]) -> Lanes:
-        """Whole numbers as elements in lanes, in memory of their own."""
-        return values.astype(np.int64).view(np.uint64).astype(self.lane)
+    def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
+        """Whole numbers as elements in lanes, in memory of their own; `used_up`: or in theirs."""
+        if used_up and values.itemsize == self.lane.itemsize:
+            return values.view(self.lane)
+        return values.astype(self.lane)
 
     def reduce(self, lanes: Lanes) -> None:
         """Cut lanes to the ring's bits, in place."""
         if self.bits < 8 * self.lane.itemsize:
             lanes &= self.lane.type((1 << self.bits) - 1)
 
-    def signed(self, lanes: Lanes) -> Int64s:
-        """Elements as the whole numbers in -2^(bits-1) .. 2^(bits-1) - 1 that they stand for."""
-        spare = np.int64(64 - self.bits)
-        return (lanes.astype(np.uint64) << np.uint64(spare)).view(np.int64) >> spare
+    def signed(self, lanes: Lanes, out: Int64s | None = None) -> Int64s:
+        """Elements as the whole numbers in -2^(bits-1) .. 2^(bits-1) - 1 that they stand for.
+
+        `lanes` may lie at the beginning of `out`: they are read from the end.
+        """
+        numbers = np.empty(len(lanes), np.int64) if out is None else out
+        spare = 64 - self.bits
+        for end in range(len(lanes), 0, -_SIGNED):
+            part = slice(max(0, end - _SIGNED), end)
+            moved = lanes[part].astype(np.uint64) << np.uint64(spare)
+            numbers[part] = moved.view(np.int64) >> np.int64(spare)
+        return numbers
 
 
 def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:

@@ -68,7 +68,9 @@ class Server:
         self._sealed: dict[int, bytes] = {}
         #: What all clients are shown, as each of them digests it.
         self._view = b""
-        self._total = np.zeros(terms.length, self.ring.lane)
+        #: The sum as whole numbers in the end; until then its first part is the sum in lanes.
+        self._room = np.zeros(terms.length, np.int64)
+        self._total = self._room.view(self.ring.lane)[: terms.length]
         self._disclosure = Disclosure(Tagger(terms.context), terms.threshold)
         self._helpers: list[Helper] = []
         self.survivors: frozenset[int] = frozenset()
@@ -141,10 +143,13 @@ class Server:
         return answered
 
     def total(self) -> Int64s:
-        """The sum of the survivors' vectors, once `advance` has returned None."""
+        """The sum of the survivors' vectors, once `advance` has returned None.
+
+        It is in this server's own memory, and the caller's to change.
+        """
         if not self.complete:
             raise InvalidValue("the sum is asked for and the masks are not off it")
-        return self.ring.signed(self._total)
+        return self._room
 
     def _message(self, phase: Phase, **fields: Value) -> Message:
         return {"phase": phase, "round": self.terms.round, **fields}
@@ -284,6 +289,7 @@ class Server:
             raise
         masks.remove_from(self._total, self.ring, self._helpers)
         self.ring.reduce(self._total)
+        self.ring.signed(self._total, out=self._room)
         self._state.step(Event.MASKS_OFF)
 
     def _masks(self) -> Masks:

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil._arrays import Int64s, Uint8s, Uint16s, Uint32s, Uint64s
+from fedveil._arrays import Int64s, Signed, Uint8s, Uint16s, Uint32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
@@ -74,8 +74,8 @@ class DiscreteGaussian:
         self.add_to(values, entropy)
         return values
 
-    def add_to(self, values: Int64s, entropy: Entropy) -> None:
-        """Add an independent draw to every one of `values`."""
+    def add_to(self, values: Signed, entropy: Entropy) -> None:
+        """Add an independent draw to every one of `values`; modulo their size, of narrower ones."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         again = [np.empty(0, np.int64)]
