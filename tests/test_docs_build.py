@@ -59,7 +59,8 @@ def test_every_page_is_built(site: Path) -> None:
 def test_the_site_has_every_key_of_a_job(site: Path, written: ModuleType) -> None:
     """And the page that a reader of the files finds in its place names the command."""
     name = "vertical-job" if "vertical" in written.__name__ else "job"
-    assert f"python -m {written.__name__}\n" in (DOCS / f"{name}.md").read_text("utf-8")
+    command = "fedveil vertical keys parts" if "vertical" in name else "fedveil job keys training"
+    assert f"    $ {command}\n" in (DOCS / f"{name}.md").read_text("utf-8")
     shown = (site / name / "index.html").read_text("utf-8")
     keys = re.findall(r"^\| `([\w.]+)` \|", written.reference(), re.MULTILINE)
     assert len(keys) > 40

@@ -16,7 +16,7 @@ from fedveil import attack_cli, compare_cli, pages_cli, reproduce_cli, vertical_
 from fedveil._version import __version__
 from fedveil.errors import JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, Exit, ended
-from fedveil.job_arguments import JobPath, Overrides, load, remarks
+from fedveil.job_arguments import JobPath, KeyPart, Overrides, load, remarks
 from fedveil.plain_text import console, say
 from fedveil.starter import DEFAULT_JOB
 
@@ -249,6 +249,15 @@ def identity(
 def show(job: JobPath = None, overrides: Overrides = None) -> None:
     """Check a job and print it with every key."""
     typer.echo(load(job, overrides, default=DEFAULT_JOB).to_yaml(), nl=False)
+
+
+@job_app.command()
+def keys(part: KeyPart = None) -> None:
+    """What each key of a job may be, its default and its meaning."""
+    from fedveil.federated.job_reference import reference
+    from fedveil.settings.reference import keys
+
+    typer.echo(keys(reference(), part), nl=False)
 
 
 @job_app.command()

@@ -25,6 +25,10 @@ Overrides = Annotated[
     typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
 ]
 
+KeyPart = Annotated[
+    str | None, typer.Argument(metavar="[KEY]", help="A key, or a block of them; without it, all.")
+]
+
 
 def load(
     path: Path | None,

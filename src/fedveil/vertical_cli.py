@@ -6,11 +6,11 @@ import typer
 
 from fedveil.language.generate_command import generate
 from fedveil.vertical.commands.machines import certificates, follower, leader
-from fedveil.vertical.commands.one_process import evaluate, predict, run, show
+from fedveil.vertical.commands.one_process import evaluate, keys, predict, run, show
 
 app = typer.Typer(
     help="Split learning between parties that hold different features of the same examples.",
     no_args_is_help=True,
 )
-for command in (run, evaluate, predict, generate, show, leader, follower, certificates):
+for command in (run, evaluate, predict, generate, show, keys, leader, follower, certificates):
     app.command()(command)

@@ -182,3 +182,6 @@ def test_rounds_of_known_size_are_not_made_for_secret_ones() -> None:
         JobError, match=r"clients\.sampling = poisson is refused under .*pw_encrypt"
     ):
         job(protection="pw_encrypt")
+    by_example = {"privacy": {"unit": "example"}, "training": {"lr": 0.2, "sampling_rate": 0.1}}
+    with pytest.raises(JobError, match=r"poisson is refused under privacy\.unit = example: a"):
+        job(protection="distributed_dp", **by_example)

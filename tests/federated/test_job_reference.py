@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedveil.errors import InvalidValue
 from fedveil.federated import job_rules
 from fedveil.federated.job import Job
 from fedveil.federated.job_reference import reference
 from fedveil.settings import allowed as _allowed
-from folders import DOCS
+from fedveil.settings.reference import keys
 
 
-def test_the_command_that_the_page_names_prints_the_reference():
-    module = "fedveil.federated.job_reference"
-    assert f"    python -m {module}\n" in (DOCS / "job.md").read_text("utf-8")
-    command = [sys.executable, "-m", module]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == reference()
+def test_a_terminal_is_told_the_keys_of_a_block() -> None:
+    page = reference()
+    told = keys(page, "clients").split("\n")
+    assert told[:2] == ["clients.number: 100", "    a whole number in [1, inf) or null"]
+    assert [line.split(":")[0] for line in told if not line.startswith(" ")][:-1] == [
+        "clients.number", "clients.fraction", "clients.sampling"
+    ]  # fmt: skip
+    assert keys(page, "clients.number") == "\n".join(told[:3]) + "\n"
+    shared = "protection.distributed_dp.active_security"
+    assert keys(page, shared) == f"{shared}: as in protection.pw_encrypt\n"
+    assert keys(page, None).startswith(keys(page, "name"))
+    assert set(rows()) <= {line.split(":")[0] for line in keys(page, None).split("\n")}
+    with pytest.raises(InvalidValue, match=r"is traning \(did you mean training\.lr\?\)$"):
+        keys(page, "traning")
 
 
 def rows() -> dict[str, list[str]]:

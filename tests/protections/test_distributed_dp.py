@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy import stats
 
+from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.simulation import simulate
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, JobError, RoundVoid
@@ -17,6 +21,7 @@ from fedveil.mechanisms.hadamard import rotate
 from fedveil.message import decode, encode
 from fedveil.privacy.ledger import project
 from fedveil.privacy.loss import Gaussian
+from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.protections.base import ClientContext, Cohort, JobContext, RoundContext
 from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings, noise_enforced
 
@@ -257,10 +262,71 @@ def test_who_must_be_trusted_is_said() -> None:
     assert noise_enforced(signing, Cohort(100, 50)) is None
 
 
-def job(**simulation: Any) -> Job:
+def drawn(made: DistributedDP, update: Any, rounds: int, client: int = 0) -> np.ndarray:
+    """In which of the rounds a client's vector has its update in it."""
+    model, taken = np.zeros(DIMENSION, np.float32), np.zeros(rounds, bool)
+    for round in range(rounds):
+        context = ClientContext(client, round, model, 5, Seeded(7, round, client))
+        taken[round] = np.abs(made.vector(update, context, {})).max() > 5 * 2**12
+    return taken
+
+
+def test_a_client_is_in_a_sum_with_the_probability_that_is_charged() -> None:
+    made = protection(turn_rate=0.3, rotation=False, bits=16, noise_multiplier=0.05)
+    far = np.zeros(DIMENSION, np.float32)
+    far[0] = 1.0
+    taken = np.stack([drawn(made, far, 600, client) for client in range(4)])
+    assert stats.binomtest(int(taken.sum()), taken.size, 0.3).pvalue > 1e-9
+    pairs = np.corrcoef(taken)[np.triu_indices(4, 1)]
+    assert np.abs(pairs).max() < 6 / math.sqrt(600)
+    assert drawn(protection(rotation=False, bits=16, noise_multiplier=0.05), far, 20).all()
+
+
+def test_secret_turns_are_counted_in_a_clients_favour_against_the_server_too() -> None:
+    made = protection(turn_rate=0.3, target_epsilon=2.0)
+    always = protection(target_epsilon=2.0)
+    assert 0.999 * 2 < epsilon(made) <= 2.0
+    assert made.noise.ratio(9) < 0.6 * always.noise.ratio(9)
+    (spent,) = made.spending({})
+    assert spent.loss.release == SampledGaussian(made.noise.ratio(9), 0.3)
+    assert spent.loss.per == "update"
+    theirs = pld.from_gaussian_mechanism(
+        2 * made.noise.ratio(9),
+        sampling_prob=0.3,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+    )
+    wanted = theirs.self_compose(60).get_epsilon_for_delta(1e-5)
+    assert epsilon(made) == pytest.approx(wanted, rel=2e-3)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_the_mean_is_over_those_whose_turn_is_expected(masks: bool) -> None:
+    made = protection(masks=masks, turn_rate=0.5, bits=16, noise_multiplier=0.05)
+    data = updates()
+    turns = {c: Seeded(1, "client", c).stream("turn").bernoulli(0.5, 1)[0] for c in data}
+    assert 0 < sum(turns.values()) < CLIENTS
+    wanted = sum(data[c] for c in data if turns[c]) / (0.5 * CLIENTS)
+    assert np.abs(play(made, data).update - wanted).max() < 0.2
+
+
+def test_all_are_asked_and_answer_alike_whosever_turn_it_is(tmp_path: Path) -> None:
+    settings = job({"number": 12, "fraction": 0.5, "sampling": "poisson"}, masks=False)
+    assert Cohorts(settings).draw(1) == list(range(12))
+    run = simulate(settings, tmp_path / "run")
+    assert all(record["reports"] == 12 for record in run.metrics)
+    assert len({record["bytes_up"] for record in run.metrics}) == 1
+    options: Any = {"dropout_tolerance": 0.25, "clip": 0.5, "rounds": 3, "dimension": 7850}
+    wanted = epsilon(protection(12, turn_rate=0.5, **options), 12, 3)
+    assert run.metrics[-1]["epsilon_run_every_round"] == pytest.approx(wanted)
+
+
+EVERYBODY = {"number": 12, "fraction": 1.0}
+
+
+def job(clients: Any = EVERYBODY, **simulation: Any) -> Job:
     return Job(
         name="shares", rounds=3, model="logistic",
-        clients={"number": 12, "fraction": 1.0},
+        clients=clients,
         training={"epochs": 1, "batch_size": 200, "lr": 0.5},
         protection={
             "name": "distributed_dp",

@@ -13,7 +13,8 @@ class Cohorts:
     `clients.sampling: fixed` draws as many in every round, from the job's seed, which all who have
     the job can repeat. `poisson` draws each client independently with probability
     `clients.fraction`, and in secret: from the seed where reports are seeded too, else from the
-    system's randomness, so that a round that is begun again has other clients.
+    system's randomness, so that a round that is begun again has other clients. Where clients draw
+    their own turns, all are in every cohort.
     """
 
     def __init__(self, job: Job) -> None:
@@ -22,6 +23,8 @@ class Cohorts:
     def draw(self, round: int) -> list[ClientId]:
         """The cohort of a round, in order."""
         job, number = self._job, self._number
+        if job.secret_turns:
+            return list(range(number))
         if job.clients.sampling == "poisson":
             known = job.privacy.randomness == "seeded"
             entropy = Seeded(job.seed, "poisson cohort", round) if known else Secure()

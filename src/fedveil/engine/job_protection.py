@@ -49,6 +49,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         masks=job.simulation.masks or deployed is not None,
         unit=job.privacy.unit,
         sampling_rate=job.training.sampling_rate or 1.0,
+        turn_rate=job.clients.fraction if job.secret_turns else 1.0,
     )
     return build(job.protection.name, job.protection.settings, context)
 

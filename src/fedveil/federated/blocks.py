@@ -58,7 +58,8 @@ class ClientsSettings(Block):
     sampling: Literal["fixed", "poisson"] = Field(
         "fixed",
         description="fixed: as many clients in every round; poisson: each of them independently "
-        "with probability `clients.fraction`, in secret, so that cohorts differ in size",
+        "with probability `clients.fraction`, in secret, so that cohorts differ in size; under "
+        "distributed_dp all are asked, and each draws for itself whether it adds its update",
     )
 
 
@@ -303,16 +304,24 @@ class JobFields(CheckedJob):
             self.__dict__["clients"] = self.clients.model_copy(update={"number": None})
 
     @property
+    def secret_turns(self) -> bool:
+        """Whether clients draw for themselves in which rounds they are."""
+        return self.clients.sampling == "poisson" and self.protection.position.secret_turns
+
+    @property
     def clients_per_round(self) -> int:
         """How many clients a round draws: round(fraction * number), at least 1.
 
-        Under `clients.sampling: poisson`, the number that is expected.
+        Under `clients.sampling: poisson`, the number that is expected; all of them where each
+        draws its own turn.
         """
         if self.clients.number is None:
             raise InvalidValue(
                 "clients.number = null is not known before the data is read; "
                 "Job.with_clients fills it in"
             )
+        if self.secret_turns:
+            return self.clients.number
         return max(1, round(self.clients.fraction * self.clients.number))
 
     @property

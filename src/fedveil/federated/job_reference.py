@@ -1,11 +1,9 @@
 """The reference of every key of a job, made from the settings themselves.
 
-`python -m fedveil.federated.job_reference` prints it; the site has it as a page (`docs/keys.py`).
+The site has it as a page (`docs/keys.py`), `fedveil job keys` says it in a terminal.
 """
 
 from __future__ import annotations
-
-import sys
 
 from fedveil.federated.job import Job
 from fedveil.federated.job_rules import RULES
@@ -23,7 +21,3 @@ What [a job file](job-files.md) leaves out has the default below.
 def reference() -> str:
     """The page, in Markdown."""
     return page(_INTRODUCTION, Job, RULES.texts())
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference())

@@ -166,11 +166,17 @@ def _enough_to_start(job: JobFields) -> str | None:
     return f"deployment.start_clients = {wanted} is outside [1, {number}], the clients there are"
 
 
-@RULES.rule("protection", "clients.sampling")
+@RULES.rule("protection", "clients.sampling", "privacy.unit")
 def _cohorts_may_differ(job: JobFields) -> str | None:
-    """`clients.sampling: poisson` needs a protection of a single phase: pw_encrypt's rounds are
-    made for a cohort of known size."""
-    if job.clients.sampling == "fixed" or len(job.protection.position.phases) == 1:
+    """`clients.sampling: poisson` needs a protection of a single phase, or distributed_dp with
+    privacy.unit = client: pw_encrypt's rounds are made for a cohort of known size."""
+    position = job.protection.position
+    if job.secret_turns and job.privacy.unit == "example":
+        return (
+            "clients.sampling = poisson is refused under privacy.unit = example: a client's "
+            "examples would be in a round or not all together, and each is counted by itself"
+        )
+    if job.clients.sampling == "fixed" or position.secret_turns or len(position.phases) == 1:
         return None
     return (
         f"clients.sampling = poisson is refused under protection.name = {job.protection.name}: its "

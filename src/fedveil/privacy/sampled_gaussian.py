@@ -30,6 +30,8 @@ t -> (1 - t)_+ is a limit of such g. So k, r and r' are best as large as they ca
 u = -v, |u| = c, where all three are. Where e^eps < 1, delta(eps) is 1 - e^eps + e^eps times the
 curve of (Q, P) at -eps, and the roles of u and v change. ∎
 
+The same holds of a sum of clients' vectors, each of whom draws in secret whether it is in it.
+
 The curve of that pair is its own mirror image, so that one distribution covers both orders, and
 by theorem 10 of Zhu, Dong and Wang (2022) the composition of rounds, each of which may be chosen
 in view of those before. dp-accounting composes the same pair under REPLACE_ONE.
@@ -48,7 +50,7 @@ from fedveil._lazy import special
 from fedveil._validate import integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.compose import compose
-from fedveil.privacy.loss import Gaussian, PrivacyLoss, Release
+from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss, Release
 from fedveil.privacy.loss_distribution import LossDistribution
 
 #: The grid: at most so many points, and so many to a standard deviation of the loss.
@@ -99,7 +101,9 @@ def sampled_release(ratio: float, rate: float) -> Release:
     return SampledGaussian(ratio, rate)
 
 
-def sampled_loss(epsilon: float, delta: float, ratio: float, rate: float) -> PrivacyLoss:
+def sampled_loss(
+    epsilon: float, delta: float, ratio: float, rate: float, per: Per = "example"
+) -> PrivacyLoss:
     """The loss for one example, of noise that is (epsilon, delta)-private where it is surely taken.
 
     Its own statement is (ln(1 + q (e^epsilon - 1)), q delta): at that epsilon the curve is q times
@@ -108,13 +112,13 @@ def sampled_loss(epsilon: float, delta: float, ratio: float, rate: float) -> Pri
     """
     release = sampled_release(ratio, rate)
     if isinstance(release, Gaussian):
-        return PrivacyLoss(epsilon, delta, per="example", release=release)
+        return PrivacyLoss(epsilon, delta, per=per, release=release)
     if epsilon < 1:
         amplified = math.log1p(rate * math.expm1(epsilon))
     else:
         amplified = epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
     stated = amplified * (1 + _ROUNDING), rate * delta * (1 + _ROUNDING)
-    return PrivacyLoss(*stated, per="example", release=release)
+    return PrivacyLoss(*stated, per=per, release=release)
 
 
 def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float:

@@ -20,7 +20,7 @@ from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.message import Message
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
-from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
 from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
 from fedveil.protections.base import (
@@ -149,8 +149,14 @@ class DistributedDP(Clipped, SecureSum):
     everybody who sees the sum, the server itself included: with ratio = noise_multiplier for the
     fewest survivors that a sum may have, of which the share 1 - assume_honest of the cohort is
     taken off, and with that of the survivors that there were once the round is over. It rests on
-    secure aggregation: without `active_security` on a server that follows the protocol. Who is in
-    the sum is told. No sampling of clients is counted in its favour.
+    secure aggregation: without `active_security` on a server that follows the protocol. Whose
+    vector is in the sum is told, and no sampling is counted in its favour.
+
+    Unless clients draw their own turns (`JobContext.turn_rate` q below 1): each adds its update
+    with probability q, drawn in secret, and otherwise its share of noise around zero, so that what
+    is promised is `SampledGaussian(ratio, q)`, against the server too. Every client trains in
+    every round, and answers alike, so that its time does not tell its turn. The mean is over
+    the q * survivors that are expected.
 
     Under `privacy.unit: example` the update is a client's sum over its secretly sampled batch, to
     which each example adds a norm of at most `clip` (`DistributedSum`), and the same is promised
@@ -171,7 +177,7 @@ class DistributedDP(Clipped, SecureSum):
     name = block = "distributed_dp"
     settings_type = DistributedDPSettings
     settings: DistributedDPSettings
-    perturbs = True
+    perturbs = secret_turns = True
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise, clip_follows)
     advice = (threshold_safe, noise_enforced)
@@ -209,9 +215,15 @@ class DistributedDP(Clipped, SecureSum):
         if settings.noise_multiplier is not None:
             return settings.noise_multiplier
         target = _TARGET if settings.target_epsilon is None else settings.target_epsilon
-        if context.unit == "example":
-            return least_ratio(target, context.delta, context.sampling_rate, context.rounds)
+        if context.unit == "example" or self._rate < 1:
+            return least_ratio(target, context.delta, self._rate, context.rounds)
         return ratio_for(target, context.delta, context.rounds)
+
+    @property
+    def _rate(self) -> float:
+        """How likely what is protected is in a round's sum."""
+        context = self.context
+        return context.sampling_rate if context.unit == "example" else context.turn_rate
 
     @classmethod
     def units(cls, settings: Any) -> Sequence[Whose]:
@@ -246,9 +258,10 @@ class DistributedDP(Clipped, SecureSum):
         """What the sum of so many survivors has released."""
         shares, context = reports - self._dishonest, self.context
         loss = _loss(self.noise, shares, context.delta)
-        if context.unit == "example":
+        if context.unit == "example" or self._rate < 1:
+            per: Per = "example" if context.unit == "example" else "update"
             ratio = self.noise.ratio(shares)
-            loss = sampled_loss(loss.epsilon, context.delta, ratio, context.sampling_rate)
+            loss = sampled_loss(loss.epsilon, context.delta, ratio, self._rate, per)
         return [Spending(loss)]
 
     @staticmethod
@@ -282,20 +295,27 @@ class DistributedDP(Clipped, SecureSum):
         """The client's share of the sum."""
         try:
             joint, signs = self.clipping.joint(update, told), self.signs(context.round)
+            if not self._takes_its_turn(context):
+                joint = np.zeros_like(joint)
             return self.noise.share(joint, signs, context.entropy.stream("share of the sum"))
         except (InvalidValue, MessageInvalid) as error:
             raise ClientWithheld(str(error)) from None
 
+    def _takes_its_turn(self, context: ClientContext) -> bool:
+        """Whether the client's update is in the round's sum, which nobody else learns."""
+        rate = self.context.turn_rate
+        return rate == 1 or bool(context.entropy.stream("turn").bernoulli(rate, 1)[0])
+
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """The mean of the survivors' updates and their noise."""
+        """The mean of the survivors' updates and their noise; of those whose turn is expected."""
         if self.noise.wrapped(total):
             raise ImpossibleSum(
                 f"an entry of the sum of {survivors} clients is beyond what clipped updates and "
                 f"their noise reach"
             )
-        return self.noise.mean(total, survivors, self.signs(round))
+        return self.noise.mean(total, survivors, self.signs(round)) / self.context.turn_rate
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
         """The mean update, and the next clip where it moves."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from fedveil.errors import InvalidValue
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
 #: The rows of a page so far, each without its place -> the block that it was in.
@@ -21,6 +24,28 @@ def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
     """The page, in Markdown: the introduction, every key of `job`, what holds between them."""
     between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))  # some hold in two places
     return "\n".join([introduction, *_tables(job, "", {}), f"## Between keys\n\n{between}\n"])
+
+
+def keys(page: str, part: str | None) -> str:
+    """A page's keys for a terminal: those that begin with `part`, or all."""
+    said = dict(_said(page))
+    asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
+    if not asked:
+        near = difflib.get_close_matches(part or "", said, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise InvalidValue(f"no key or block of a job is {part}{hint}")
+    return "".join(f"{key}{said[key]}\n" for key in asked).replace("`", "")
+
+
+def _said(page: str) -> Iterator[tuple[str, str]]:
+    """Each key and what stands behind it, in the page's order."""
+    for line in page.splitlines():
+        if row := re.fullmatch(r"\| `(\S+)` \| (.*) \| `(.*)` \| (.*) \|", line):
+            key, values, default, meaning = row.groups()
+            yield key, f": {default}\n    {values}\n    {meaning}"
+        elif ": as in `" in line:
+            listed, _, block = line.rstrip(".").rpartition(": ")
+            yield from ((key.strip("`"), f": {block}") for key in listed.split(", "))
 
 
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:

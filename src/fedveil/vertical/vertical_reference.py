@@ -1,12 +1,9 @@
 """The reference of every key of a vertical job, made from the settings themselves.
 
-`python -m fedveil.vertical.vertical_reference` prints it; the site has it as a page
-(`docs/keys.py`).
+The site has it as a page (`docs/keys.py`), `fedveil vertical keys` says it in a terminal.
 """
 
 from __future__ import annotations
-
-import sys
 
 from fedveil.settings.reference import page
 from fedveil.vertical.vertical_job import VerticalJob
@@ -31,7 +28,3 @@ def reference() -> str:
     own = [f"`{key}`" for key in VerticalJob.OWN_KEYS]
     introduction = _INTRODUCTION.format(own=f"{', '.join(own[:-1])} and {own[-1]}")
     return page(introduction, VerticalJob, RULES.texts())
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference())

@@ -14,6 +14,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
 ]
+KeyPart = Annotated[
+    str | None, typer.Argument(metavar="[KEY]", help="A key, or a block of them; without it, all.")
+]
 Out = Annotated[
     Path | None, typer.Option(help="The run's folder; without it, a new one under runs/.")
 ]

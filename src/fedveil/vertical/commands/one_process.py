@@ -93,6 +93,14 @@ def predict(
     say(f"wrote {out}: {file.write(found)}")
 
 
+def keys(part: arguments.KeyPart = None) -> None:
+    """What each key of a vertical job may be, its default and its meaning."""
+    from fedveil.settings.reference import keys
+    from fedveil.vertical.vertical_reference import reference
+
+    typer.echo(keys(reference(), part), nl=False)
+
+
 def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> None:
     """Check a vertical job and print it with every key."""
     typer.echo(load(job, overrides).to_yaml(), nl=False)
