@@ -27,6 +27,7 @@ from fedveil.errors import (
 )
 from fedveil.federated.job import Job
 from fedveil.flower.answered_file import AnsweredFile
+from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.own_account import count_report
@@ -192,15 +193,16 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
             mine.take_up(kept)
         return mine
 
-    if trains:
-        answered = _trained(job, member, protection, asked, common, half)
-    else:  # what needs no update needs neither model nor examples
-        mine = half(0, np.broadcast_to(np.float32(0), dimension))
-        answered = Reply(mine, mine.respond(asked, None))
-    left = answered.half.keep()
-    if left:
-        state.put(round, left)
-    return encode(answered.message)
+    with FixedTime(job.deployment.answer_after_s if trains else None) as time:
+        if trains:
+            answered = _trained(job, member, protection, asked, common, half, time)
+        else:  # what needs no update needs neither model nor examples
+            mine = half(0, np.broadcast_to(np.float32(0), dimension))
+            answered = Reply(mine, mine.respond(asked, None))
+        left = answered.half.keep()
+        if left:
+            state.put(round, left)
+        return encode(answered.message)
 
 
 def _trained(
@@ -210,6 +212,7 @@ def _trained(
     asked: Words,
     common: Words,
     half: Callable[[int, Update], ClientRound],
+    time: FixedTime,
 ) -> Reply:
     """The answer in the phase that trains: refused, or charged, before any example is read."""
     from fedveil.flower.job.client_training import Training
@@ -225,7 +228,7 @@ def _trained(
         protection,
         lambda examples: half(examples, training.model),
         asked,
-        lambda: training.update(member.client, member.data),
+        lambda: time.trained(lambda: training.update(member.client, member.data)),
     )
     if answered.unusable is not None:
         foreign = not isinstance(answered.unusable, FedveilError)
