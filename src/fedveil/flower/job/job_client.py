@@ -35,6 +35,7 @@ from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.message import Message as Words
 from fedveil.message import Value, encode, only_fields, take
+from fedveil.own_code import place_of
 from fedveil.protections.answering import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 from fedveil.protections.positions import find
@@ -134,8 +135,8 @@ def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, 
         except (ClientWithheld, MessageInvalid) as reason:
             _log.warning("this client withholds its answer: %s", reason)
             return Message(Error(ERROR_CODE, WITHHELD), reply_to=message)
-        except Exception:
-            _log.exception("this client cannot answer")
+        except Exception as error:
+            _log.exception("this client cannot answer: %s", _told(error))
             return Message(Error(ERROR_CODE, FAILED), reply_to=message)
 
     return reply
@@ -234,10 +235,16 @@ def _trained(
         foreign = not isinstance(answered.unusable, FedveilError)
         _log.warning(
             "an update of zero is reported: %s",
-            reason(answered.unusable),
+            _told(answered.unusable),
             exc_info=answered.unusable if foreign else None,
         )
     return answered
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, with the user's own file and line where it was there."""
+    place = place_of(error)
+    return reason(error) if place is None else f"{reason(error)} ({place})"
 
 
 def _charge(job: Job, member: Member, protection: Protection) -> None:
