@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from warm_workers import warm_workers as warm_workers
+
 # The first call of a compiled loop compiles it; machines are noisy: no test is timed.
 settings.register_profile("fedveil", deadline=None, derandomize=True)
 settings.load_profile("fedveil")
@@ -19,7 +21,10 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    warm_workers: None,
 ) -> Command:
     """Call the program in an empty folder: its exit status, and what it said where."""
     monkeypatch.chdir(tmp_path)

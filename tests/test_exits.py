@@ -13,6 +13,7 @@ import click
 import pytest
 import typer
 
+from cold_commands import Case, End, ends
 from fedveil import cli, plain_text
 from fedveil.exits import Exit
 from folders import DOCS
@@ -208,69 +209,55 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
     assert "another kind" not in command("run", "neither.yaml")[2]
 
 
-@pytest.mark.parametrize(
-    ("package", "arguments", "extra"),
-    [
-        ("torch", ("run", "--set", "protection=not_encrypt"), "torch"),
-        ("torch", ("vertical", "run"), "torch"),
-        ("grpc", ("vertical", "follower", "--connect", "127.0.0.1:9", "--insecure"), "vertical"),
-        ("grpc", ("vertical", "leader", "--listen", "127.0.0.1:0", "--insecure"), "vertical"),
-        ("flwr", ("deploy", "app"), "flower"),
-    ],
-)
+MISSING = [
+    ("torch", ("run", "--set", "protection=not_encrypt"), "torch"),
+    ("torch", ("vertical", "run"), "torch"),
+    ("grpc", ("vertical", "follower", "--connect", "127.0.0.1:9", "--insecure"), "vertical"),
+    ("grpc", ("vertical", "leader", "--listen", "127.0.0.1:0", "--insecure"), "vertical"),
+    ("flwr", ("deploy", "app"), "flower"),
+]
+NO_TORCH = [
+    *((*job, "--set", "nonsense=1") for job in TAKE_JOBS),
+    ("--help",),
+    ("run", "--help"),
+    ("vertical", "leader", "--help"),
+    ("init", "made"),
+    ("job", "show"),
+    ("vertical", "show"),
+    ("run", "--rounds", "3"),
+    ("run", "--resume", "nowhere"),
+]
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., End]:
+    """The end of a command in a process that has imported nothing before it."""
+    folder = str(tmp_path_factory.mktemp("cold"))
+    keys = [(words, package) for package, words, _ in MISSING] + [(w, None) for w in NO_TORCH]
+    found = dict(zip(keys, ends([Case(folder, *key) for key in keys]), strict=True))
+    return lambda words, missing=None: found[words, missing]
+
+
+@pytest.mark.parametrize(("package", "arguments", "extra"), MISSING)
 def test_a_missing_package_is_told_with_its_extra(
-    tmp_path: Path, package: str, arguments: tuple[str, ...], extra: str
+    cold: Callable[..., End], package: str, arguments: tuple[str, ...], extra: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "class Missing:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == {package!r}:\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Missing())\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-m", "fedveil.cli", *arguments],
-        env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert (ended.returncode, ended.stdout) == (Exit.FAILED, "")
-    assert ended.stderr.endswith(
+    ended = cold(arguments, package)
+    assert (ended.code, ended.out) == (Exit.FAILED, "")
+    assert ended.err.endswith(
         f" needs the package {package}: pip install 'fedveil[{extra}]' installs it\n"
     )
-    assert len(ended.stderr.splitlines()) == 1
+    assert len(ended.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *((*job, "--set", "nonsense=1") for job in TAKE_JOBS),
-        ("--help",),
-        ("run", "--help"),
-        ("vertical", "leader", "--help"),
-        ("init", "made"),
-        ("job", "show"),
-        ("vertical", "show"),
-        ("run", "--rounds", "3"),
-        ("run", "--resume", "nowhere"),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("arguments", NO_TORCH, ids=" ".join)
 def test_torch_is_not_imported_for_what_needs_none(
-    tmp_path: Path, arguments: tuple[str, ...]
+    cold: Callable[..., End], arguments: tuple[str, ...]
 ) -> None:
-    program = (
-        "import atexit, sys\n"
-        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
-        "from fedveil.cli import main\n"
-        "main()\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode in (Exit.DONE, Exit.WRONG, Exit.FAILED)
-    assert ended.stderr.endswith("False\n")
+    ended = cold(arguments)
+    assert ended.code in (Exit.DONE, Exit.WRONG, Exit.FAILED)
+    assert "fedveil.cli" in ended.imported
+    assert "torch" not in ended.imported
 
 
 WORDS = "[red]data[/] emo:train :smile:"

@@ -130,6 +130,7 @@ def test_a_resumed_run_finds_the_same_to_the_byte(tmp_path: Path) -> None:
     assert len(read_findings(cut)) == 1
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_change_nothing(tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     fedveil.simulate(job(), alone)

@@ -94,6 +94,7 @@ def test_the_saved_model_takes_examples_and_is_as_good_as_the_record_says(tmp_pa
     assert quality.loss == pytest.approx(run.metrics[-1]["loss"], abs=1e-6)
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_workers_and_interruptions_change_no_byte(tmp_path: Path, epochs: int) -> None:
     settings = job(training={"epochs": epochs, "batch_size": 20})

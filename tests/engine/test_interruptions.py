@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
-from folders import SUPPORT
+import fedveil
+import warm_process
 
-TESTS = SUPPORT
+#: What goes on with a run, here; a run that is killed has workers of its own.
+pytestmark = pytest.mark.usefixtures("warm_workers")
+#: One worker for all that does not ask for several: each imports torch anew.
 JOB = """
 name: small
 rounds: 20
@@ -23,27 +26,28 @@ clients: {number: 8, fraction: 0.5}
 data: {name: "parts:data"}
 model: parts:suicidal
 training: {epochs: 1, batch_size: 5, lr: 0.05}
-simulation: {workers: 2}
+simulation: {workers: 1}
 """
 DEADLINE_S = 120
 
 
-def start(*arguments: object, before: str = "", **environment: str) -> subprocess.Popen[str]:
-    """The command line program in a process group of its own."""
-    program = f"{before}\nimport sys\nfrom fedveil.cli import main\nmain()"
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def start(
+    folder: Path, *arguments: object, before: Callable[[], None] | None = None, **environment: str
+) -> BaseProcess:
+    """A run of the command line program in this folder."""
+    words = ("run", *arguments, "--out", folder)
+    tag = {"FEDVEIL_TEST_TAG": str(folder), **environment}
+    return warm_process.start(words, log_of(folder), before=before, environment=tag)
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=DEADLINE_S)
-    return process.returncode, errors
+def log_of(folder: Path) -> Path:
+    return folder.with_suffix(".log")
+
+
+def finish(process: BaseProcess, folder: Path) -> tuple[int | None, str]:
+    process.join(DEADLINE_S)
+    said = log_of(folder).read_text()
+    return process.exitcode, " ".join(said.split())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -103,30 +107,41 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the same job, never interrupted."""
+    """The folder of the same job, never interrupted, and without workers."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert finish(start("run", job, "--out", folder))[0] == 0
+    fedveil.simulate(fedveil.Job.load(job, ["simulation.workers=0"]), folder)
     return folder
 
 
-@pytest.mark.parametrize("at", [0, 19])
+@pytest.mark.parametrize(("at", "workers"), [(0, 2), (19, 1)])
 def test_killed_at_any_moment_it_resumes_to_the_same_bytes(
-    at: int, job: Path, whole: Path, tmp_path: Path
+    at: int, workers: int, job: Path, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    process = start("run", job, "--out", folder, FEDVEIL_TEST_TAG=str(folder))
+    process = start(folder, job, "--set", f"simulation.workers={workers}")
     ready = (folder / "job.yaml").exists if at == 0 else lambda: rounds_of(folder) >= at
     wait_for(ready)
-    wait_for(lambda: len(workers_of(folder)) == 2)
+    wait_for(lambda: len(workers_of(folder)) == workers)
+    assert process.pid is not None
     group = {process.pid, *workers_of(folder)}
     wait_for(lambda: group <= holders_of_shared_memory())
     os.kill(process.pid, signal.SIGKILL)  # the process alone: its workers must notice
-    process.communicate()
-    wait_for(lambda: not workers_of(folder))
-    assert not group & holders_of_shared_memory()
-    code, errors = finish(start("run", "--resume", folder))
-    assert code == 0, errors
+    process.join()
+    wait_for(lambda: not workers_of(folder) and not group & holders_of_shared_memory())
+    fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)
+
+
+def die_at_the_fifth_checkpoint() -> None:
+    replace, count = Path.replace, [0]
+
+    def dying(self: Path, target: Path) -> Path:
+        count[0] += "latest" in str(target)
+        if count[0] == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return replace(self, target)
+
+    Path.replace = dying  # type: ignore[assignment, method-assign]
 
 
 def test_killed_in_the_middle_of_writing_the_checkpoint(
@@ -134,34 +149,26 @@ def test_killed_in_the_middle_of_writing_the_checkpoint(
 ) -> None:
     """The process ends between writing a checkpoint's bytes and giving them their name."""
     folder = tmp_path / "run"
-    before = """
-import os, pathlib, signal
-replace, count = pathlib.Path.replace, [0]
-def dying(self, target):
-    count[0] += "latest" in str(target)
-    if count[0] == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return replace(self, target)
-pathlib.Path.replace = dying
-"""
-    process = start("run", job, "--out", folder, before=before)
-    assert finish(process)[0] == -signal.SIGKILL
+    alone = ("--set", "simulation.workers=0")
+    process = start(folder, job, *alone, before=die_at_the_fifth_checkpoint)
+    assert finish(process, folder)[0] == -signal.SIGKILL
     assert rounds_of(folder) == 5
     assert (folder / "checkpoint" / "latest.part").exists()
-    assert finish(start("run", "--resume", folder))[0] == 0
+    fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)
 
 
 def test_ctrl_c_says_how_to_resume_and_exits_130(job: Path, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start("run", job, "--out", folder)
+    process = start(folder, job)
     wait_for(lambda: rounds_of(folder) >= 2)
+    assert process.pid is not None
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    code, errors = finish(process)
+    code, said = finish(process, folder)
     assert code == 130
-    assert f"interrupted; `fedveil run --resume {folder}` goes on" in errors
-    assert "Traceback" not in errors
-    assert finish(start("run", "--resume", folder))[0] == 0
+    assert f"interrupted; `fedveil run --resume {folder}` goes on" in said
+    assert "Traceback" not in said
+    fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)
 
 
@@ -169,42 +176,41 @@ def test_a_worker_that_crashes_ends_the_run_with_a_sentence(
     job: Path, whole: Path, tmp_path: Path
 ) -> None:
     folder, crash = tmp_path / "run", tmp_path / "crash"
-    process = start("run", job, "--out", folder, FEDVEIL_TEST_CRASH=str(crash))
+    process = start(folder, job, FEDVEIL_TEST_CRASH=str(crash))
     wait_for(lambda: rounds_of(folder) >= 2)
     crash.touch()
-    code, errors = finish(process)
+    code, said = finish(process, folder)
     assert code == 1
-    assert "was ended by SIGABRT; `fedveil run --resume" in errors
-    assert "Traceback" not in errors
-    assert finish(start("run", "--resume", folder))[0] == 0
+    assert "was ended by SIGABRT; `fedveil run --resume" in said
+    assert "Traceback" not in said
+    fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)
 
 
 def test_a_worker_killed_as_the_system_does_when_memory_runs_out(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start("run", job, "--out", folder, FEDVEIL_TEST_TAG=str(folder))
+    process = start(folder, job)
     wait_for(lambda: rounds_of(folder) >= 1)
     os.kill(workers_of(folder)[0], signal.SIGKILL)
-    code, errors = finish(process)
+    code, said = finish(process, folder)
     assert code == 1
-    assert "SIGKILL, which is what the system does to a process when memory runs out" in errors
+    assert "SIGKILL, which is what the system does to a process when memory runs out" in said
+
+
+def leave_little_room() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY))
 
 
 def test_a_disk_with_no_more_room_ends_the_run_with_a_sentence(
     job: Path, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    before = """
-import resource, signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY))
-"""
-    code, errors = finish(
-        start("run", job, "--out", folder, "--set", "simulation.workers=0", before=before)
-    )
+    process = start(folder, job, "--set", "simulation.workers=0", before=leave_little_room)
+    code, said = finish(process, folder)
     assert code == 1
-    assert "cannot be written: File too large" in errors
-    assert "--resume" in errors
-    assert "Traceback" not in errors
-    assert finish(start("run", "--resume", folder))[0] == 0
+    assert "cannot be written: File too large" in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)

@@ -66,6 +66,7 @@ def test_who_is_drawn_repeats_with_the_seed_and_is_nobodys_to_repeat_without() -
 
 
 @pytest.mark.parametrize("position", ONE_PHASE)
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_round_of_nobody_is_written_down_and_the_run_goes_on(
     position: str, workers: int, tmp_path: Path

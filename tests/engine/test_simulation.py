@@ -120,6 +120,7 @@ def _noised(position: str) -> bool:
     return POSITIONS[position].noised(POSITIONS[position].settings_type())
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("protection", sorted(POSITIONS))
 def test_the_number_of_workers_changes_no_byte(protection: str, tmp_path: Path) -> None:
     results, few = [], {"reconstruct_secrets_threshold": 3}
@@ -264,6 +265,7 @@ def test_warnings_of_clients_are_events(tmp_path: Path) -> None:
 TWO_PHASES = {"name": "parts:TwoPhases"}
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(("workers", "name"), [(0, "masked"), (2, "tell")])
 def test_a_protection_of_ones_own_that_talks_in_phases(
     workers: int, name: str, tmp_path: Path
@@ -359,6 +361,7 @@ def test_a_job_that_cannot_run_says_so_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_model_that_differs_between_processes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelInvalid, match="gave another model when it was called again"):
         fedveil.simulate(job(model="parts:unstable", simulation={"workers": 1}), tmp_path / "run")

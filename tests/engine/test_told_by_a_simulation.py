@@ -26,6 +26,7 @@ def job(**blocks: Any) -> Job:
     return Job(**{**base, **blocks})
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_under_a_promise_an_update_that_is_not_finite_becomes_a_report_and_is_counted(
     tmp_path: Path, workers: int

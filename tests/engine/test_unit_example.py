@@ -92,6 +92,7 @@ def test_a_run_states_what_an_example_loses(tmp_path: Path) -> None:
     assert last["unusable"] == {}
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("model", ["parts:linear", "parts:plain"])
 def test_workers_change_nothing(tmp_path: Path, model: str) -> None:
     settings = job(model=model)

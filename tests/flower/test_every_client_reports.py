@@ -28,6 +28,7 @@ from fedveil.flower.app.options import parse
 from fedveil.flower.job import client_training
 from fedveil.flower.records import COMMON, MESSAGE, to_records
 from fedveil.message import decode, encode
+from fedveil.protections.base import TIMING
 from flower_app_parts import RUN, FakeGrid, Node, client_app, record_of
 from flower_parts import LocalGrid, app_of, job, serve
 from round_parts import server_half
@@ -312,4 +313,4 @@ def test_a_round_of_an_app_goes_on_with_the_means_of_those_that_have_one() -> No
     result = strategy.start(grid, record_of({"w": np.zeros(9, np.float32)}), num_rounds=1)
     assert strategy.rounds[0].reports == 4
     assert result.train_metrics_clientapp[1] == {"loss": 0.5}
-    assert strategy.ledger.in_clear == ("the metric loss (reveal)",)
+    assert strategy.ledger.in_clear == (TIMING, "the metric loss (reveal)")

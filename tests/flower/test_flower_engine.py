@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ pytest.importorskip("flwr")
 import fedveil
 import parts
 from fedveil.engine.cohorts import Cohorts
-from fedveil.errors import DeploymentError, RunFailed, RunStopped
+from fedveil.errors import DeploymentError, ModelInvalid, RunFailed, RunStopped
 from fedveil.flower.job import client_training
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
 from fedveil.message import decode, encode
+from fedveil.record.run_folder import TRACEBACK
 from flower_parts import CLIENTS, LocalGrid, app_of, job, kinds, serve
 from folders import records_of
 
@@ -151,7 +153,8 @@ def test_reasons_stay_with_the_client(tmp_path: Path, caplog: pytest.LogCaptureF
     failed = [r for r in grid.replies if r.has_error()]
     assert failed
     assert {(r.error.code, r.error.reason) for r in failed} == {(200, "failed")}
-    assert "these examples are not to my taste" in caplog.text
+    told = "cannot answer: RuntimeError: these examples are not to my taste"
+    assert re.search(rf"{told} \(.*parts\.py, line \d+\)", caplog.text)
     assert result.metrics[0]["failed"] == {"the client's own log says why": len(failed) // 2}
     assert "taste" not in (result.folder / "events.log").read_text()
 
@@ -163,8 +166,26 @@ def test_an_update_that_is_not_finite_is_withheld_without_a_word(tmp_path: Path)
 
 
 def test_a_run_in_which_every_client_fails_stops(tmp_path: Path):
+    """Though its model does well with the examples that the server has."""
+    app, _ = app_of(tmp_path / "app", job(model="parts:picky"))
+    grid = LocalGrid(app, tmp_path / "state")
+    for context in grid.contexts.values():
+        context.node_config["data"] = "parts:eager_data"
     with pytest.raises(RunStopped, match="every client of round 1 failed"):
-        run(tmp_path, job(model="parts:hopeless"))
+        serve(app, grid, tmp_path / "run")
+
+
+def test_a_model_that_must_fail_fails_before_anybody_is_asked(tmp_path: Path, capsys: Any):
+    app, _ = app_of(tmp_path / "app", job(model="parts:hopeless"))
+    grid = LocalGrid(app, tmp_path / "state")
+    with pytest.raises(ModelInvalid, match="cannot train: RuntimeError: these examples are not"):
+        serve(app, grid, tmp_path / "run")
+    assert grid.sent == []
+    said = capsys.readouterr().out.strip()
+    assert said.startswith("error: model = 'parts:hopeless' cannot train: ")
+    assert re.search(r"parts\.py, line \d+\); the traceback is in ", said)
+    assert "flwr run" not in said
+    assert (tmp_path / "run" / TRACEBACK).exists()
 
 
 # --- dropouts, and wrong replies ----------------------------------------------------------------

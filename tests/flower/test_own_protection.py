@@ -46,6 +46,7 @@ def test_it_is_short_enough_to_be_an_example() -> None:
     assert len(statements) <= 48
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_simulation(tmp_path: Path, workers: int) -> None:
     settings = job(protection=BLOCK, simulation={"workers": workers})

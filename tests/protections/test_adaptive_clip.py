@@ -272,6 +272,7 @@ def test_a_resumed_run_ends_with_the_same_bytes_and_the_same_clip(
     assert first == second
 
 
+@pytest.mark.usefixtures("warm_workers")
 @BOTH
 def test_workers_change_nothing(name: str, tmp_path: Path) -> None:
     alone, shared = (

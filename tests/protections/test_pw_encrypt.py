@@ -324,6 +324,7 @@ def test_void_rounds_are_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
     assert [(r["reports"], r["void"]) for r in run.metrics] == [(6, None)] * 3
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_change_nothing(tmp_path: Path) -> None:
     runs = [
         fedveil.simulate(

@@ -1,52 +1,22 @@
-"""One command of a test in a process of its own, forked where everything is imported already."""
+"""One vertical command of a test in a process of its own, which may kill itself."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable
-from multiprocessing import forkserver
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["vertical_warm"])
+import warm_process
 
 
 def start(arguments: list[str], log: Path, *, dies: tuple[str, int] | None = None) -> BaseProcess:
     """The command line program; `dies` names an event and the time at which it kills itself."""
-    _begin()
-    process = _CONTEXT.Process(target=_run, args=(arguments, str(log), dies), daemon=True)
-    process.start()
-    return process
-
-
-def _begin() -> None:
-    """Start the process that all others are forked from; it finds modules by its environment."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before]))
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
-def _run(arguments: list[str], log: str, dies: tuple[str, int] | None) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.argv = ["fedveil", *arguments]
-    if dies is not None:
-        _arrange_death(*dies)
-    from fedveil.cli import main
-
-    main()
+    before = None if dies is None else partial(_arrange_death, *dies)
+    return warm_process.start(arguments, log, before=before)
 
 
 def _arrange_death(event: str, time: int) -> None:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,19 +14,19 @@ import torch
 from scipy import stats
 
 import vertical_parts
+import warm_process
 from fedveil.errors import DataInvalid, ExchangeError, JobError, RunFolderError
 from fedveil.privacy import Figure
 from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
 from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order, align
 from fedveil.vertical.split import Crossing, EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import held
 from fedveil.vertical.step_lines import line
-from folders import SUPPORT
 
-TESTS = SUPPORT
 DEADLINE_S = 120
 
 
@@ -177,6 +173,16 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole: VerticalRun) ->
     assert len(told) == len(whole.metrics)
 
 
+def write_slowly() -> None:
+    keep = PartyRun._keep
+
+    def slowly(self: PartyRun, **figures: float) -> None:
+        keep(self, **figures)
+        time.sleep(0.1)
+
+    PartyRun._keep = slowly  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(("task", "at"), [("bottoms", 0), ("u_shape", 1), ("bottoms", 7)])
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     task: str, at: int, tmp_path: Path
@@ -185,23 +191,16 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     settings = job(task=f"vertical_parts:{task}", epochs=4)
     (tmp_path / "job.yaml").write_text(settings.to_yaml())
     folder = tmp_path / "run"
-    slow = "import time, fedveil.vertical.party_run as p; old = p.PartyRun._keep\n"
-    slow += "def keep(self, **figures):\n    old(self, **figures); time.sleep(0.1)\n"
-    slow += "p.PartyRun._keep = keep\n"
-    command = f"{slow}\nfrom fedveil.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", command, "vertical", "run", tmp_path / "job.yaml", "--out", folder],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        stdout=subprocess.DEVNULL,
-    )
+    words = ("vertical", "run", tmp_path / "job.yaml", "--out", folder)
+    process = warm_process.start(words, tmp_path / "log", before=write_slowly)
     metrics = folder / "lead" / "metrics.jsonl"
     end = time.monotonic() + DEADLINE_S
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < at:
         assert time.monotonic() < end
-        assert process.poll() is None, "it ended before it was killed"
+        assert process.exitcode is None, "it ended before it was killed"
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait(DEADLINE_S)
+    process.kill()
+    process.join(DEADLINE_S)
     assert not (folder / "lead" / "model.safetensors").exists()
     resume(folder)
     expected = train(settings, tmp_path / "unbroken")

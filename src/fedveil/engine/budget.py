@@ -72,5 +72,5 @@ def _lines(job: Job, protection: Protection) -> Iterator[Line]:
         if figure is not None:
             yield Line(*figure, what)
     yield from other_accounts(job, protection, job.rounds)
-    for what in in_clear(job, leaves=False):
+    for what in in_clear(job, protection, leaves=False):
         yield Line(math.inf, 0.0, what)

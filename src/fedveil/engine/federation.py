@@ -162,7 +162,7 @@ class Federation:
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done = 0
         metrics = self._restore(Checkpoint.read(self._folder))
-        self._ledger.note_in_clear(in_clear(job, leaves=engine.reports_leave))
+        self._ledger.note_in_clear(in_clear(job, self._protection, leaves=engine.reports_leave))
         has_begun = engine.reports_leave and self._done > 0
         self._attempts = Attempts(self._folder, self._done, has_begun=has_begun)
         own_names = [job.model, job.data.name, job.protection.name]

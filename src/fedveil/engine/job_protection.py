@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.federated.job import Job
-from fedveil.protections.base import BY_SIZE, JobContext, Protection
+from fedveil.protections.base import BY_SIZE, TIMING, JobContext, Protection
 from fedveil.protections.positions import build
 from fedveil.rounds.answers import ClientId
 from fedveil.secagg.secret import Secret
@@ -59,11 +59,13 @@ def whose(job: Job, client: str) -> str:
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 
-def in_clear(job: Job, *, leaves: bool) -> list[str]:
+def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
     """What has no finite epsilon because it is told as it is; `leaves`: to another machine."""
     said = [BY_SIZE] if job.server.weighting == "by_size" else []
     if leaves and job.deployment.reveal:
         said.append("the number of a client's examples (deployment.reveal = examples)")
+    if leaves and protection.always_reports and job.deployment.answer_after_s is None:
+        said.append(TIMING)
     return said
 
 

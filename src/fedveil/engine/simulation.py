@@ -29,7 +29,7 @@ from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.federation import Run as Run
-from fedveil.engine.trial import try_out
+from fedveil.engine.trial import batches_of, try_out
 from fedveil.federated.job import Job
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.protections.base import Protection
@@ -99,7 +99,8 @@ class Simulator(Engine):
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
         """With some client's examples."""
-        try_out(job, shape, self._dataset, self._partition, folder)
+        batches = batches_of(job, self._dataset, self._partition)
+        try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
         """The keys come from the job's seed."""

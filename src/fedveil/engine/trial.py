@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import traceback
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -26,14 +30,32 @@ from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.run_folder import TRACEBACK, RunFolder
 
-#: A batch that one client's data spoils says nothing of the others': so many are asked.
-_CLIENTS = 8
+#: A batch that some examples spoil says nothing of the others: so many are tried.
+_BATCHES = 8
+
+
+Batch = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
+
+
+def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
+    """A batch of some of the clients each."""
+    for client in range(0, split.clients, max(1, split.clients // _BATCHES)):
+        rows = split.of(client)[: job.training.batch_size]
+        yield dataset.train.x[rows], dataset.train.y[rows]
+
+
+def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
+    """Some of the test examples', where the clients' are theirs."""
+    x, y = dataset.test.x, dataset.test.y
+    for start in range(0, len(y), max(1, len(y) // _BATCHES)):
+        rows = slice(start, start + job.training.batch_size)
+        yield x[rows], y[rows]
 
 
 def try_out(
-    job: Job, shape: ModelShape, dataset: Dataset, split: Partition, folder: RunFolder
+    job: Job, shape: ModelShape, dataset: Dataset, batches: Iterable[Batch], folder: RunFolder
 ) -> None:
-    """Train on one batch, of several clients where it fails, and evaluate one.
+    """Train on one batch, on the next where it fails, and evaluate one.
 
     Raises `ModelInvalid` where all of them fail, with the line of the user's file; the traceback
     is in the run's folder. A model that only some clients' data spoils goes on to its rounds.
@@ -43,7 +65,7 @@ def try_out(
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the rounds will say so again
-        what, failure = "train", _training(job, model.to(device), dataset, split)
+        what, failure = "train", _training(job, model.to(device), dataset.classes, batches)
         if failure is None:
             what, failure = "be tested", _evaluation(job, model.cpu(), dataset)
     if failure is None:
@@ -63,14 +85,15 @@ def _defined_at(name: str) -> str:
     return own_code.defined_at(made)
 
 
-def _training(job: Job, model: nn.Module, dataset: Dataset, split: Partition) -> Exception | None:
-    """What the first of some clients' batches raised, where all of them did."""
+def _training(
+    job: Job, model: nn.Module, classes: int, batches: Iterable[Batch]
+) -> Exception | None:
+    """What the first of the batches raised, where all of them did."""
     first: Exception | None = None
-    for client in range(0, split.clients, max(1, split.clients // _CLIENTS)):
-        rows = split.of(client)[: job.training.batch_size]
-        x, y = torch.from_numpy(dataset.train.x[rows]), torch.from_numpy(dataset.train.y[rows])
+    for x, y in batches:
+        examples = torch.from_numpy(x), torch.from_numpy(y)
         try:
-            _step(job, model, ClientData(x, y, Seeded(job.seed, "trial")), dataset.classes)
+            _step(job, model, ClientData(*examples, Seeded(job.seed, "trial")), classes)
         except Exception as error:  # the user's model may raise anything
             first = first or error
         else:

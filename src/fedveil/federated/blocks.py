@@ -248,6 +248,12 @@ class DeploymentSettings(Block):
         description="seconds that the server waits for the answers of a phase, where the "
         "protection has no deadline of its own",
     )
+    answer_after_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds after which a client's report leaves it, whatever its training took; "
+        "what is not ready in 7/8 of them counts as an update of zero; null: when it is ready",
+    )
     wait_s: float = Field(
         600.0,
         gt=0,

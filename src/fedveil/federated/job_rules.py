@@ -166,6 +166,22 @@ def _enough_to_start(job: JobFields) -> str | None:
     return f"deployment.start_clients = {wanted} is outside [1, {number}], the clients there are"
 
 
+@RULES.rule("protection", "deployment")
+def _answers_in_time(job: JobFields) -> str | None:
+    """`deployment.answer_after_s` is below `deployment.answer_s`, or below `cipher_time_window`
+    where the protection has that."""
+    after, window = job.deployment.answer_after_s, job.deployment.answer_s
+    key, milliseconds = "answer_s", getattr(job.protection.settings, "cipher_time_window", None)
+    if milliseconds is not None:
+        key, window = "cipher_time_window", milliseconds / 1000
+    if after is None or after < window:
+        return None
+    return (
+        f"deployment.answer_after_s = {after!r} is outside (0, {window:g}): the server waits for "
+        f"so many seconds ({key})"
+    )
+
+
 @RULES.rule("protection", "clients.sampling", "privacy.unit")
 def _cohorts_may_differ(job: JobFields) -> str | None:
     """`clients.sampling: poisson` needs a protection of a single phase, or distributed_dp with

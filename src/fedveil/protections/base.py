@@ -46,6 +46,8 @@ Weighting: TypeAlias = Literal["by_size", "equal"]
 Whose: TypeAlias = Literal["client", "example"]
 #: What a ledger says of weights: no epsilon covers them.
 BY_SIZE = "how many examples clients have, each or in sum (weighting = by_size)"
+#: And so does this, where a client answers as soon as it is ready.
+TIMING = "how long a client takes to answer (answer_after_s is not set)"
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
     began = folder.path / _BEGAN
     if began.exists():
         with intact(began):
-            changes = job.changes(load(began))
+            alike = began.read_bytes() == (folder.path / JOB).read_bytes()
+            changes = [] if alike else job.changes(load(began))
         if changes:
             raise RunFolderError(
                 f"{folder.path / JOB} was changed after the run began: {'; '.join(changes)}: put "

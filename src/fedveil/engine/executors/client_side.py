@@ -105,6 +105,8 @@ class LocalTraining(Training):
         self.chunk, self.least = trainer.chunk, trainer.least
         self._entropy = entropy
         self._round = 0
+        #: What the last training that failed has raised.
+        self.failure: Exception | None = None
 
     def open(self, round: int, model: Update) -> None:
         self._round = round
@@ -132,6 +134,7 @@ class LocalTraining(Training):
                 if failure is None:
                     yield Trained(client, row, effort=effort)
                 else:
+                    self.failure = failure
                     yield Failed(client, f"{type(failure).__name__}: {failure}", effort=effort)
                 began, effort = time.perf_counter(), Effort()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import math
@@ -25,6 +26,7 @@ from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.app.pins import (
     Pin,
+    answer_after_s,
     limits,
     may_reveal,
     own_protections,
@@ -34,12 +36,13 @@ from fedveil.flower.app.pins import (
 )
 from fedveil.flower.app.reveal import METRICS, in_clear, revealed
 from fedveil.flower.app.wire import OFFER, WITHHELD, number_of
+from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.message import Message, encode, take
 from fedveil.protections.answering import answer_trained, reason
-from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
+from fedveil.protections.base import TIMING, ClientContext, ClientRound, Protection, Update
 
 log = logging.getLogger("flwr.fedveil")
 
@@ -167,23 +170,29 @@ class _Answer:
         training = state is None or bool(self._message.content.array_records)
         if training and kept is None and trains != phases[0]:
             raise _Refused(f"{trains} is asked for before {phases[0]} in this round")
-        if training:
-            half, report, metrics = self._train(kept)
-        else:
-            half, metrics = self._half(kept), None
-            try:
-                report = half.respond(self._words, None)
-            except ClientWithheld as error:
-                # What a phase of keys finds wrong lies in the server's message alone.
-                raise _Refused(str(error)) from None
-        if state is not None and (to_keep := half.keep()):
-            state.put(self._round, {**to_keep, _TERMS: self.offer.job(self._context.run_id)})
-        records = to_records(report)
+        with FixedTime(self._answer_after_s if training else None) as time:
+            if training:
+                half, report, metrics = self._train(kept, time)
+            else:
+                half, metrics = self._half(kept), None
+                report = self._without_update(half)
+            if state is not None and (to_keep := half.keep()):
+                state.put(self._round, {**to_keep, _TERMS: self.offer.job(self._context.run_id)})
+            records = to_records(report)
         if metrics:
             records[METRICS] = metrics
         return records
 
-    def _train(self, kept: Message | None) -> tuple[ClientRound, Message, MetricRecord]:
+    def _without_update(self, half: ClientRound) -> Message:
+        try:
+            return half.respond(self._words, None)
+        except ClientWithheld as error:
+            # What a phase of keys finds wrong lies in the server's message alone.
+            raise _Refused(str(error)) from None
+
+    def _train(
+        self, kept: Message | None, time: FixedTime
+    ) -> tuple[ClientRound, Message, MetricRecord]:
         """Charge the report, let the app train, and answer with what came of it."""
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
@@ -192,7 +201,7 @@ class _Answer:
 
         def train() -> tuple[Update, int]:
             nonlocal metrics
-            content = _ask_app(self._message, self._context, self._call_next)
+            content = self._ask_app(time)
             update = arrays.layout.update(arrays.before, read(_only_arrays(content, "reply")))
             beside = {k: v for k, v in content.items() if not isinstance(v, ArrayRecord)}
             metrics = _shown(beside, names)
@@ -218,15 +227,33 @@ class _Answer:
         origin = digest(before) if len(self._protection.phases) > 1 else b""
         return _Arrays(layout, before, layout.vector(before), origin)
 
+    @property
+    def _answer_after_s(self) -> float | None:
+        return answer_after_s(self.offer, self._pins)
+
+    def _ask_app(self, time: FixedTime) -> RecordDict:
+        """The content of the app's reply; what it keeps is taken over where it is in time."""
+        own = self._context
+        if self._answer_after_s is not None:
+            own = copy.deepcopy(own)
+        content = time.trained(lambda: _ask_app(self._message, own, self._call_next))
+        if own is not self._context:
+            self._context.state.clear()
+            self._context.state.update(own.state)
+        return content
+
     def _charge(self, revealed: AbstractSet[str]) -> None:
         """What is asked for is in this client's account before its data is touched.
 
         An opening has the epsilon of its round where that may change.
         """
+        told = in_clear(revealed)
+        if self._protection.always_reports and self._answer_after_s is None:
+            told.append(TIMING)
         state = {**self._protection.initial_state(), **self._words}
         try:
             OwnLedger(_lasting(self._context, "account")).charge(
-                self._protection.spending(state), limits(self._pins), in_clear(revealed)
+                self._protection.spending(state), limits(self._pins), told
             )
         except MessageInvalid as error:
             raise _Refused(str(error)) from None

@@ -14,6 +14,7 @@ from fedveil.own_code import is_function
 from fedveil.protections.base import JobContext, Protection
 
 _PARAMETER = "parameter."
+_TIME = "answer_after_s"
 _FIELDS = ("protection", "weighting", "weight_key", "keep", "reveal", "dimension", "clients")
 
 
@@ -42,6 +43,7 @@ class Offer:
             "reveal": options.reveal,
             "dimension": self.dimension,
             "clients": self.clients,
+            **({} if options.answer_after_s is None else {_TIME: options.answer_after_s}),
             **{f"{_PARAMETER}{name}": value for name, value in parameters.items()},
         }
 
@@ -57,7 +59,8 @@ class Offer:
             for name, value in words.items()
             if name.startswith(_PARAMETER)
         }
-        only_fields(words, *_FIELDS, *(f"{_PARAMETER}{name}" for name in parameters))
+        timed = {_TIME: take(words, _TIME, float)} if _TIME in words else {}
+        only_fields(words, *_FIELDS, *timed, *(f"{_PARAMETER}{name}" for name in parameters))
         text = {name: take(words, name, str) for name in _FIELDS[:5]}
         if is_function(text["protection"]) and text["protection"] not in known:
             raise MessageInvalid(
@@ -66,10 +69,10 @@ class Offer:
             )
         weight_key = text.pop("weight_key")
         numbers = [take(words, name, int) for name in _FIELDS[5:]]
-        if min(numbers) < 1 or set(parameters) & set(text):
+        if min(numbers) < 1 or set(parameters) & {*text, _TIME}:
             raise MessageInvalid("the offer's numbers or names are outside their ranges")
         try:
-            options = parse({**text, **parameters})
+            options = parse({**text, **timed, **parameters})
         except JobError as error:
             raise MessageInvalid(f"the offer is refused: {'; '.join(error.problems)}") from None
         return cls(options, weight_key, *numbers)

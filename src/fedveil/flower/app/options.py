@@ -55,6 +55,13 @@ class Options(Settings):
         description="on a client: of how many clients a round reconstruct_secrets_threshold is "
         "demanded; left out: of any number that it is more than half of",
     )
+    answer_after_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds after which a report leaves a client, whatever its training took; "
+        "what is not ready in 7/8 of them counts as an update of zero; a client that sets it "
+        "itself takes no less",
+    )
     max_epsilon: float | None = Field(
         None,
         gt=0,

@@ -24,7 +24,15 @@ from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.app.wire import OFFER, node_of, number_of
 from fedveil.flower.records import MESSAGE, common_record
 from fedveil.privacy.ledger import Ledger, project
-from fedveil.protections.base import BY_SIZE, Cohort, Protection, RoundContext, Spending, State
+from fedveil.protections.base import (
+    BY_SIZE,
+    TIMING,
+    Cohort,
+    Protection,
+    RoundContext,
+    Spending,
+    State,
+)
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import Outcome, drive
 
@@ -84,6 +92,8 @@ class ProtectedStrategy(Strategy):
         self.ledger.note_in_clear(in_clear(self.options.revealed))
         if self.options.weighs == "by_size":
             self.ledger.note_in_clear([BY_SIZE])
+        if self.options.noised and self.options.answer_after_s is None:
+            self.ledger.note_in_clear([TIMING])
         self._state: State | None = None
         #: Rounds that an earlier process has begun.
         self._earlier = 0

@@ -18,7 +18,7 @@ from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.message import Message, take, take_array
 from fedveil.protections.base import Update
-from fedveil.rounds.answers import ClientId, Failed
+from fedveil.rounds.answers import ClientId
 
 _log = logging.getLogger("flwr")
 
@@ -74,12 +74,10 @@ class Training:
         (answer,) = training.updates([client])
         for text in answer.effort.warnings:
             _log.warning("%s", text)
-        match answer:
-            case Trained(update=update):
-                return update, data.examples(client)
-            case Failed(reason=reason):
-                raise DeploymentError(f"training failed: {reason}")
-        raise AssertionError(answer)
+        if isinstance(answer, Trained):
+            return answer.update, data.examples(client)
+        assert training.failure is not None, answer
+        raise training.failure
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
         """The client's examples as the trained part sees them: features, once in a process."""

@@ -27,6 +27,7 @@ from fedveil.errors import (
 )
 from fedveil.federated.job import Job
 from fedveil.flower.answered_file import AnsweredFile
+from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.own_account import count_report
@@ -34,6 +35,7 @@ from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.message import Message as Words
 from fedveil.message import Value, encode, only_fields, take
+from fedveil.own_code import place_of
 from fedveil.protections.answering import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 from fedveil.protections.positions import find
@@ -133,8 +135,8 @@ def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, 
         except (ClientWithheld, MessageInvalid) as reason:
             _log.warning("this client withholds its answer: %s", reason)
             return Message(Error(ERROR_CODE, WITHHELD), reply_to=message)
-        except Exception:
-            _log.exception("this client cannot answer")
+        except Exception as error:
+            _log.exception("this client cannot answer: %s", _told(error))
             return Message(Error(ERROR_CODE, FAILED), reply_to=message)
 
     return reply
@@ -192,15 +194,16 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
             mine.take_up(kept)
         return mine
 
-    if trains:
-        answered = _trained(job, member, protection, asked, common, half)
-    else:  # what needs no update needs neither model nor examples
-        mine = half(0, np.broadcast_to(np.float32(0), dimension))
-        answered = Reply(mine, mine.respond(asked, None))
-    left = answered.half.keep()
-    if left:
-        state.put(round, left)
-    return encode(answered.message)
+    with FixedTime(job.deployment.answer_after_s if trains else None) as time:
+        if trains:
+            answered = _trained(job, member, protection, asked, common, half, time)
+        else:  # what needs no update needs neither model nor examples
+            mine = half(0, np.broadcast_to(np.float32(0), dimension))
+            answered = Reply(mine, mine.respond(asked, None))
+        left = answered.half.keep()
+        if left:
+            state.put(round, left)
+        return encode(answered.message)
 
 
 def _trained(
@@ -210,6 +213,7 @@ def _trained(
     asked: Words,
     common: Words,
     half: Callable[[int, Update], ClientRound],
+    time: FixedTime,
 ) -> Reply:
     """The answer in the phase that trains: refused, or charged, before any example is read."""
     from fedveil.flower.job.client_training import Training
@@ -225,16 +229,22 @@ def _trained(
         protection,
         lambda examples: half(examples, training.model),
         asked,
-        lambda: training.update(member.client, member.data),
+        lambda: time.trained(lambda: training.update(member.client, member.data)),
     )
     if answered.unusable is not None:
         foreign = not isinstance(answered.unusable, FedveilError)
         _log.warning(
             "an update of zero is reported: %s",
-            reason(answered.unusable),
+            _told(answered.unusable),
             exc_info=answered.unusable if foreign else None,
         )
     return answered
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, with the user's own file and line where it was there."""
+    place = place_of(error)
+    return reason(error) if place is None else f"{reason(error)} ({place})"
 
 
 def _charge(job: Job, member: Member, protection: Protection) -> None:

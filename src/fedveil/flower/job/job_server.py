@@ -12,10 +12,12 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.federation import Engine, Federation, Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
+from fedveil.engine.trial import batches_of_the_test, try_out
 from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_notes
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
@@ -103,8 +105,19 @@ class FlowerEngine(Engine):
     reports_leave = True
 
     def __init__(self, grid: Grid, app: Path) -> None:
+        self._dataset: Dataset
         self._grid = grid
         self._roster = read_roster(app / ROSTER)
+
+    def settle(self, job: Job, dataset: Dataset) -> Job:
+        """Keep the server's own data."""
+        self._dataset = dataset
+        return job
+
+    def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
+        """With the server's test examples, which are no client's."""
+        batches = batches_of_the_test(job, self._dataset)
+        try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
         """No key comes from the job's seed."""

@@ -1,0 +1,73 @@
+"""An answer that leaves at a fixed time after it was asked for, whatever it took to make.
+
+How long a client trains may depend on its examples, and on the weights, which the server chooses.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from fedveil.errors import ClientWithheld
+
+T = TypeVar("T")
+#: The share of the time in which training must be ready; the rest is the protection's.
+_TRAINING = 7 / 8
+
+
+class FixedTime:
+    """A context that takes so many seconds, errors included; None: as many as it takes."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> FixedTime:
+        self._asked = time.monotonic()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._seconds is not None:
+            time.sleep(self._left(self._seconds))
+
+    def trained(self, train: Callable[[], T]) -> T:
+        """What `train` gives, or raises, in time; `ClientWithheld` where it is not ready then.
+
+        It is not ended, and what it gives later is nobody's.
+        """
+        if self._seconds is None:
+            return train()
+        work = _Work(train)
+        work.join(self._left(_TRAINING * self._seconds))
+        if work.is_alive():
+            raise ClientWithheld(
+                f"training was not ready within {_TRAINING:.0%} of answer_after_s = "
+                f"{self._seconds:g} s: a longer time is needed"
+            )
+        return work.result()
+
+    def _left(self, seconds: float) -> float:
+        return max(0.0, self._asked + seconds - time.monotonic())
+
+
+class _Work(threading.Thread, Generic[T]):
+    """A call in a thread that keeps no process from ending."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self._given: list[T] = []
+        self._raised: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._given.append(self._call())
+        except BaseException as error:  # whoever asked is to meet it
+            self._raised = error
+
+    def result(self) -> T:
+        if self._raised is not None:
+            raise self._raised
+        return self._given[0]

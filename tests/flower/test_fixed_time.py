@@ -1,0 +1,221 @@
+"""A report leaves at a fixed time: how long a training took, or that it raised, is not told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from test_every_client_reports import asked, form, raising, stay
+
+from fedveil.errors import ClientWithheld
+from fedveil.flower import ProtectedStrategy, ProtectMod, fixed_time
+from fedveil.flower.app.offer import Offer
+from fedveil.flower.app.options import parse
+from fedveil.flower.app.pins import Pin, answer_after_s
+from fedveil.flower.fixed_time import FixedTime
+from fedveil.flower.job.client_training import Training
+from fedveil.flower.own_account import OwnLedger
+from fedveil.flower.records import MESSAGE
+from fedveil.message import decode
+from fedveil.protections.base import TIMING
+from flower_app_parts import FakeGrid, Node, client_app, record_of
+from flower_parts import LocalGrid, app_of, job, serve
+
+RR = {"name": "rr", "unary": {"eps": 0.1}}
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was slept, on a clock that moves by sleeping alone."""
+    waits: list[float] = []
+    clock = SimpleNamespace(sleep=waits.append, monotonic=lambda: sum(waits))
+    monkeypatch.setattr(fixed_time, "time", clock)
+    return waits
+
+
+@pytest.fixture
+def never() -> Iterator[threading.Event]:
+    """What a training waits for that is not ready before the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+# --- by itself
+
+
+def test_whatever_is_done_takes_so_long(slept: list[float]) -> None:
+    with FixedTime(60.0) as time:
+        assert time.trained(lambda: threading.current_thread()) is not threading.main_thread()
+        slept.append(20.0)
+    assert slept == [20.0, 40.0]
+
+
+def test_an_error_takes_as_long(slept: list[float]) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed() -> None:
+        raise Killed
+
+    with pytest.raises(Killed), FixedTime(60.0) as time:
+        time.trained(killed)
+    assert slept == [60.0]
+
+
+def test_what_is_not_ready_is_withheld(never: threading.Event) -> None:
+    with pytest.raises(ClientWithheld, match=r"not ready within 88% of answer_after_s = 0\.01 s"):
+        FixedTime(0.01).__enter__().trained(never.wait)
+
+
+def test_without_a_time_it_is_a_call(slept: list[float]) -> None:
+    with FixedTime(None) as time:
+        assert time.trained(lambda: threading.current_thread()) is threading.main_thread()
+    assert slept == []
+
+
+# --- in a deployed job
+
+
+def deployed(tmp_path: Path, after_s: float | None, **changes: Any) -> tuple[Any, LocalGrid]:
+    waiting = {"answer_s": 100.0, "answer_after_s": after_s}
+    settings = job(rounds=1, protection=RR, deployment=waiting, **changes)
+    app, _ = app_of(tmp_path / "app", settings)
+    grid = LocalGrid(app, tmp_path / "state")
+    return serve(app, grid, tmp_path / "run"), grid
+
+
+def test_every_client_of_a_job_answers_at_its_time(tmp_path: Path, slept: list[float]) -> None:
+    """One whose training raises as well: all but one are of that kind here."""
+    run, _ = deployed(tmp_path, 60.0, model="parts:picky")
+    assert slept == [60.0] * 6
+    assert run.metrics[0]["reports"] == 6
+    assert run.ledger.in_clear == ()
+
+
+def test_a_job_without_a_time_says_that_it_is_told(tmp_path: Path, slept: list[float]) -> None:
+    run, _ = deployed(tmp_path, None)
+    assert slept == []
+    assert run.ledger.in_clear == (TIMING,)
+    assert run.metrics[-1]["in_clear"] == [TIMING]
+
+
+def test_a_training_that_is_too_slow_counts_as_an_update_of_zero(
+    tmp_path: Path,
+    slept: list[float],
+    never: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train = Training.update
+
+    def slow(self: Training, client: int, function: str | None) -> Any:
+        if client == 3:
+            never.wait()
+        return train(self, client, function)
+
+    _, usual = deployed(tmp_path / "usual", None)
+    monkeypatch.setattr(Training, "update", slow)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run, grid = deployed(tmp_path / "slow", 0.4)
+    assert "an update of zero is reported: training was not ready within 88%" in caplog.text
+    assert run.metrics[0]["reports"] == 6
+    reports = [
+        [form(decode(r.content[MESSAGE]["encoded"])) for r in g.replies if "train" in kind(r)]  # type: ignore[arg-type, index]
+        for g in (usual, grid)
+    ]
+    assert reports[0] == reports[1]
+
+
+def kind(message: Any) -> str:
+    return str(message.metadata.message_type)
+
+
+# --- in somebody's Flower app
+
+
+def test_every_client_of_an_app_answers_at_its_time(slept: list[float]) -> None:
+    for train in (stay, raising):
+        assert not asked(RR, train, answer_after_s=60.0).has_error()
+    assert slept == [60.0] * 2
+
+
+def test_an_app_that_is_too_slow_gives_an_update_of_zero_and_no_metric(
+    never: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    def slow(arrays: dict[str, np.ndarray], node: int) -> Any:
+        never.wait()
+        return stay(arrays, node)
+
+    with caplog.at_level(logging.WARNING, "flwr.fedveil"):
+        reply = asked(RR, slow, answer_after_s=0.02, reveal="loss")
+    assert "an update of zero is reported: training was not ready" in caplog.text
+    usual = asked(RR, stay, reveal="loss")
+    assert set(reply.content) == set(usual.content)
+    assert np.isnan(reply.content["metrics"]["loss"])  # type: ignore[arg-type, call-overload]
+
+
+def test_what_an_app_keeps_is_taken_over(slept: list[float]) -> None:
+    kept: list[set[str]] = []
+
+    def keeps(message: Any, context: Any, call_next: Any) -> Any:
+        kept.append(set(context.state))
+        context.state = RecordDict({f"mine{len(kept)}": ConfigRecord()})
+        return call_next(message, context)
+
+    mods = [ProtectMod(answer_after_s=60.0), keeps]
+    grid = FakeGrid([Node(1, client_app(stay, mods))])
+    strategy = ProtectedStrategy(
+        FedAvg(min_available_nodes=1, min_train_nodes=1, min_evaluate_nodes=1), protection="rr"
+    )
+    strategy.start(grid, record_of({"w": np.zeros(9, np.float32)}), num_rounds=3)
+    assert kept == [set(), {"mine1"}, {"mine2"}]
+
+
+def test_the_longest_time_that_anybody_asks_for_holds() -> None:
+    offers = [
+        Offer(parse({"protection": "rr", **t}), "n", 9, 4) for t in ({}, {"answer_after_s": 5})
+    ]
+    pins = [Pin("ProtectMod", parse({"answer_after_s": s})) for s in (3.0, 8.0)]
+    assert [answer_after_s(offer, ()) for offer in offers] == [None, 5.0]
+    assert [answer_after_s(offer, pins[:1]) for offer in offers] == [3.0, 5.0]
+    assert [answer_after_s(offer, pins) for offer in offers] == [8.0, 8.0]
+    read = [Offer.read(offer.words(), set()) for offer in offers]
+    assert [answer_after_s(offer, ()) for offer in read] == [None, 5.0]
+
+
+def test_both_ledgers_of_an_app_say_where_the_time_is_told(
+    slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+    charge = OwnLedger.charge
+
+    def spy(self: OwnLedger, spending: Any, limits: Any, in_clear: Any = ()) -> None:
+        told.append(list(in_clear))
+        charge(self, spending, limits, in_clear)
+
+    monkeypatch.setattr(OwnLedger, "charge", spy)
+    asked(RR, stay)
+    asked(RR, stay, answer_after_s=60.0)
+    assert told == [[TIMING], []]
+    clear = [
+        ProtectedStrategy(FedAvg(), **settings).ledger.in_clear
+        for settings in (
+            {"protection": "rr"},
+            {"protection": "rr", "answer_after_s": 9.0},
+            {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 3},
+        )
+    ]
+    assert clear[:2] == [(TIMING,), ()]
+    assert TIMING not in clear[2]

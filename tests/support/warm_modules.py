@@ -1,0 +1,25 @@
+"""Imported where processes are forked from: what is only imported when it is first used, too."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import scipy.linalg
+import torch
+
+import fedveil.engine.simulation
+import fedveil.run_display
+import fedveil.vertical.apart.sessions
+import fedveil.vertical_cli
+import parts
+import vertical_apart
+import vertical_parts
+
+with suppress(ImportError):
+    import numba  # noqa: F401
+_parameter = torch.zeros(1, requires_grad=True)
+torch.optim.SGD([_parameter])
+READY = (
+    fedveil.engine.simulation, fedveil.run_display, fedveil.vertical.apart.sessions,
+    fedveil.vertical_cli, scipy.linalg, parts, vertical_apart, vertical_parts,
+)  # fmt: skip
