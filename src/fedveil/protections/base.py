@@ -69,8 +69,7 @@ class JobContext:
     `masks`: whether secure aggregation masks; without, a simulation adds the same numbers bare.
     `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
     the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
-    `poisson`: cohorts differ in size and are secret; `clients_per_round` is what is expected, or
-    all clients, where each draws its own turn (`secret_turns`) with the probability `turn_rate`.
+    `poisson`: cohorts are secret, `clients_per_round` what is expected; all, with a `turn_rate`.
     """
 
     weighting: Weighting
@@ -232,8 +231,7 @@ class Protection(ABC):
     #: Whether secret cohorts (`JobContext.poisson`) amplify its loss: what comes of a round is then
     #: a noised sum over a constant, whoever is in it, and if nobody is.
     amplified: ClassVar[bool] = False
-    #: Whether secret cohorts are drawn by the clients: all are asked in every round, and each that
-    #: is not in it adds nothing to the sum but its noise, so that not even the server can tell.
+    #: Whether secret cohorts are the clients' own: all answer, most with their noise alone.
     secret_turns: ClassVar[bool] = False
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
