@@ -156,6 +156,12 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
             Exit.WRONG,
             "there is no option --epochs; --set epochs=VALUE sets a key of the job; `fedveil verti",
         ),
+        (
+            ("run", "model=resnet18"),
+            Exit.WRONG,
+            "model=resnet18 cannot be read: No such file or directory; --set model=resnet18 sets a",
+        ),
+        (("data", "fetch", "mnits"), Exit.WRONG, "there is no data set mnits; the names are digi"),
         (("run", "--resum", "x"), Exit.WRONG, "there is no option --resum (did you mean --resume"),
         (("run", "a.yaml", "b.yaml"), Exit.WRONG, "Got unexpected extra argument (b.yaml)"),
         (

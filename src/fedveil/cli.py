@@ -14,7 +14,7 @@ import typer
 import fedveil
 from fedveil import attack_cli, compare_cli, pages_cli, reproduce_cli, vertical_cli
 from fedveil._version import __version__
-from fedveil.errors import JobError, MissingExtra, RunFolderError
+from fedveil.errors import InvalidValue, JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, Exit, ended
 from fedveil.job_arguments import JobPath, KeyPart, Overrides, load, remarks
 from fedveil.plain_text import console, say
@@ -296,8 +296,11 @@ def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) 
     """Download a data set into the per-user cache, with its checksums verified."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+    from fedveil.data.datasets import available
     from fedveil.data.datasets import fetch as download
 
+    if name not in (names := [entry.name for entry in available()]):
+        raise InvalidValue(f"there is no data set {name}; the names are {', '.join(names)}")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console()) as bars:
         task = bars.add_task(name, total=None)

@@ -18,7 +18,7 @@ from fedveil.message import encode
 from fedveil.privacy.gaussian_curve import epsilon_for
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
-from fedveil.protections.base import Spending
+from fedveil.protections.base import TIMING, Spending
 from flower_app_parts import Arrays, FakeGrid, Node, client_app, record_of
 
 GAUSSIAN = {"protection": "central_gaussian", "clip": 0.1, "noise_multiplier": 2.0}
@@ -133,6 +133,7 @@ def test_what_is_known_not_to_have_left_is_taken_back(tmp_path: Path) -> None:
     assert kept() == encode(strategy.ledger.to_state()) != during[0]
     asked_all, charged = Ledger(), Ledger()
     for ledger, clients in ((asked_all, [1, 2, 3, 4, 5]), (charged, [4, 5])):
+        ledger.note_in_clear([TIMING])
         ledger.record_many(
             [Spending(PrivacyLoss(epsilon_for(2.0, 1e-5), 1e-5, release=Gaussian(2.0)))],
             round=1, clients=clients,
