@@ -28,6 +28,13 @@ def make_task(job: VerticalJob, folder: Path | None = None) -> Task:
             [f"privacy.label_dp needs labels that are classes, and task.name = {job.task.name} "
              f"has others"]
         )  # fmt: skip
+    defence = job.privacy.label_protection
+    if defence is not None and defence.name == "marvell" and task.classes != 2:
+        has = "others" if task.classes is None else f"{task.classes} classes"
+        raise JobError(
+            [f"privacy.label_protection.name = marvell needs labels of two classes, and task.name "
+             f"= {job.task.name} has {has}; max_norm takes any"]
+        )  # fmt: skip
     return task
 
 

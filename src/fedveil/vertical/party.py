@@ -21,7 +21,7 @@ from fedveil.link.channel import Exchange, Send
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.schedule import Program, micro_sizes, programs
 from fedveil.vertical.split import SplitModel, module_of
-from fedveil.vertical.step import Batch, Context, Loss, Report, Step, last_words
+from fedveil.vertical.step import Batch, Context, Loss, Report, Returned, Step, last_words
 
 T = TypeVar("T")
 #: What Adam holds for a parameter, and what of it is never negative.
@@ -49,7 +49,8 @@ class Party:
     the batch, and the weights change at the end of the step: no gradient is ever stale.
 
     `loss` is the leader's, a mean over a batch. `entropy` is what EmbeddingDP draws from, `seed`
-    what dropout does. `report` replaces how a crossing's values become bits.
+    what dropout does. `report` replaces how a crossing's values become bits, and `returned` is what
+    becomes of the gradients that the leader sends back.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Party:
         device: str = "cpu",
         tell_loss: bool = True,
         report: Report | None = None,
+        returned: Returned | None = None,
     ) -> None:
         if name not in split.parties:
             raise InvalidValue(f"name = {name!r} is not one of {', '.join(split.parties)}")
@@ -86,6 +88,7 @@ class Party:
             report=report or Reports(Secure() if entropy is None else entropy),
             loss=loss,
             tell_loss=tell_loss,
+            returned=returned,
         )
         self._peers = split.followers if name == split.leader else (split.leader,)
         self._optimizers = dict(_optimizers(split, name))

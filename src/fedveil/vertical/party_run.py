@@ -33,10 +33,12 @@ from fedveil.record.sealed_message import intact
 from fedveil.vertical import account, told_labels
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import own_functions
+from fedveil.vertical.label_watch import LabelWatch
 from fedveil.vertical.party import Party
+from fedveil.vertical.returned_gradients import ReturnedGradients
 from fedveil.vertical.rows import Order, Rows
-from fedveil.vertical.split import SplitModel, module_of
-from fedveil.vertical.step import Batch
+from fedveil.vertical.split import Crossing, SplitModel, module_of
+from fedveil.vertical.step import Batch, Occasion
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
 from fedveil.vertical.step_lines import line
 from fedveil.vertical.task import Subset, Task, averages, files_of
@@ -69,7 +71,12 @@ class PartyRun:
     After `train` has ended with an error, `restore` and `train` begin again from a step held.
     """
 
-    def __init__(self, setting: Setting, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        progress: Progress | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self.setting = setting
         self.name = setting.party
         self.records: list[Record] = []
@@ -77,6 +84,7 @@ class PartyRun:
         is_leader = self.name == split.leader
         self._has_told = False
         self._tell = progress or (lambda record: None)
+        self._say = say or (lambda sentence: None)
         self._reports = Reports(setting.entropy, setting.folder.path)
         self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
         # What is drawn again from a seed is the same, and tells nothing new.
@@ -87,6 +95,8 @@ class PartyRun:
         self._fingerprint = _fingerprint(setting)
         self._rows = dict(setting.rows)
         self._label_loss = self._protect_labels() if is_leader else None
+        self._returned = ReturnedGradients(job.privacy.label_protection, setting.entropy)
+        self._watch: LabelWatch | None = None
         self.party = Party(
             self.name,
             split,
@@ -96,6 +106,7 @@ class PartyRun:
             device=job.device,
             tell_loss=job.record.followers_see_loss,
             report=self._reports,
+            returned=self._send_back if is_leader else None,
         )
         self.done = 0
         self._window = _Window(self.party)
@@ -149,6 +160,7 @@ class PartyRun:
         for record in () if self._has_told else self.records:
             self._tell(record)
         self._has_told = True
+        self._watch_labels()
         while self.done < self.total:
             number = self.done + 1
             epoch, within = divmod(self.done, self._order.steps)
@@ -157,6 +169,8 @@ class PartyRun:
             loss = yield from self.party.step(number, batch)
             self.done = number
             self._window.add(loss, batch.rows)
+            if self._watch is not None:
+                self._watch.step_ended(last=number == self.total)
             if number % job.record.every_steps == 0 or number == self.total:
                 self._record_step(epoch, within + 1)
             if within + 1 == self._order.steps and self._looks_after(epoch):
@@ -191,6 +205,11 @@ class PartyRun:
     def ledger(self) -> Ledger:
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
 
+    def say(self, sentence: str) -> None:
+        """What whoever started this party is to know, which its events say too."""
+        self.event(sentence)
+        self._say(sentence)
+
     def event(self, text: str) -> None:
         assert self._recorder is not None, "restore comes first"
         self._recorder.event(text)
@@ -200,6 +219,18 @@ class PartyRun:
             self._recorder.close()
         self._reports.close()
         self._releases.close()
+
+    def _watch_labels(self) -> None:
+        """The leader looks at what its gradients tell in the first steps from here."""
+        split = self.setting.split
+        if self.name == split.leader and self.done < self.total:
+            classes = self.setting.task.classes
+            self._watch = LabelWatch(split, classes, self._returned, self.say)
+
+    def _send_back(
+        self, crossing: Crossing, gradient: torch.Tensor, labels: torch.Tensor, occasion: Occasion
+    ) -> torch.Tensor:
+        return (self._watch or self._returned)(crossing, gradient, labels, occasion)
 
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
         """All held-out examples go through the parties; the leader takes each batch's outputs."""

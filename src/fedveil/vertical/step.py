@@ -34,6 +34,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 #: A crossing's values under EmbeddingDP, as packed bits.
 Report = Callable[[Crossing, npt.NDArray[np.float32], "Occasion"], npt.NDArray[np.uint8]]
 
+#: A gradient on its way back from the leader, and the labels of its examples, as it crosses.
+Returned = Callable[[Crossing, torch.Tensor, torch.Tensor, "Occasion"], torch.Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -78,6 +81,8 @@ class Context:
     loss: Loss | None = None
     #: Whether followers hear the loss of every step.
     tell_loss: bool = True
+    #: The leader's: what becomes of gradients before they go back.
+    returned: Returned | None = None
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -255,7 +260,12 @@ class Step:
         crossing, micro = transfer.crossing, transfer.micro
         if transfer.gradient:
             leaf = self._leaves.pop((crossing.part, micro))
-            data = to_wire(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+            gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            labels = self._micros[micro].labels
+            if self.context.returned is not None and labels is not None:
+                occasion = self._occasion(micro)
+                gradient = self.context.returned(crossing, gradient, labels, occasion)
+            data = to_wire(gradient)
         elif crossing.privacy is not None:
             data = self._report(crossing, micro)
         else:
@@ -267,13 +277,15 @@ class Step:
         """The one report of a part's output, whoever receives it."""
         report = self._reports.get((crossing.part, micro))
         if report is None:
-            subset: Literal["train", "test"] = "train" if self.training else "test"
-            positions = self._micros[micro].positions
-            occasion = Occasion(subset, self.occasion, self.number, micro, positions)
             values = to_wire(self._values[crossing.part, micro])
-            report = self.context.report(crossing, values, occasion)
+            report = self.context.report(crossing, values, self._occasion(micro))
             self._reports[crossing.part, micro] = report
         return report
+
+    def _occasion(self, micro: int) -> Occasion:
+        subset: Literal["train", "test"] = "train" if self.training else "test"
+        positions = self._micros[micro].positions
+        return Occasion(subset, self.occasion, self.number, micro, positions)
 
     def _arrive(self, transfer: Transfer, message: Message) -> None:
         crossing, micro = transfer.crossing, transfer.micro

@@ -71,6 +71,22 @@ class LabelDPSettings(Block):
     eps: float = Field(1.0, ge=0, description="a label is kept with e^eps / (e^eps + classes - 1)")
 
 
+class LabelProtectionSettings(Block):
+    """Noise in the gradients that go back to followers, sized to hide labels; no epsilon."""
+
+    name: Literal["marvell", "max_norm"] = Field(
+        "marvell",
+        description="`marvell`: the least telling noise of its power, for two classes; `max_norm`: "
+        "all gradients are as long as the longest, on average",
+    )
+    power: float = Field(
+        16.0,
+        gt=0,
+        description="`marvell`: the noise's mean squared length, as a multiple of the squared "
+        "distance between the classes' mean gradients",
+    )
+
+
 class PrivacySettings(Block):
     """What becomes of what leaves a party."""
 
@@ -79,6 +95,9 @@ class PrivacySettings(Block):
     )
     label_dp: LabelDPSettings | None = Field(
         None, description="applied to the leader's labels before the loss"
+    )
+    label_protection: LabelProtectionSettings | None = Field(
+        None, description="applied to the gradients that the leader sends back"
     )
     randomness: Literal["seeded", "secure"] = Field(
         "seeded",

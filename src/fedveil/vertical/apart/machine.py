@@ -141,13 +141,14 @@ class Machine:
         channels: Mapping[str, Channel],
         progress: Progress | None = None,
         own: Callable[[PartyRun], Exchange[Any]] | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> Session:
         """Go back to the step that was agreed on, and do what the session is for.
 
         `own` is this party's side of it, where that is another than the purpose's.
         """
         side = own or self._side(agreement.purpose)
-        run = self._run_for(agreement, progress)
+        run = self._run_for(agreement, progress, say)
         run.restore(agreement.step)
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
         introduce(run.event, what, self._began, agreement.notes)
@@ -184,7 +185,9 @@ class Machine:
         if self.party == self.task.leader and not self._run:
             self._run = Secure().token(handshake.RUN_BYTES)
 
-    def _run_for(self, agreement: Agreement, progress: Progress | None) -> PartyRun:
+    def _run_for(
+        self, agreement: Agreement, progress: Progress | None, say: Callable[[str], None] | None
+    ) -> PartyRun:
         """The party's run: one for the process, whatever becomes of the others."""
         if self._last is not None:
             before, run = self._last
@@ -215,7 +218,7 @@ class Machine:
             order_seed=agreement.order_seed,
             folder=self.folder,
         )
-        run = PartyRun(setting, progress)
+        run = PartyRun(setting, progress, say)
         self._stack.callback(run.close)
         self._last = agreement, run
         return run
