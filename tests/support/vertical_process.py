@@ -16,10 +16,19 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["vertical_warm"])
 
 
-def start(arguments: list[str], log: Path, *, dies: tuple[str, int] | None = None) -> BaseProcess:
-    """The command line program; `dies` names an event and the time at which it kills itself."""
+def start(
+    arguments: list[str],
+    log: Path,
+    *,
+    dies: tuple[str, int] | None = None,
+    draws: int | None = None,
+) -> BaseProcess:
+    """The command line program; `dies` names an event and the time at which it kills itself.
+
+    `draws` is the seed that a party draws for itself, where it does.
+    """
     _begin()
-    process = _CONTEXT.Process(target=_run, args=(arguments, str(log), dies), daemon=True)
+    process = _CONTEXT.Process(target=_run, args=(arguments, str(log), dies, draws), daemon=True)
     process.start()
     return process
 
@@ -37,7 +46,7 @@ def _begin() -> None:
             os.environ["PYTHONPATH"] = before
 
 
-def _run(arguments: list[str], log: str, dies: tuple[str, int] | None) -> None:
+def _run(arguments: list[str], log: str, dies: tuple[str, int] | None, draws: int | None) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -45,6 +54,10 @@ def _run(arguments: list[str], log: str, dies: tuple[str, int] | None) -> None:
     if dies is not None:
         _arrange_death(*dies)
     from fedveil.cli import main
+    from fedveil.vertical.apart import machine
+
+    if draws is not None:
+        machine.drawn_seed = lambda: draws
 
     main()
 

@@ -61,7 +61,10 @@ class Run:
         security = ["--tls", certificates] if tls else ["--insecure"]
         link = [option, self.address, *security, "--patience", "30"]
         self.processes[party] = vertical_process.start(
-            ["vertical", command, *what, *link], self.folder / f"{party}.log", dies=dies
+            ["vertical", command, *what, *link],
+            self.folder / f"{party}.log",
+            dies=dies,
+            draws=None if (own / "own-seed").exists() else 0,  # as in one process: the job's seed
         )
         if party == "lead":
             self._find_address()

@@ -20,9 +20,13 @@ from fedveil.vertical.vertical_blocks import OptimizerSettings, PartSettings
 from fedveil.vertical.vertical_job import VerticalJob
 
 
-def make_task(job: VerticalJob, folder: Path | None = None) -> Task:
-    """The job's task; `folder` is a run's, where the task finds the files that it left there."""
-    task = build(job.task.name, job.task.settings, job.seed, folder)
+def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:
+    """The job's task; `folder` is a run's, where the task finds the files that it left there.
+
+    First weights are drawn from `own_seed`: a party's own, or the job's without it.
+    """
+    seed = job.seed if own_seed is None else own_seed
+    task = build(job.task.name, job.task.settings, seed, folder)
     if job.privacy.label_dp is not None and task.classes is None:
         raise JobError(
             [f"privacy.label_dp needs labels that are classes, and task.name = {job.task.name} "
@@ -38,15 +42,18 @@ def make_task(job: VerticalJob, folder: Path | None = None) -> Task:
     return task
 
 
-def make_split(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> SplitModel:
+def make_split(
+    job: VerticalJob, task: Task, here: Collection[str] | None = None, own_seed: int | None = None
+) -> SplitModel:
     """The task's parts as the job has them.
 
     Modules that the job names, or that the task makes from a party's data, are made for the
-    parties in `here` alone, for all without it.
+    parties in `here` alone, for all without it. `own_seed` is that of `make_task`.
     """
+    seed = job.seed if own_seed is None else own_seed
     base: SplitModel = called(task.split_model, here=here)
     names = list(job.parts) or list(base.by_name)
-    parts = [_part(job, base, name, here) for name in names]
+    parts = [_part(job, base, name, here, seed) for name in names]
     parts = [_with_privacy(job, part, parts) for part in parts]
     parties = (task.leader, *task.followers)
     for part in parts:
@@ -86,7 +93,9 @@ def own_functions(job: VerticalJob) -> list[str]:
     return [name for name in names if name is not None and ":" in name]
 
 
-def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] | None) -> Part:
+def _part(
+    job: VerticalJob, base: SplitModel, name: str, here: Collection[str] | None, seed: int
+) -> Part:
     settings = job.parts.get(name, PartSettings())
     given: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
@@ -107,7 +116,7 @@ def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] |
     )
     if settings.module is not None:
         mine = here is None or given["owner"] in here
-        given["module"] = _own_module(settings.module, name, job.seed) if mine else None
+        given["module"] = _own_module(settings.module, name, seed) if mine else None
     return Part(**given | {"name": name})
 
 

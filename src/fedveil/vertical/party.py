@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -81,7 +82,7 @@ class Party:
         self.waited_s = 0.0
         self.sent_bytes = self.received_bytes = 0
         self._seed = seed
-        self._context = Context(
+        first = Context(
             name=name,
             split=split,
             device=self.device,
@@ -90,18 +91,22 @@ class Party:
             tell_loss=tell_loss,
             returned=returned,
         )
+        self._contexts = {False: first, True: replace(first, split=split.settled)}
+        self._context = first
         self._peers = split.followers if name == split.leader else (split.leader,)
         self._optimizers = dict(_optimizers(split, name))
         self._statistics = _Statistics(self.modules)
         self._parameters = list(self.modules.parameters())
-        self._programs: dict[tuple[int, bool], tuple[Program, frozenset[int]]] = {}
-        self._bytes: dict[tuple[int, bool, int], tuple[int, int]] = {}
+        self._programs: dict[tuple[SplitModel, int, bool], tuple[Program, frozenset[int]]] = {}
+        self._bytes: dict[tuple[SplitModel, int, bool, int], tuple[int, int]] = {}
 
-    def step(self, number: int, batch: Batch) -> Exchange[float | None]:
+    def step(self, number: int, batch: Batch, *, settled: bool = False) -> Exchange[float | None]:
         """Train on a batch; the result is its mean loss, where it is known here.
 
-        Steps are numbered by the caller, alike on every side.
+        Steps are numbered by the caller, alike on every side. `settled`: every example was in a
+        step before, so that what is under `reuse` learns no more (`SplitModel.settled`).
         """
+        self._context = self._contexts[settled]
         self._switch(training=True)
         self._statistics.keep()
         try:
@@ -124,6 +129,7 @@ class Party:
 
         `occasion` tells reports apart that are drawn for the same `number` at different times.
         """
+        self._context = self._contexts[False]
         self._switch(training=False)
         step = yield from self._run(number, batch, training=False, occasion=occasion)
         return torch.cat(step.outputs) if step.outputs else None
@@ -203,7 +209,7 @@ class Party:
         sizes = micro_sizes(batch.rows, self.in_flight)
         program, tells = self._program(len(sizes), training)
         # Bytes are alike for all steps of a size whose numbers are encoded in as many.
-        alike = batch.rows, training, number.bit_length()
+        alike = self._context.split, batch.rows, training, number.bit_length()
         step = Step(
             self._context,
             program,
@@ -228,15 +234,16 @@ class Party:
 
     def _program(self, micros: int, training: bool) -> tuple[Program, frozenset[int]]:
         """The party's instructions, and which of the messages in them bring the loss."""
-        key = micros, training
+        split = self._context.split
+        key = split, micros, training
         if key not in self._programs:
-            program = programs(self.split, micros, training=training)[self.name]
-            self._programs[key] = program, last_words(program, self.split.leader)
+            program = programs(split, micros, training=training)[self.name]
+            self._programs[key] = program, last_words(program, split.leader)
         return self._programs[key]
 
     def _switch(self, *, training: bool) -> None:
         """Tell the modules whether they train; frozen ones never do."""
-        for part in self.split.owned_by(self.name):
+        for part in self._context.split.owned_by(self.name):
             module, wanted = self.modules[part.name], training and not part.frozen
             if module.training != wanted:
                 module.train(wanted)

@@ -52,7 +52,8 @@ class Setting:
     """What a party's side of a run is made from.
 
     `rows` are its examples in the agreed order, `order_seed` is the leader's word on the order of
-    training, `entropy` is what leaves it drawn from, `folder` is where it writes.
+    training, `entropy` is what leaves it drawn from, `folder` is where it writes. From `own_seed`
+    its first weights were drawn, and its modules draw what they drop; None: from the job's.
     """
 
     job: VerticalJob
@@ -63,6 +64,7 @@ class Setting:
     entropy: Entropy
     order_seed: int
     folder: RunFolder
+    own_seed: int | None = None
 
 
 class PartyRun:
@@ -102,7 +104,7 @@ class PartyRun:
             split,
             loss=setting.task.loss if is_leader else None,
             in_flight=job.in_flight,
-            seed=job.seed,
+            seed=job.seed if setting.own_seed is None else setting.own_seed,
             device=job.device,
             tell_loss=job.record.followers_see_loss,
             report=self._reports,
@@ -159,6 +161,9 @@ class PartyRun:
         job = self.setting.job
         for record in () if self._has_told else self.records:
             self._tell(record)
+        if not self._has_told:
+            for sentence in account.opening(self.setting.split, self.name):
+                self.say(sentence)
         self._has_told = True
         self._watch_labels()
         while self.done < self.total:
@@ -166,7 +171,7 @@ class PartyRun:
             epoch, within = divmod(self.done, self._order.steps)
             batch = self._rows["train"].batch(self._order.of_step(number))
             self._releases.begin_step(number, batch.positions)
-            loss = yield from self.party.step(number, batch)
+            loss = yield from self.party.step(number, batch, settled=epoch > 0)
             self.done = number
             self._window.add(loss, batch.rows)
             if self._watch is not None:
@@ -284,6 +289,9 @@ class PartyRun:
     def _finish(self) -> None:
         with uninterrupted():
             self.setting.folder.write_atomically(MODEL, model_bytes(self.party.modules))
+        if any(crossing.sender == self.name for crossing in self.setting.split.crossings):
+            ids = {subset: rows.ids for subset, rows in self.setting.rows.items()}
+            self.setting.folder.write_atomically(account.SENT, self._releases.table(ids))
         keep_accounts(self.setting.folder, self.figures(), self.event)
         self.event(f"finished after step {self.done}")
 

@@ -71,7 +71,8 @@ class EmbeddingPrivacy:
 
     `eps` is the source's, eps/2 a bit; None quantises without noise and promises nothing.
     Under `gradient = "none"` no gradient comes back. `reuse` remembers what was sent for an
-    example and sends it again, which a part alone can do that gives the same in every epoch.
+    example and sends it again: the part learns in the first epoch, from the gradients of what it
+    then sends, and stays as it is from the second on, in which no gradient comes back.
     """
 
     eps: float | None = None
@@ -188,6 +189,37 @@ class SplitModel:
         """The same model with one part changed, checked again."""
         parts = [replace(part, **changes) if part.name == name else part for part in self.parts]
         return SplitModel(parts, leader=self.leader)
+
+    @cached_property
+    def settled(self) -> SplitModel:
+        """The model when every example was sent once: what is under `reuse` learns no more."""
+        learning = [
+            part.name
+            for part in self.parts
+            if part.privacy is not None
+            and part.privacy.reuse
+            and part.privacy.gradient != "none"
+            and not self.is_constant(part.name)
+        ]
+        if not learning:
+            return self
+        parts = [
+            replace(part, privacy=replace(part.privacy, gradient="none"))
+            if part.privacy is not None and part.name in learning
+            else part
+            for part in self.parts
+        ]
+        bare = SplitModel(parts, leader=self.leader)
+        still = {name for name in self.by_name if self.runs_backward(name)}
+        return SplitModel(
+            [
+                replace(part, frozen=True)
+                if part.name in still and not bare.runs_backward(part.name)
+                else part
+                for part in bare.parts
+            ],
+            leader=self.leader,
+        )
 
     def joined(self) -> Joined:
         """All parts as one module, as one machine would train it: no crossing, no privacy."""
@@ -345,8 +377,9 @@ def _check_privacy(split: SplitModel) -> None:
             raise SplitInvalid(
                 f"the part {part.name} has dtype {part.dtype}: under embedding_dp it is float32"
             )
-        if part.privacy.reuse and not split.is_constant(part.name):
+        if part.privacy.reuse and not split.settled.is_constant(part.name):
             raise SplitInvalid(
-                f"embedding_dp.reuse of the part {part.name} needs weights that stay as they are, "
-                f"its own and those behind it: frozen: true, or embedding_dp.gradient: none"
+                f"embedding_dp.reuse of the part {part.name} needs weights that stay as they are "
+                f"after the first epoch, its own and those behind it, and other parts go on "
+                f"training them: frozen: true"
             )

@@ -34,6 +34,8 @@ COMMAND = "fedveil vertical run"
 
 T = TypeVar("T")
 
+_SEEDED = "first weights are drawn from the job's seed, which all parties know: for simulation only"
+
 
 @dataclass(frozen=True)
 class VerticalRun:
@@ -172,6 +174,8 @@ class _Parties:
         say: Callable[[str], None] | None,
     ) -> None:
         self.folder = folder
+        self._said: set[str] = set()
+        self._tell = say or (lambda sentence: None)
         keep_run(folder, self.job, self.task, self.split.parties)
         for name in self.split.parties:
             setting = Setting(
@@ -185,8 +189,14 @@ class _Parties:
                 folder=folder.within(name),
             )
             shown = progress if name == self.split.leader else None
-            self.runs[name] = PartyRun(setting, shown, say)
+            self.runs[name] = PartyRun(setting, shown, self._say)
             stack.callback(self.runs[name].close)
+
+    def _say(self, sentence: str) -> None:
+        """Tell the caller once what several parties say alike."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._tell(sentence)
 
     def last_common_step(self) -> int:
         folders = {name: run.setting.folder for name, run in self.runs.items()}
@@ -198,7 +208,8 @@ class _Parties:
             what = beginning("step", step)
             for run in self.runs.values():
                 randomness = f"randomness of reports: {run.setting.entropy.description}"
-                introduce(run.event, what, self._began, [randomness, *self._notes])
+                introduce(run.event, what, self._began, [randomness, _SEEDED, *self._notes])
+            self._say(_SEEDED)
             self._together(PartyRun.train)
         keep_page(self.folder, self.runs[self.split.leader].event)
         return VerticalRun(

@@ -61,7 +61,9 @@ class EmbeddingDPSettings(Block):
         description="what comes back to the part: the gradient as if nothing was done, or none",
     )
     reuse: bool = Field(
-        False, description="send what was drawn for an example again, where its values stay"
+        False,
+        description="send what was drawn for an example again, so that it pays once; the part "
+        "learns in the first epoch alone",
     )
 
 

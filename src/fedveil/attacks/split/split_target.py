@@ -152,13 +152,21 @@ class SplitTarget:
         parties = self._parties()
         for step in range(1, steps + 1):
             positions = order.of_step(step)
-            yield positions, self._step(parties, positions, step)
+            yield positions, self._step(parties, positions, step, settled=step > order.steps)
 
-    def _step(self, parties: Mapping[str, Party], positions: Positions, step: int) -> Crossed:
+    def _step(
+        self,
+        parties: Mapping[str, Party],
+        positions: Positions,
+        step: int,
+        *,
+        settled: bool = False,
+    ) -> Crossed:
         heard: list[tuple[str, Message]] = []
+        batches = {name: self._read(name).batch(positions) for name in parties}
         with threads(self.job.threads):
             exchanges = {
-                name: _tapped(name, party.step(step, self._read(name).batch(positions)), heard)
+                name: _tapped(name, party.step(step, batches[name], settled=settled), heard)
                 for name, party in parties.items()
             }
             drive_together(exchanges)
