@@ -10,6 +10,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -64,15 +65,22 @@ def _run(arguments: list[str], log: str, dies: tuple[str, int] | None, draws: in
 
 def _arrange_death(event: str, time: int) -> None:
     from fedveil.link.link import Link
+    from fedveil.vertical.apart.machine import Machine
+    from fedveil.vertical.party import Party
     from fedveil.vertical.step_checkpoint import Checkpoint
 
-    kind: Any = {"send": Link, "receive": Link, "write": Checkpoint}[event]
+    kinds: dict[str, Any] = {
+        "send": Link, "receive": Link, "write": Checkpoint, "play": Machine, "step": Party
+    }  # fmt: skip
+    kind = kinds[event]
     method: Callable[..., Any] = getattr(kind, event)
     calls = [0]
 
     def dying(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == time:
+            if event == "play":  # what was agreed is to arrive
+                sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         return method(*arguments, **options)
 

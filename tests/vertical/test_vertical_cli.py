@@ -33,7 +33,12 @@ def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> N
     code, out, err = vertical(
         "run", "job.yaml", "--out", "made", "--set", "privacy.embedding_dp={}"
     )
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err.splitlines()[:2] == [
+        "first weights are drawn from the job's seed, which all parties know: for simulation only",
+        "The embedding is protected by EmbeddingDP with one bit a value and no noise.",
+    ]
+    assert all(sentence.startswith("labels: ") for sentence in err.splitlines()[2:])
     lines = out.splitlines()
     assert lines[0].startswith("epoch 0 step 2/5 loss: ")
     assert sum("held-out examples: " in line for line in lines) == 2

@@ -104,10 +104,17 @@ def _values(
     _check_form(data, _ON_WIRE[crossing.dtype], shape, peer, name)
     tensor = torch.from_numpy(data if data.flags.writeable else data.copy())
     tensor = tensor.view(DTYPES[crossing.dtype])
-    # A sum is finite where all values are, or they are too large; one pass and no memory.
-    if not math.isfinite(tensor.sum().item()) and not bool(tensor.isfinite().all()):
+    if not is_finite(tensor):
         raise ExchangeError(f"{peer} sent {name!r} with NaN or infinity in it")
     return tensor
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite.
+
+    A sum is finite where all values are, or they are too large; one pass and no memory.
+    """
+    return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
 
 def _check_form(

@@ -24,6 +24,7 @@ from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
     from_wire,
+    is_finite,
     tensor_message,
     to_wire,
 )
@@ -139,6 +140,8 @@ class Step:
                 case schedule.SendTensor(transfer):
                     try:
                         message = self._tensor(transfer, place)
+                    except ExchangeError:
+                        raise
                     except Exception as error:  # EmbeddingDP refuses what the module gave
                         raise self._failure(transfer.crossing.part, error) from error
                     yield self._send(transfer.receiver, message)
@@ -265,13 +268,33 @@ class Step:
             if self.context.returned is not None and labels is not None:
                 occasion = self._occasion(micro)
                 gradient = self.context.returned(crossing, gradient, labels, occasion)
+            self._check_finite(gradient, f"the gradient of {crossing.part} from", micro)
             data = to_wire(gradient)
         elif crossing.privacy is not None:
             data = self._report(crossing, micro)
         else:
-            data = to_wire(self._values[crossing.part, micro])
+            values = self._values[crossing.part, micro]
+            self._check_finite(values, f"the output of {crossing.part} of", micro)
+            data = to_wire(values)
         sent = tensor_message(transfer, data, training=self.training, step=self.number)
         return {**sent, **self._told(place)}
+
+    def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
+        """Refuse to send what overflowed, and name those whose values were last computed with."""
+        if is_finite(tensor):
+            return
+        crossings, owner = self.context.split.crossings, self.context.name
+        heard = {each.sender: each.part for each in crossings if each.receiver == owner}
+        heard |= {
+            each.receiver: f"the gradient of {each.part}"
+            for each in crossings
+            if (each.part, each.receiver, micro) in self._returned and each.sender == owner
+        }
+        sources = ", ".join(f"{part} of {sender}" for sender, part in heard.items())
+        raise ExchangeError(
+            f"{what} {owner} has NaN or infinity in it"
+            + (f", computed from {sources}" if sources else "")
+        )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
         """The one report of a part's output, whoever receives it."""

@@ -196,6 +196,13 @@ class Machine:
             with intact(found):
                 self._examples = FoundExamples.from_bytes(found.read_bytes(), self._ids)
 
+    def keep_run(self) -> None:
+        """Have the run's identity on the disk: whoever else has it may be killed or not, it is."""
+        if self.folder is None:
+            self._write()
+        assert self.folder is not None
+        self.folder.write_atomically(RUN, self._run)
+
     def _name_run(self) -> None:
         if self.party == self.task.leader and not self._run:
             self._run = Secure().token(handshake.RUN_BYTES)
@@ -211,11 +218,9 @@ class Machine:
                     "the examples that all parties hold are others than when this run began"
                 )
             return run
-        if self.folder is None:
-            self._write()
-        assert self.folder is not None
         self._run = agreement.run
-        self.folder.write_atomically(RUN, self._run)
+        self.keep_run()
+        assert self.folder is not None
         if self._examples is None or self._examples.name != agreement.examples.name:
             self._examples = agreement.examples
             self.folder.write_atomically(EXAMPLES, self._examples.to_bytes(self._ids))

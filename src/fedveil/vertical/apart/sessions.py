@@ -80,7 +80,12 @@ def lead(
                 link.begin()
             try:
                 agreeing = handshake.lead(
-                    machine.standing(), followers, attempt=attempt, purpose=purpose, order_seed=seed
+                    machine.standing(),
+                    followers,
+                    attempt=attempt,
+                    purpose=purpose,
+                    order_seed=seed,
+                    keep_run=machine.keep_run,
                 )
                 agreement = drive(agreeing, links)
                 _tell(meeting, agreement)
