@@ -14,7 +14,7 @@ from torch import nn
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, JobError
 from fedveil.own_code import called, load, told
-from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
+from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task, build, initial
 from fedveil.vertical.vertical_blocks import OptimizerSettings, PartSettings
 from fedveil.vertical.vertical_job import VerticalJob
@@ -131,8 +131,8 @@ def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
 
 
 def _optimizer(
-    base: Optimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
-) -> Optimizer:
+    base: Optimizer | OwnOptimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
+) -> Optimizer | OwnOptimizer:
     """The task's optimiser, with what the job and then its part say on top."""
     said = {
         key: value
@@ -140,6 +140,12 @@ def _optimizer(
         for key, value in settings.model_dump().items()
         if value is not None
     }
+    if not isinstance(base, Optimizer):
+        if said:
+            raise JobError(
+                [f"{place}.optimizer is a function of the task's: {', '.join(said)} is set there"]
+            )
+        return base
     merged = replace(base, **said)
     if merged.name != "sgd" and merged.momentum:
         if said.get("momentum"):

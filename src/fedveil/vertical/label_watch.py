@@ -50,6 +50,11 @@ class LabelWatch:
         self._first: int | None = None
         self._watches = bool(self._cuts)
 
+    @property
+    def has_told(self) -> bool:
+        """Whether the first steps have gone by."""
+        return not self._watches
+
     def __call__(
         self, crossing: Crossing, gradient: torch.Tensor, labels: torch.Tensor, occasion: Occasion
     ) -> torch.Tensor:

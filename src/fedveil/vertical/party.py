@@ -7,7 +7,7 @@ to send and receive (see `channel`), and knows nothing of where the others are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -20,14 +20,12 @@ from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerAborted, PeerRefused
 from fedveil.link.channel import Exchange, Send
 from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.part_optimizers import PartOptimizers
 from fedveil.vertical.schedule import Program, micro_sizes, programs
 from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step import Batch, Context, Loss, Report, Returned, Step, last_words
 
 T = TypeVar("T")
-#: What Adam holds for a parameter, and what of it is never negative.
-_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
-_NEVER_NEGATIVE = {"step", "exp_avg_sq"}
 
 
 class Party:
@@ -94,7 +92,7 @@ class Party:
         self._contexts = {False: first, True: replace(first, split=split.settled)}
         self._context = first
         self._peers = split.followers if name == split.leader else (split.leader,)
-        self._optimizers = dict(_optimizers(split, name))
+        self._optimizers = PartOptimizers(split, name)
         self._statistics = _Statistics(self.modules)
         self._parameters = list(self.modules.parameters())
         self._programs: dict[tuple[SplitModel, int, bool], tuple[Program, frozenset[int]]] = {}
@@ -115,10 +113,7 @@ class Party:
             self._clear()
             self._statistics.put_back()
             raise
-        for part, optimizer in self._optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = self.split.by_name[part].optimizer.lr_of(number)
-            optimizer.step()
+        self._optimizers.step(number)
         self._clear()
         return step.loss
 
@@ -153,12 +148,7 @@ class Party:
             for part, module in self.modules.items()
             for name, tensor in module.state_dict().items()
         }
-        for part, optimizer in self._optimizers.items():
-            for number, held in optimizer.state_dict()["state"].items():
-                for name, value in held.items():
-                    if value is not None:
-                        tensors[f"{part}//{number}/{name}"] = torch.as_tensor(value)
-        return tensors
+        return tensors | self._optimizers.state()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take over what `state` gave; raises `InvalidValue` for what such a party has not."""
@@ -178,9 +168,7 @@ class Party:
         self._check(weights, held)
         for part, module in self.modules.items():
             module.load_state_dict(weights[part])
-        for part, optimizer in self._optimizers.items():
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": held[part], "param_groups": groups})
+        self._optimizers.restore(held)
         self._clear()
         self._statistics = _Statistics(self.modules)
 
@@ -190,18 +178,12 @@ class Party:
         held: Mapping[str, Mapping[int, Mapping[str, torch.Tensor]]],
     ) -> None:
         """Raise `InvalidValue` unless these are weights and optimisers of this party's parts."""
-        if set(weights) - set(self.modules) or set(held) - set(self._optimizers):
+        if set(weights) - set(self.modules) or any(part not in self._optimizers for part in held):
             raise InvalidValue(f"it holds parts that are not {self.name}'s")
         for part, module in self.modules.items():
             if _described(weights.get(part, {})) != _described(module.state_dict()):
                 raise InvalidValue(f"it does not hold the tensors of {part}, and no others")
-        for part, numbered in held.items():
-            optimizer = self._optimizers[part]
-            parameters = optimizer.param_groups[0]["params"]
-            for number, values in numbered.items():
-                shape = parameters[number].shape if 0 <= number < len(parameters) else None
-                if not _are_held(optimizer, values, shape):
-                    raise InvalidValue(f"it does not hold what the optimiser of {part} holds")
+        self._optimizers.check(held)
 
     def _run(self, number: int, batch: Batch, *, training: bool, occasion: int) -> Exchange[Step]:
         if not batch.rows:
@@ -257,19 +239,6 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Siz
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
-def _are_held(
-    optimizer: torch.optim.Optimizer, values: Mapping[str, torch.Tensor], shape: torch.Size | None
-) -> bool:
-    """Whether an optimiser can hold these values for a parameter of that shape."""
-    moments = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else _MOMENTS
-    return set(values) == moments and all(
-        tensor.is_floating_point()
-        and tensor.shape == (torch.Size([]) if name == "step" else shape)
-        and (name not in _NEVER_NEGATIVE or bool((tensor >= 0).all()))
-        for name, tensor in values.items()
-    )
-
-
 class _Statistics:
     """The buffers that forward passes change, such as BatchNorm's, so that they can be put back.
 
@@ -298,19 +267,3 @@ class _Statistics:
         with torch.no_grad():
             for buffer, kept in self._kept:
                 buffer.copy_(kept)
-
-
-def _optimizers(split: SplitModel, party: str) -> Iterator[tuple[str, torch.optim.Optimizer]]:
-    """One for each part that trains; a parameter that parts share belongs to the first."""
-    taken: set[int] = set()
-    for part in split.owned_by(party):
-        if part.frozen:
-            module_of(part).requires_grad_(False)
-    for part in split.owned_by(party):
-        if not split.runs_backward(part.name):
-            continue
-        held = module_of(part).parameters()
-        own = [each for each in held if each.requires_grad and id(each) not in taken]
-        taken.update(map(id, own))
-        if own:
-            yield part.name, part.optimizer.over(own)

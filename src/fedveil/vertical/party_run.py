@@ -228,7 +228,8 @@ class PartyRun:
     def _watch_labels(self) -> None:
         """The leader looks at what its gradients tell in the first steps from here."""
         split = self.setting.split
-        if self.name == split.leader and self.done < self.total:
+        has_told = self._watch is not None and self._watch.has_told
+        if self.name == split.leader and self.done < self.total and not has_told:
             classes = self.setting.task.classes
             self._watch = LabelWatch(split, classes, self._returned, self.say)
 

@@ -15,10 +15,10 @@ labels and the loss, and every crossing has the leader at one end: followers tal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -29,6 +29,8 @@ from fedveil.link.names import check_name
 
 #: Inputs of this form are columns of the owner's data; all others are names of earlier parts.
 DATA = "data."
+#: What makes an optimiser of a part's parameters, or one and the schedule of its rate.
+OwnOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Any]
 #: What a crossing may hold, and the bytes of one value.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -38,6 +40,7 @@ class Optimizer:
     """How a part's parameters follow their gradients: torch's rule of that name.
 
     The learning rate rises linearly over the first `warmup_steps` steps and is `lr` from then on.
+    Each step's gradient is shortened to the L2 norm `gradient_norm`, over all of the part.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -45,6 +48,7 @@ class Optimizer:
     momentum: float = 0.0
     weight_decay: float = 0.0
     warmup_steps: int = 0
+    gradient_norm: float | None = None
 
     def __post_init__(self) -> None:
         choice("optimizer.name", self.name, ("sgd", "adam", "adamw"))
@@ -52,6 +56,8 @@ class Optimizer:
         within("optimizer.momentum", self.momentum, 0, 1, open_high=True)
         non_negative("optimizer.weight_decay", self.weight_decay)
         integer("optimizer.warmup_steps", self.warmup_steps, 0)
+        if self.gradient_norm is not None:
+            positive("optimizer.gradient_norm", self.gradient_norm)
 
     def lr_of(self, step: int) -> float:
         """The learning rate of a step; steps are numbered from 1."""
@@ -92,8 +98,9 @@ class Part:
     `module` is called with one tensor for each of `inputs`, the examples along the first
     dimension, and gives one tensor of shape (examples, *output) and of type `dtype`; it is None
     where another party keeps the module to itself. The parameters of a `frozen` part stay as
-    they are. `privacy` is applied where the output leaves its owner, never to what the owner's
-    own parts read.
+    they are. `optimizer` may be a function of the parameters that makes any of torch's, or one and
+    the schedule of its rate, which moves by a step each step. `privacy` is applied where the output
+    leaves its owner, never to what the owner's own parts read.
     """
 
     name: str
@@ -103,7 +110,7 @@ class Part:
     module: nn.Module | None = field(default=None, compare=False)
     dtype: Literal["float32", "bfloat16"] = "float32"
     frozen: bool = False
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer | OwnOptimizer = Optimizer()
     privacy: EmbeddingPrivacy | None = None
 
     @property

@@ -48,6 +48,9 @@ class OptimizerSettings(Block):
     warmup_steps: int | None = Field(
         None, ge=0, description="steps over which the learning rate rises linearly to `lr`"
     )
+    gradient_norm: float | None = Field(
+        None, gt=0, description="each step's gradient of a part is shortened to that L2 norm"
+    )
 
 
 class EmbeddingDPSettings(Block):

@@ -27,7 +27,7 @@ from fedveil.settings.differences import differences
 from fedveil.vertical.apart import alignment, intersection
 from fedveil.vertical.apart.found_examples import NAME_BYTES, FoundExamples
 from fedveil.vertical.rows import Ids, Positions
-from fedveil.vertical.split import SplitModel
+from fedveil.vertical.split import Optimizer, SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
 
 TRAIN = "train"
@@ -81,10 +81,12 @@ class Agreement:
 
 def described(split: SplitModel) -> dict[str, Any]:
     """The parts and crossings of a model, in words that can be compared."""
-    # A module is its owner's affair.
+    # A module is its owner's affair, and an optimiser of its own too.
     parts = {part.name: asdict(replace(part, module=None)) for part in split.parts}
-    for fields in parts.values():
-        del fields["name"], fields["module"]
+    for part in split.parts:
+        del parts[part.name]["name"], parts[part.name]["module"]
+        if not isinstance(part.optimizer, Optimizer):
+            parts[part.name]["optimizer"] = "a function"
     return {"order": list(parts), **parts}
 
 

@@ -208,7 +208,10 @@ class Machine:
             self._run = Secure().token(handshake.RUN_BYTES)
 
     def _run_for(
-        self, agreement: Agreement, progress: Progress | None, say: Callable[[str], None] | None
+        self,
+        agreement: Agreement,
+        progress: Progress | None,
+        say: Callable[[str], None] | None = None,
     ) -> PartyRun:
         """The party's run: one for the process, whatever becomes of the others."""
         if self._last is not None:
