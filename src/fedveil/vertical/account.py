@@ -29,7 +29,7 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.rows import Ids, Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
-from fedveil.vertical.task import Subset
+from fedveil.vertical.task import SUBSETS, Subset
 
 #: The file that says how often each example was sent in training.
 SENT = "sent.csv"
@@ -75,7 +75,7 @@ class Releases:
         text = io.StringIO()
         lines = csv.writer(text)
         lines.writerow(["subset", "id", "times"])
-        for subset, times in (("train", self.train), ("test", held_out)):
+        for subset, times in zip(SUBSETS, (self.train, held_out), strict=True):
             names = ids[subset] if len(ids[subset]) else np.arange(len(times))
             rows = zip(names.tolist(), times.tolist(), strict=True)
             lines.writerows((subset, *row) for row in rows)
