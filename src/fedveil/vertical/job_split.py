@@ -14,6 +14,7 @@ from torch import nn
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, JobError
 from fedveil.own_code import called, load, told
+from fedveil.vertical.compression import Compression
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task, build, initial
 from fedveil.vertical.vertical_blocks import OptimizerSettings, PartSettings
@@ -55,6 +56,9 @@ def make_split(
     names = list(job.parts) or list(base.by_name)
     parts = [_part(job, base, name, here, seed) for name in names]
     parts = [_with_privacy(job, part, parts) for part in parts]
+    if job.compression is not None:
+        crossing = Compression(**job.compression.model_dump())
+        parts = [replace(part, compression=crossing) for part in parts]
     parties = (task.leader, *task.followers)
     for part in parts:
         if part.owner not in parties:

@@ -19,6 +19,7 @@ from fedveil._validate import integer
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerAborted, PeerRefused
 from fedveil.link.channel import Exchange, Send
+from fedveil.vertical.compression import Errors
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.part_optimizers import PartOptimizers
 from fedveil.vertical.schedule import Program, micro_sizes, programs
@@ -88,7 +89,9 @@ class Party:
             loss=loss,
             tell_loss=tell_loss,
             returned=returned,
+            errors=Errors(),
         )
+        self._errors = first.errors
         self._contexts = {False: first, True: replace(first, split=split.settled)}
         self._context = first
         self._peers = split.followers if name == split.leader else (split.leader,)
@@ -114,6 +117,7 @@ class Party:
             self._statistics.put_back()
             raise
         self._optimizers.step(number)
+        self._errors.keep(step.left_out)
         self._clear()
         return step.loss
 
@@ -142,33 +146,41 @@ class Party:
             raise
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Weights and statistics as `<part>/<name>`, optimisers as `<part>//<parameter>/<name>`."""
+        """Weights and statistics as `<part>/<name>`, optimisers as `<part>//<parameter>/<name>`.
+
+        What compression left out under error feedback stands as `<part>///forward` and `backward`.
+        """
         tensors = {
             f"{part}/{name}": tensor.detach()
             for part, module in self.modules.items()
             for name, tensor in module.state_dict().items()
         }
-        return tensors | self._optimizers.state()
+        return tensors | self._optimizers.state() | self._errors.state()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take over what `state` gave; raises `InvalidValue` for what such a party has not."""
         weights: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         held: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
+        left_out: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for place, tensor in state.items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 raise InvalidValue(f"{place} is not finite")
             if place.endswith("running_var") and (tensor < 0).any():
                 raise InvalidValue(f"{place} is a variance below 0")
             part, _, name = place.partition("/")
-            if name.startswith("/"):
+            if name.startswith("//"):
+                left_out[part][name[2:]] = tensor
+            elif name.startswith("/"):
                 number, _, key = name[1:].partition("/")
                 held[part].setdefault(int(number), {})[key] = tensor.clone()
             else:
                 weights[part][name] = tensor
         self._check(weights, held)
+        self._check_left_out(left_out)
         for part, module in self.modules.items():
             module.load_state_dict(weights[part])
         self._optimizers.restore(held)
+        self._errors.restore(left_out)
         self._clear()
         self._statistics = _Statistics(self.modules)
 
@@ -184,6 +196,20 @@ class Party:
             if _described(weights.get(part, {})) != _described(module.state_dict()):
                 raise InvalidValue(f"it does not hold the tensors of {part}, and no others")
         self._optimizers.check(held)
+
+    def _check_left_out(self, left_out: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Raise `InvalidValue` unless these are errors of what this party sends."""
+        feeds = {
+            (each.part, direction): each.output
+            for each in self.split.crossings
+            for direction, sender in (("forward", each.sender), ("backward", each.receiver))
+            if sender == self.name and each.compression and each.compression.error_feedback
+        }
+        for part, directions in left_out.items():
+            for direction, tensor in directions.items():
+                shape = feeds.get((part, direction))
+                if tensor.dtype != torch.float32 or tensor.shape[1:] != shape:
+                    raise InvalidValue(f"{part}///{direction} is nothing that was left out here")
 
     def _run(self, number: int, batch: Batch, *, training: bool, occasion: int) -> Exchange[Step]:
         if not batch.rows:

@@ -26,6 +26,7 @@ from torch import nn
 from fedveil._validate import choice, integer, non_negative, positive, within
 from fedveil.errors import SplitInvalid
 from fedveil.link.names import check_name
+from fedveil.vertical.compression import Compression
 
 #: Inputs of this form are columns of the owner's data; all others are names of earlier parts.
 DATA = "data."
@@ -100,7 +101,7 @@ class Part:
     where another party keeps the module to itself. The parameters of a `frozen` part stay as
     they are. `optimizer` may be a function of the parameters that makes any of torch's, or one and
     the schedule of its rate, which moves by a step each step. `privacy` is applied where the output
-    leaves its owner, never to what the owner's own parts read.
+    leaves its owner, never to what the owner's own parts read, and `compression` to what crosses.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Part:
     frozen: bool = False
     optimizer: Optimizer | OwnOptimizer = Optimizer()
     privacy: EmbeddingPrivacy | None = None
+    compression: Compression | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -138,6 +140,14 @@ class Crossing:
     dtype: Literal["float32", "bfloat16"]
     gradient: bool
     privacy: EmbeddingPrivacy | None
+    compression: Compression | None = None
+
+    def compressed(self, *, gradient: bool) -> Compression | None:
+        """How its values are compressed on that way; a bit of EmbeddingDP is one already."""
+        held = self.compression
+        if held is None or not (held.backward if gradient else held.forward):
+            return None
+        return None if self.privacy is not None and not gradient else held
 
 
 class SplitModel:
@@ -200,33 +210,15 @@ class SplitModel:
     @cached_property
     def settled(self) -> SplitModel:
         """The model when every example was sent once: what is under `reuse` learns no more."""
-        learning = [
-            part.name
-            for part in self.parts
-            if part.privacy is not None
-            and part.privacy.reuse
-            and part.privacy.gradient != "none"
-            and not self.is_constant(part.name)
-        ]
-        if not learning:
-            return self
-        parts = [
-            replace(part, privacy=replace(part.privacy, gradient="none"))
-            if part.privacy is not None and part.name in learning
-            else part
-            for part in self.parts
-        ]
-        bare = SplitModel(parts, leader=self.leader)
-        still = {name for name in self.by_name if self.runs_backward(name)}
-        return SplitModel(
-            [
-                replace(part, frozen=True)
-                if part.name in still and not bare.runs_backward(part.name)
-                else part
-                for part in bare.parts
-            ],
-            leader=self.leader,
-        )
+        bare = self
+        for part in self.parts:
+            if part.privacy is not None and part.privacy.reuse and part.privacy.gradient != "none":
+                bare = bare.replace(part.name, privacy=replace(part.privacy, gradient="none"))
+        settled = bare
+        for name in self.by_name:
+            if self.runs_backward(name) and not bare.runs_backward(name):
+                settled = settled.replace(name, frozen=True)
+        return settled
 
     def joined(self) -> Joined:
         """All parts as one module, as one machine would train it: no crossing, no privacy."""
@@ -268,6 +260,7 @@ class SplitModel:
                         dtype=part.dtype,
                         gradient=returns and self._useful[part.name],
                         privacy=part.privacy,
+                        compression=part.compression,
                     )
                 )
         return tuple(found)

@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil._arrays import Float32s
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
 from fedveil.learning.device import seed_torch
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
 from fedveil.vertical import schedule
+from fedveil.vertical.compression import Errors, Place, compressed, restored, staging
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
@@ -84,6 +86,8 @@ class Context:
     tell_loss: bool = True
     #: The leader's: what becomes of gradients before they go back.
     returned: Returned | None = None
+    #: What compression left out, under error feedback.
+    errors: Errors = field(default_factory=Errors)
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -117,6 +121,10 @@ class Step:
     sent_bytes: int = 0
     received_bytes: int = 0
     waited_s: float = 0.0
+    #: What compression leaves out in this step.
+    left_out: dict[Place, list[tuple[npt.NDArray[np.int64], Float32s]]] = field(
+        default_factory=staging
+    )
 
     def __post_init__(self) -> None:
         self._micros = _cut(self.batch, self.sizes, self.context.device)
@@ -269,15 +277,32 @@ class Step:
                 occasion = self._occasion(micro)
                 gradient = self.context.returned(crossing, gradient, labels, occasion)
             self._check_finite(gradient, f"the gradient of {crossing.part} from", micro)
-            data = to_wire(gradient)
+            fields = self._values_of(transfer, gradient)
         elif crossing.privacy is not None:
-            data = self._report(crossing, micro)
+            fields = {"data": self._report(crossing, micro)}
         else:
             values = self._values[crossing.part, micro]
             self._check_finite(values, f"the output of {crossing.part} of", micro)
-            data = to_wire(values)
-        sent = tensor_message(transfer, data, training=self.training, step=self.number)
+            fields = self._values_of(transfer, values)
+        sent = tensor_message(transfer, fields, training=self.training, step=self.number)
         return {**sent, **self._told(place)}
+
+    def _values_of(self, transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
+        """What a tensor's values cross as: as they are, or compressed."""
+        crosses = transfer.crossing.compressed(gradient=transfer.gradient)
+        if crosses is None:
+            return {"data": to_wire(tensor)}
+        values = tensor.detach().float().cpu().numpy()
+        place = transfer.crossing.part, transfer.gradient
+        feeds_back = crosses.error_feedback and self.training
+        positions = self._micros[transfer.micro].positions
+        if feeds_back:
+            values = values + self.context.errors.of(place, positions, values)
+        data, ranges = compressed(values, crosses.bits)
+        if feeds_back:
+            told = restored(data, ranges, values.shape, crosses.bits)
+            self.left_out[place].append((positions, values - told))
+        return {"data": data, "ranges": ranges}
 
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
         """Refuse to send what overflowed, and name those whose values were last computed with."""

@@ -148,6 +148,21 @@ class PartSettings(Block):
     )
 
 
+class CompressionSettings(Block):
+    """Values that cross in a few bits each, between the least and greatest of their example's."""
+
+    bits: int = Field(8, ge=1, le=8, description="of each value; float32 has 32")
+    forward: bool = Field(
+        True, description="whether outputs are compressed, where EmbeddingDP leaves more than a bit"
+    )
+    backward: bool = Field(True, description="whether the gradients that come back are")
+    error_feedback: bool = Field(
+        False,
+        description="add to an example's values what was left out the last time; the sender keeps "
+        "a float of every value of every example",
+    )
+
+
 class AlignmentSettings(Block):
     """How parties on different machines find the examples that all hold."""
 
@@ -218,6 +233,9 @@ class VerticalFields(CheckedJob):
     )
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
+    compression: CompressionSettings | None = Field(
+        None, description="of what crosses; it saves bytes and protects nothing; null: as it is"
+    )
     alignment: AlignmentSettings = Field(default_factory=AlignmentSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     record: RecordSettings = Field(default_factory=RecordSettings)
