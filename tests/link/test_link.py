@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import tracemalloc
 
@@ -207,10 +208,22 @@ def test_without_a_stream_patience_ends_with_the_reason() -> None:
         link.receive()
 
 
-def test_with_a_stream_there_is_no_limit_to_patience() -> None:
-    one, other = Link("b", patience_s=0.02), Link("a", patience_s=0.02)
+def test_with_a_stream_a_silent_peer_is_waited_for_twice_as_long() -> None:
+    """It may wait itself for a party that is away; one that hangs ends the run all the same."""
+    one, other = Link("b", patience_s=0.2), Link("a", patience_s=0.2)
     stream = Stream(one, other)
     threading.Timer(0.3, lambda: (other.send({"n": 1}), stream.carry_all())).start()
+    assert one.receive() == {"n": 1}
+    with pytest.raises(
+        LinkLost, match=r"^b has sent nothing for 0\.4 seconds and its link is up: what it computes"
+    ):
+        one.receive()
+
+
+def test_who_serves_waits_for_ever() -> None:
+    one, other = Link("b", patience_s=math.inf), Link("a")
+    stream = Stream(one, other)
+    threading.Timer(0.1, lambda: (other.send({"n": 1}), stream.carry_all())).start()
     assert one.receive() == {"n": 1}
 
 

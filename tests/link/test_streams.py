@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,26 @@ def test_a_certificate_of_another_authority(meet: Any, certificates: Path) -> No
     assert meeting.said[0] == (
         "refused: a connection that showed no certificate of this authority, or broke off"
     )
+
+
+def test_a_slow_handshake_is_not_spoken_of_until_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, said = [100.0], []
+    monkeypatch.setattr(listener, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert listener._GIVEN_UP_S < listener._HANDSHAKE_S
+    handshakes = listener._Handshakes(said.append)
+    for succeeds in (True, False):
+        handshakes.begun()
+        now[0] += listener._GIVEN_UP_S
+        handshakes._look()
+        assert said == [], "it may still be on its way"
+        if succeeds:
+            handshakes.succeeded()
+    now[0] += listener._HANDSHAKE_S
+    handshakes._look()
+    handshakes.stop()
+    assert len(said) == 1
 
 
 def test_a_follower_that_trusts_the_leader_and_is_not_trusted(

@@ -8,28 +8,53 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import warm_process
 
 
-def start(arguments: list[str], log: Path, *, dies: tuple[str, int] | None = None) -> BaseProcess:
-    """The command line program; `dies` names an event and the time at which it kills itself."""
-    before = None if dies is None else partial(_arrange_death, *dies)
-    return warm_process.start(arguments, log, before=before)
+def start(
+    arguments: list[str],
+    log: Path,
+    *,
+    dies: tuple[str, int] | None = None,
+    draws: int | None = None,
+) -> BaseProcess:
+    """The command line program; `dies` names an event and the time at which it kills itself.
+
+    `draws` is the seed that a party draws for itself, where it does.
+    """
+    return warm_process.start(arguments, log, before=partial(_arrange, dies, draws))
+
+
+def _arrange(dies: tuple[str, int] | None, draws: int | None) -> None:
+    if dies is not None:
+        _arrange_death(*dies)
+    if draws is not None:
+        from fedveil.vertical.apart import machine
+
+        machine.drawn_seed = lambda: draws  # type: ignore[assignment]
 
 
 def _arrange_death(event: str, time: int) -> None:
     from fedveil.link.link import Link
+    from fedveil.vertical.apart.machine import Machine
+    from fedveil.vertical.party import Party
     from fedveil.vertical.step_checkpoint import Checkpoint
 
-    kind: Any = {"send": Link, "receive": Link, "write": Checkpoint}[event]
+    kinds: dict[str, Any] = {
+        "send": Link, "receive": Link, "write": Checkpoint, "play": Machine, "step": Party
+    }  # fmt: skip
+    kind = kinds[event]
     method: Callable[..., Any] = getattr(kind, event)
     calls = [0]
 
     def dying(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == time:
+            if event == "play":  # what was agreed is to arrive
+                sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         return method(*arguments, **options)
 

@@ -586,7 +586,8 @@ def apart(folder: Path, leader: str, follower: str) -> None:
     def start(party: str, command: str, option: str, address: str) -> Any:
         keys = str(folder / "keys" / party)
         words = [*command.split(), option, address, "--tls", keys, "--patience", "30"]
-        return vertical_process.start(["vertical", *words], logs[party])
+        # As in one process, where first weights follow from the job's seed.
+        return vertical_process.start(["vertical", *words], logs[party], draws=0)
 
     leading = start("clinic", leader, "--listen", "127.0.0.1:0")
     end = time.monotonic() + 60

@@ -209,16 +209,27 @@ def test_the_targets_of_a_regression_are_scaled_over_the_training_rows():
     np.testing.assert_allclose(back, target[test.ids], rtol=1e-5)
 
 
-def test_the_wide_part_alone_is_linear_in_its_scores():
-    top = build("tabular", None, 1).split_model().last.module
-    deep = torch.randn(3, 32), torch.randn(3, 32)
+def is_linear_in(owner: int, wide: str) -> bool:
+    """Whether the outputs are linear in the wide scores of the leader (0), or of the bank (1)."""
+    top = build("tabular", TabularSettings(wide=wide), 1).split_model().last.module
+    given = [torch.randn(3, 8), torch.randn(3, 32), torch.randn(3, 8), torch.randn(3, 32)]
     a, b = torch.randn(3, 8), torch.randn(3, 8)
-    zero = torch.zeros(3, 8)
 
-    def scored(wide):
-        return top(wide, deep[0], zero, deep[1]) - top(zero, deep[0], zero, deep[1])
+    def scored(scores):
+        at = [scores if place == 2 * owner else value for place, value in enumerate(given)]
+        return top(*at)
 
-    torch.testing.assert_close(scored(a) + scored(b), scored(a + b))
+    zero = scored(torch.zeros(3, 8))
+    left, right = scored(a) + scored(b) - 2 * zero, scored(a + b) - zero
+    return bool(torch.allclose(left, right, atol=1e-5))
+
+
+def test_no_follower_is_linear_into_an_output():
+    """But the leader's own wide part is; and all are where the job says so."""
+    assert is_linear_in(0, "hidden")
+    assert not is_linear_in(1, "hidden")
+    assert is_linear_in(0, "linear")
+    assert is_linear_in(1, "linear")
 
 
 # Trained

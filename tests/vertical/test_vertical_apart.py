@@ -16,6 +16,9 @@ import pytest
 import torch
 
 from cutter import Cutter
+from fedveil.attacks.split.evidence import Evidence
+from fedveil.attacks.split.example_prior import Gaussian
+from fedveil.attacks.split.known_bottom import invert
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerRefused, RunFolderError
 from fedveil.link.link import Link
@@ -28,6 +31,9 @@ from fedveil.vertical.apart.found_examples import FoundExamples
 from fedveil.vertical.apart.handshake import Agreement
 from fedveil.vertical.apart.machine import Machine, Session, follower_of
 from fedveil.vertical.apart.sessions import Meeting, follow, lead
+from fedveil.vertical.job_split import make_split, make_task
+from fedveil.vertical.split import module_of
+from fedveil.vertical.step_checkpoint import Checkpoint
 
 DEADLINE_S = 60.0
 PATIENCE_S = 20.0
@@ -65,6 +71,8 @@ class Parties:
         self.ends: dict[str, Session | BaseException] = {}
         self.machines: dict[str, Machine] = {}
         self.port = 0
+        #: Whether first weights are those of one process, so that the run is too.
+        self.shares_seed = True
         self._stacks: dict[str, ExitStack] = {}
         self._listening = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -111,7 +119,8 @@ class Parties:
         if (path / "job.yaml").exists():
             machine = Machine.reopened(path, lambda task: party, stack)
         else:
-            machine = Machine.new(job, lambda task: party, path, "command", stack)
+            seed = job.seed if self.shares_seed else None
+            machine = Machine.new(job, lambda task: party, path, "command", stack, own_seed=seed)
         self.machines[party] = machine
         return machine
 
@@ -234,7 +243,7 @@ def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
     apart.follow(job, "bank")
     for name in apart.sessions():
         assert weights(apart.folder / name, name) == weights(tmp_path / "together", name)
-    assert apart.said["lead"] == [
+    assert [said for said in apart.said["lead"] if not said.startswith("labels: ")] == [
         "bank has started again: back to the last step that all hold",
         "train from step 4",
     ]
@@ -492,3 +501,66 @@ def test_a_folder_without_the_party(parties: Any, tmp_path: Path) -> None:
     train(job, tmp_path / "apart" / "shop")
     with pytest.raises(RunFolderError, match="holds no party shop"):
         parties().follow(job, "shop", port=1)
+
+
+# First weights
+
+
+def first_reports(apart: Parties, job: VerticalJob) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bank's rows, and what its bottom gave for them before it had learnt anything."""
+    folder = apart.machines["bank"].folder
+    assert folder is not None
+    state = Checkpoint.read(folder, 0).tensors
+    bottom = module_of(make_split(job, make_task(job)).by_name["left"])
+    bottom.load_state_dict({name: state[f"left/{name}"] for name in bottom.state_dict()})
+    rows = make_task(job).owned("bank", "train").columns["x"]
+    return rows, bottom(rows).detach()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_who_has_the_job_cannot_rebuild_a_followers_bottom(parties: Any, shares: bool) -> None:
+    """The adversary draws the weights from the job's seed and inverts what they would have sent."""
+    job = job_of("bottoms", "epochs=1", "checkpoint.every_steps=100")
+    apart = parties()
+    apart.shares_seed = shares
+    apart.lead(job)
+    for name in ("bank", "shop"):
+        apart.follow(job, name)
+    apart.sessions()
+    rows, sent = first_reports(apart, job)
+    rebuilt = module_of(make_split(job, make_task(job)).by_name["left"])
+    assert bool(torch.allclose(rebuilt(rows), sent)) == shares
+    guessed = invert(rebuilt, Evidence.of(sent[None], None), Gaussian.standard((3,)), steps=200)
+    read = float(torch.corrcoef(torch.stack([guessed.flatten(), rows.flatten()]))[0, 1])
+    assert (read > 0.95) == shares
+
+
+def test_two_runs_of_a_job_begin_with_other_weights(parties: Any) -> None:
+    job, found = job_of("bottoms", "epochs=1"), []
+    for name in ("one", "other"):
+        apart = parties(name)
+        apart.shares_seed = False
+        apart.lead(job)
+        for follower in ("bank", "shop"):
+            apart.follow(job, follower)
+        apart.sessions()
+        found.append([weights(apart.folder / party, party) for party in ("lead", "bank", "shop")])
+    assert all(one != other for one, other in zip(*found, strict=True))
+
+
+def test_a_folder_without_its_seed_is_refused(parties: Any) -> None:
+    job = job_of("bottoms", "epochs=1")
+    apart = parties()
+    apart.shares_seed = False
+    apart.lead(job)
+    for name in ("bank", "shop"):
+        apart.follow(job, name)
+    apart.sessions()
+    for party in ("bank", "shop"):
+        apart._stacks[party].close()
+    (apart.folder / "shop" / "own-seed").write_bytes(b"short")
+    with ExitStack() as stack, pytest.raises(RunFolderError, match=r"own-seed is damaged"):
+        Machine.reopened(apart.folder / "shop", lambda task: "shop", stack)
+    (apart.folder / "bank" / "own-seed").unlink()
+    with ExitStack() as stack, pytest.raises(RunFolderError, match=r"own-seed is missing"):
+        Machine.reopened(apart.folder / "bank", lambda task: "bank", stack)

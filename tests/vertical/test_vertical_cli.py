@@ -33,7 +33,12 @@ def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> N
     code, out, err = vertical(
         "run", "job.yaml", "--out", "made", "--set", "privacy.embedding_dp={}"
     )
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err.splitlines()[:2] == [
+        "first weights are drawn from the job's seed, which all parties know: for simulation only",
+        "The embedding is protected by EmbeddingDP with one bit a value and no noise.",
+    ]
+    assert all(sentence.startswith("labels: ") for sentence in err.splitlines()[2:])
     lines = out.splitlines()
     assert lines[0].startswith("epoch 0 step 2/5 loss: ")
     assert sum("held-out examples: " in line for line in lines) == 2
@@ -94,3 +99,26 @@ def test_help_fits_a_screen(vertical: Command) -> None:
         code, out, _ = vertical(*arguments, "--help")
         assert code == 0
         assert len(out.splitlines()) <= 40
+
+
+THEIRS = """
+role: leader
+model:
+  train_net:
+    name: leader_top_net
+    inputs: [{name: id_hldr, source: local}]
+    outputs: [{name: out, destination: local}]
+opts:
+  - {type: FTRL, hyper_parameters: {learning_rate: 5.e-2}}
+train_hyper_parameters: {epochs: 20, batch_size: 16000}
+"""
+
+
+def test_a_vertical_job_of_mindspore_federated_is_recognised(
+    vertical: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "theirs.yaml").write_text(THEIRS)
+    code, _, err = vertical("run", "theirs.yaml")
+    assert code == 2
+    assert err.startswith("error: theirs.yaml is a vertical job of MindSpore Federated, which is ")
+    assert "docs/own-split-models.md says what stands for what" in err

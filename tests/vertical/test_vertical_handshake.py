@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import ExchangeError, Unfit
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
+from fedveil.message import Message
 from fedveil.vertical.apart import alignment, handshake
 from fedveil.vertical.apart.handshake import Agreement, Standing
 from vertical_parts import Bottoms
@@ -138,15 +139,48 @@ def test_a_party_without_data_takes_the_order_of_the_other(by: str) -> None:
             assert agreement.notes == ()
 
 
+def beginning(by: str, attempt: int) -> Message:
+    own = standing("lead", align_by=by)
+    exchange = handshake.lead(own, ("bank",), attempt=attempt, purpose="train", order_seed=0)
+    sent = next(exchange)
+    assert isinstance(sent, Send)
+    return sent.message
+
+
 def test_ids_travel_as_digests_under_a_key_of_the_attempt() -> None:
     ids = np.array([1, 2, 300])
     one, other = (alignment.digests(ids, bytes([k]) * 32) for k in (1, 2))
     assert not set(map(bytes, one)) & set(map(bytes, other))
-    exchange = handshake.lead(standing("lead"), ("bank",), attempt=1, purpose="train", order_seed=0)
-    again = handshake.lead(standing("lead"), ("bank",), attempt=2, purpose="train", order_seed=0)
-    begins = [next(exchange), next(again)]
-    keys = {bytes(b.message["key"]) for b in begins if isinstance(b, Send)}  # type: ignore[arg-type]
-    assert len(keys) == 2
+    assert len({bytes(beginning("digests", n)["key"]) for n in (1, 2)}) == 2  # type: ignore[arg-type]
+
+
+def test_no_key_is_sent_where_ids_are_blinded() -> None:
+    assert "key" not in beginning("intersection", 1)
+
+
+def test_a_leader_has_kept_the_run_before_a_follower_can() -> None:
+    kept: list[str] = []
+    own, heard = standing("lead"), []
+
+    def noted(exchange: Any) -> Any:
+        answer = None
+        while True:
+            try:
+                request = exchange.send(answer)
+            except StopIteration as end:
+                return end.value
+            if isinstance(request, Send):
+                heard.append((request.message["kind"], list(kept)))
+            answer = yield request
+
+    leading = handshake.lead(
+        own, ("bank",), attempt=1, purpose="train", order_seed=0,
+        keep_run=lambda: kept.append("run"),
+    )  # fmt: skip
+    follower = handshake.follow(standing("bank"), "lead")
+    drive_together({"lead": noted(leading), "bank": follower})
+    assert heard[0] == ("begin", []), "a leader that is refused by all writes nothing"
+    assert heard[-1] == ("agreed", ["run"])
 
 
 def changed_parts(**changes: Any) -> dict[str, Any]:

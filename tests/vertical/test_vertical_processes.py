@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +62,10 @@ class Run:
         security = ["--tls", certificates] if tls else ["--insecure"]
         link = [option, self.address, *security, "--patience", "30"]
         self.processes[party] = vertical_process.start(
-            ["vertical", command, *what, *link], self.folder / f"{party}.log", dies=dies
+            ["vertical", command, *what, *link],
+            self.folder / f"{party}.log",
+            dies=dies,
+            draws=None if (own / "own-seed").exists() else 0,  # as in one process: the job's seed
         )
         if party == "lead":
             self._find_address()
@@ -124,6 +128,7 @@ def unbroken(place: Path) -> dict[str, bytes]:
         ("lead", "receive", 2),  # one of two applications is there
         ("lead", "send", 23),
         ("lead", "receive", 31),
+        ("lead", "play", 1),  # all have agreed, and it has written nothing since
         ("lead", "write", 2),
         ("lead", "write", 5),  # the last: the followers are done
     ],
@@ -158,6 +163,37 @@ def test_leader_and_follower_are_killed_one_after_the_other(run: Run, place: Pat
     run.start("bank")
     run.ends_well()
     assert run.weights() == unbroken(place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", PARTIES)
+def test_twenty_kills_after_the_first_checkpoint_change_nothing(
+    place: Path, tmp_path: Path, who: str
+) -> None:
+    """Each life begins at a checkpoint past the first, saves one more at least, and is cut off."""
+    long = tmp_path / "place"
+    shutil.copytree(place / "certificates", long / "certificates")
+    (long / "job.yaml").write_text(JOB.replace("epochs: 3", "epochs: 30"))
+    train(VerticalJob.load(long / "job.yaml"), long / "together")
+    run = Run(long, tmp_path / "apart")
+    run.folder.mkdir()
+    try:
+        for party in PARTIES:
+            run.start(party, dies=("step", 6) if party == who else None)
+        before = 0
+        for kill in range(20):
+            assert run.code(who) == -signal.SIGKILL, run.log(who)
+            names = (run.folder / who / who / "checkpoint").glob("0*")
+            saved = max(int(path.name) for path in names)
+            assert saved > before, "it dies after a checkpoint of its own"
+            before = saved
+            run.start(who, dies=("step", 5 + kill % 4) if kill < 19 else None)
+        assert before >= 4 * 20
+        run.ends_well()
+        assert run.weights() == unbroken(long)
+    finally:
+        for process in run.processes.values():
+            process.kill()
 
 
 def test_plaintext_on_loopback_then_evaluation_and_prediction_with_serving_followers(

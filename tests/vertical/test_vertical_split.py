@@ -69,6 +69,24 @@ def test_a_gradient_comes_back_where_it_changes_a_weight(
     assert split.runs_backward("top")
 
 
+def test_under_reuse_a_part_learns_until_all_was_sent() -> None:
+    """And what is behind it too; the leader's own parts go on."""
+    parts = [
+        part("first", "bank", "data.x"),
+        part("left", "bank", "first", privacy=EmbeddingPrivacy(5.0, reuse=True)),
+        part("right", "shop", "data.x"),
+        part("top", "lead", "left", "right"),
+    ]
+    split = SplitModel(parts, leader="lead")
+    assert [crossing.gradient for crossing in split.crossings] == [True, True]
+    assert [crossing.gradient for crossing in split.settled.crossings] == [False, True]
+    assert [part.frozen for part in split.settled.parts] == [True, True, False, False]
+    assert split.settled.is_constant("left")
+    assert split.settled.settled is split.settled
+    plain = split.replace("left", privacy=EmbeddingPrivacy(5.0))
+    assert plain.settled is plain
+
+
 def test_a_frozen_part_gives_the_gradient_on_to_one_that_trains() -> None:
     parts = [
         part("embedding", "lead", "data.x"),
@@ -112,7 +130,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "embedding_dp.reuse of the part left needs weights that stay as they are": (
         lambda: [
             part("left", "bank", "data.x", privacy=EmbeddingPrivacy(1.0, reuse=True)),
-            part("top", "lead", "left"),
+            part("more", "bank", "left"),
+            part("top", "lead", "left", "more"),
         ]
     ),
     "the part left has dtype 'float16', only float32, bfloat16 can cross": (

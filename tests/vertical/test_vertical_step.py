@@ -465,6 +465,27 @@ def test_statistics_of_a_void_step_are_put_back() -> None:
         assert not torch.equal(_state(parties["bank"])["backbone/1.running_mean"], statistics)
 
 
+def test_who_sent_what_overflows_is_named_by_who_computed_with_it() -> None:
+    """All that crosses is finite, and what is made of it is not."""
+    backbone = nn.Linear(8, 8)
+    nn.init.constant_(backbone.weight, 10.0)
+    split = vertical_parts.UShape().split_model().replace("backbone", module=backbone)
+    parties = parties_of(split)
+    x, y = vertical_parts.UShape().whole("train")
+    held = {"lead": Batch(np.arange(50), {"x": x}, y), "bank": Batch(np.arange(50))}
+
+    def spoiled(message: Message, name: str, at: int) -> Message:
+        return _with_last(message, 3e38) if message.get("name") == "embedding" else message
+
+    steps = {n: _with_changes(n, p.step(1, held[n]), spoiled) for n, p in parties.items()}
+    with pytest.raises(
+        ExchangeError,
+        match=r"^the output of backbone of bank has NaN or infinity in it, computed from embedding "
+        r"of lead$",
+    ):
+        drive_together(steps)
+
+
 def test_a_part_that_fails_is_named_and_its_words_stay_with_its_owner() -> None:
     class Failing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

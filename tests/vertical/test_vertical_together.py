@@ -71,7 +71,8 @@ def test_it_learns_and_every_party_has_its_folder(whole: VerticalRun) -> None:
     assert losses[-1] < 0.7 * losses[0]
     for party in ("lead", "bank", "shop"):
         names = {path.name for path in (whole.folder / party).iterdir()}
-        assert names == {"checkpoint", "events.log", "metrics.jsonl", "model.safetensors"}
+        sent = {"sent.csv"} if party != "lead" else set()
+        assert names == {"checkpoint", "events.log", "metrics.jsonl", "model.safetensors"} | sent
         assert "finished after step 18" in (whole.folder / party / "events.log").read_text()
     assert VerticalJob.load(whole.folder / "job.yaml") == job()
 
@@ -321,6 +322,72 @@ def test_what_is_remembered_is_paid_once(randomness: str) -> None:
     first, _ = evaluate(run.folder)
     assert evaluate(run.folder)[0] == first
     assert held_out.read_bytes() == before
+
+
+def test_a_part_that_learns_is_paid_once_too() -> None:
+    """It learns in the first epoch, from what it sends then; no gradient comes back after that."""
+    kept, forgotten = {"eps": 8.0, "reuse": True}, {"eps": 8.0, "gradient": "none"}
+    run = train(protected(embedding_dp=kept), _new())
+    once, none = (
+        train(job(privacy={"embedding_dp": settings}, epochs=1), _new(name))
+        for name, settings in (("once", kept), ("none", forgotten))
+    )
+    bottoms = [each.model.parts["left"].state_dict() for each in (run, once, none)]
+    assert all((bottoms[0][name] == bottoms[1][name]).all() for name in bottoms[0])
+    assert not all((bottoms[0][name] == bottoms[2][name]).all() for name in bottoms[0])
+    assert run.ledgers["bank"].epsilon("run") == pytest.approx(8 * 4.0)
+    steps = [record for record in run.records["bank"] if "step" in record]
+    assert steps[0]["bytes_received_per_step"] > 9 * 8 * 4
+    assert steps[-1]["bytes_received_per_step"] < 9 * 8 * 4
+
+
+@pytest.mark.parametrize("at", [3, 8])  # in the first epoch, and in the second
+def test_stopped_when_reports_are_kept_a_run_ends_with_the_same_bytes(at: int) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(record: dict[str, object]) -> None:
+        done.append(record)
+        if len(done) == at:
+            raise Stop
+
+    done: list[object] = []
+    settings = job(
+        privacy={"embedding_dp": {"eps": 8.0, "reuse": True}},
+        epochs=2,
+        checkpoint={"every_steps": 4},
+        record={"every_steps": 1},
+    )
+    whole, folder = train(settings, _new()), _new("stopped")
+    with pytest.raises(Stop):
+        train(settings, folder, progress=stop)
+    resume(folder)
+    assert outcome(folder) == outcome(whole.folder)
+
+
+def test_how_often_every_row_was_sent_is_written_down() -> None:
+    run = train(job(epochs=2), _new())
+    lines = (run.folder / "bank" / "sent.csv").read_text("utf-8").splitlines()
+    assert lines[0] == "subset,id,times"
+    assert sorted(lines[1:51]) == sorted(f"train,{number},2" for number in range(50))
+    assert sorted(lines[51:]) == sorted(f"test,{number},2" for number in range(20))
+    assert not (run.folder / "lead" / "sent.csv").exists(), "what it sends back is no row"
+
+
+def test_a_run_opens_with_what_protects_it() -> None:
+    heard: list[str] = []
+    privacy: dict[str, object] = {"embedding_dp": {"eps": 5}}
+    train(job(privacy=privacy, epochs=1), _new(), say=heard.append)
+    assert heard[:2] == [
+        "first weights are drawn from the job's seed, which all parties know: for simulation only",
+        "The embedding is protected by EmbeddingDP with eps 5.000000.",
+    ]
+    heard.clear()
+    run = train(job(privacy={"embedding_dp": {}}, epochs=1), _new("bit"), say=heard.append)
+    quantised = "The embedding is protected by EmbeddingDP with one bit a value and no noise."
+    assert quantised in heard
+    assert quantised in (run.folder / "bank" / "events.log").read_text("utf-8")
+    assert quantised not in (run.folder / "lead" / "events.log").read_text("utf-8")
 
 
 def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:

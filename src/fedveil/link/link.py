@@ -17,6 +17,7 @@ again at 1, and `send` and `receive` raise PeerRestarted until `begin` is called
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 import time
@@ -46,8 +47,9 @@ _LOOK_AGAIN_S = 60.0
 class Link:
     """One party's end of the link to `peer`; a `Channel` that streams attach to.
 
-    `send` never waits: how far a party runs ahead is its schedule's affair. `receive` waits, as
-    long as there is a stream; without one, `patience_s` seconds before it raises LinkLost.
+    `send` never waits: how far a party runs ahead is its schedule's affair. `receive` waits without
+    a stream `patience_s` seconds before it raises LinkLost, and with one twice as long for a peer
+    that says nothing: it may itself wait so long for a party that is away.
     One thread sends and receives; streams come from any.
     """
 
@@ -66,7 +68,7 @@ class Link:
         self._restarted = False
         self._stream = 0  # the number of the attached stream; 0 while none is
         self._streams = 0
-        self._down_since = time.monotonic()
+        self._down_since = self._up_since = time.monotonic()
         self._down_why = ""
         self._failure: FedveilError | None = None
         self._closed = False
@@ -103,11 +105,13 @@ class Link:
     def receive(self) -> dict[str, Value]:
         with self._lock:
             self._check()
+            silent_since = time.monotonic()
             while not self._inbox:
                 if self._ended is not None:
                     said = f": {self._ended}" if self._ended else ""
                     raise LinkLost(f"{self.peer} has ended{said}")
-                self._readable.wait(self._patience_left())
+                silent_since = max(silent_since, self._up_since)
+                self._readable.wait(self._patience_left(silent_since))
                 self._check()
             body = self._inbox.popleft()
             self._inbox_bytes -= len(body)
@@ -172,6 +176,7 @@ class Link:
                 self.away_s += time.monotonic() - self._down_since
             self._streams += 1
             self._stream = self._streams
+            self._up_since = time.monotonic()
             self._wake_all()
             return self._stream
 
@@ -239,10 +244,16 @@ class Link:
         if self._closed:
             raise LinkLost(f"the link to {self.peer} is closed")
 
-    def _patience_left(self) -> float | None:
-        """Seconds to wait for an absent peer; None, for ever, while there is a stream."""
+    def _patience_left(self, silent_since: float = math.inf) -> float | None:
+        """Seconds to wait for an absent peer, or for one that is there and silent since then."""
         if self._stream:
-            return None
+            left = silent_since + 2 * self._patience_s - time.monotonic()
+            if left > 0:
+                return min(left, _LOOK_AGAIN_S)
+            raise LinkLost(
+                f"{self.peer} has sent nothing for {2 * self._patience_s:g} seconds and its link "
+                f"is up: what it computes hangs, or takes longer than --patience has it"
+            )
         left = self._down_since + self._patience_s - time.monotonic()
         if left > 0:
             return min(left, _LOOK_AGAIN_S)

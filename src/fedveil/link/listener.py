@@ -16,8 +16,8 @@ from fedveil.link.tls import Credentials
 
 import grpc  # isort: skip  (after streams, which quiets it)
 
-#: A handshake that has not led to a stream by then did not succeed.
-_HANDSHAKE_S = 3.0
+#: gRPC gives a handshake up after so long, and what has led to no stream by then did not succeed.
+_GIVEN_UP_S, _HANDSHAKE_S = 10.0, 20.0
 _STOP_S = 1.0
 
 
@@ -47,7 +47,11 @@ class Listener:
             self._threads,
             handlers=[grpc.method_handlers_generic_handler(SERVICE, calls)],
             # Two leaders on one port would each get some of the followers.
-            options=[*OPTIONS, ("grpc.so_reuseport", 0)],
+            options=[
+                *OPTIONS,
+                ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", int(1000 * _GIVEN_UP_S)),
+            ],
         )
         self._secure = credentials is not None
         try:

@@ -111,6 +111,17 @@ def read(path: str | FilePath) -> dict[str, Any]:
     return data
 
 
+def refuse_their_vertical(path: str | FilePath | None) -> None:
+    """Raise JobError where a file is one of MindSpore Federated's for a party of a split model."""
+    held = {} if path is None else read(path)
+    model = held.get("model")
+    if isinstance(model, dict) and {"train_net", "eval_net"} & model.keys():
+        raise JobError(
+            [f"{path} is a vertical job of MindSpore Federated, which is not read: networks are in "
+             f"Python here, and docs/own-split-models.md says what stands for what"]
+        )  # fmt: skip
+
+
 def refuse_other_kind(
     path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], command: str
 ) -> None:

@@ -1,10 +1,14 @@
 """The wide-and-deep model, cut between owners of features.
 
-    OWNER_wide, OWNER_deep of every owner  →  top: a linear layer of the wide parts plus a
-                                              nonlinear one of the deep parts
+    OWNER_wide, OWNER_deep of every owner  →  top: a linear layer of the leader's own wide part
+                                              plus a nonlinear one of all other parts
 
 Each owner describes its features twice: one-hot for the wide part, which is linear in them, and
 scaled for the deep part, a dense network.
+
+What is linear into the outputs has the label in the sign of its gradient, for everybody who gets
+one: so a follower's wide part goes through the leader's hidden layer with the deep ones. Under
+`wide: linear` it does not, as in the paper, and the follower reads every label of two classes.
 
 Source: H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, split by owners.
 """
@@ -59,24 +63,32 @@ def wide_and_deep(
             part(f"{owner}_wide", owner, ["data.wide"], scores, make_wide),
             part(f"{owner}_deep", owner, ["data.deep"], width, make_deep),
         ]
-    make_top = partial(_Top, len(owners) * scores, len(owners) * width, outputs)
+    linear = [settings.wide == "linear" or owner == leader for owner in owners]
+    make_top = partial(_Top, linear, scores, width, outputs)
     parts.append(part("top", leader, [bottom.name for bottom in parts], outputs, make_top))
     return SplitModel(parts, leader=leader)
 
 
 class _Top(nn.Module):
-    """Outputs that are linear in the wide scores, plus a network of what the deep parts give."""
+    """Outputs that are linear in some owners' wide scores, plus a network of all that is left."""
 
-    def __init__(self, scores: int, width: int, outputs: int) -> None:
+    def __init__(self, linear: Sequence[bool], scores: int, width: int, outputs: int) -> None:
         super().__init__()
-        self.wide = nn.Linear(scores, outputs)
-        self.deep = Joint(width, _HIDDEN, outputs)
+        self._linear = tuple(linear)
+        lines, owners = sum(linear), len(linear)
+        self.wide = nn.Linear(lines * scores, outputs) if lines else None
+        self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
         """The outputs [rows, outputs] of every owner's wide and deep part, in turn."""
-        scores: torch.Tensor = self.wide(torch.cat(given[0::2], dim=1))
-        outputs: torch.Tensor = scores + self.deep(*given[1::2])
-        return outputs
+        scores = list(zip(given[0::2], self._linear, strict=True))
+        hidden = (wide for wide, linear in scores if not linear)
+        outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
+        if self.wide is None:
+            return outputs
+        lines = torch.cat([wide for wide, linear in scores if linear], dim=1)
+        summed: torch.Tensor = self.wide(lines) + outputs
+        return summed
 
 
 def _deep(features: int, width: int) -> nn.Module:

@@ -8,10 +8,12 @@ and costs nothing again. Under `reuse` an example pays once.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +27,12 @@ from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
-from fedveil.vertical.rows import Order
+from fedveil.vertical.rows import Ids, Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
+from fedveil.vertical.task import SUBSETS, Subset
 
+#: The file that says how often each example was sent in training.
+SENT = "sent.csv"
 _COUNTS = "releases"
 _BEGUN = "begun"
 #: Nothing is sent more often.
@@ -63,6 +68,18 @@ class Releases:
     def examples(self, step: int) -> int:
         """How many examples there are in the steps up to `step`."""
         return int(np.count_nonzero(self._sent(0, step)))
+
+    def table(self, ids: Mapping[Subset, Ids]) -> bytes:
+        """How often each example was sent, as CSV; by its place where the party has no ids."""
+        held_out = np.full(len(ids["test"]), self.looks)
+        text = io.StringIO()
+        lines = csv.writer(text)
+        lines.writerow(["subset", "id", "times"])
+        for subset, times in zip(SUBSETS, (self.train, held_out), strict=True):
+            names = ids[subset] if len(ids[subset]) else np.arange(len(times))
+            rows = zip(names.tolist(), times.tolist(), strict=True)
+            lines.writerows((subset, *row) for row in rows)
+        return text.getvalue().encode()
 
     def settle(self, step: int) -> None:
         """Write down what was restored."""
@@ -191,6 +208,20 @@ def figures(
         often = "once" if most == 1 else f"{most} times"
         found.append(Line(epsilon, at, f"an example in the run, sent {often}"))
     return found
+
+
+def opening(split: SplitModel, party: str) -> list[str]:
+    """What a party says of EmbeddingDP before it sends anything, in the words of the source."""
+    found: dict[str, list[str]] = {}
+    for part, privacy in _private_parts(split, party):
+        noise = "one bit a value and no noise" if privacy.eps is None else f"eps {privacy.eps:f}"
+        found.setdefault(noise, []).append(part.name)
+    if len(found) == 1:
+        return [f"The embedding is protected by EmbeddingDP with {next(iter(found))}."]
+    return [
+        f"The embedding of {', '.join(parts)} is protected by EmbeddingDP with {noise}."
+        for noise, parts in found.items()
+    ]
 
 
 def _private_parts(split: SplitModel, party: str) -> list[tuple[Part, EmbeddingPrivacy]]:

@@ -4,13 +4,15 @@
 
 `name` is the part's, with `.grad` for a gradient that comes back and `.test` for an output of a
 pass that trains nothing. `data` is the values as they are, float32 or the 16 bits of a bfloat16;
-under EmbeddingDP an output crosses as bits, 32 to a float, and arrives as 0.0 and 1.0. Sending
+under EmbeddingDP an output crosses as bits, 32 to a float, and arrives as 0.0 and 1.0. Under
+`compression` it is codes, and `ranges` are each example's least and greatest. Sending as it is
 copies nothing here, arriving copies once where the bytes are read-only.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,9 @@ import torch
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, Value
+from fedveil.packing import packed_size
 from fedveil.rounds.answers import short
+from fedveil.vertical.compression import restored
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES
 
@@ -28,11 +32,11 @@ _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np
 
 
 def tensor_message(
-    transfer: Transfer, data: npt.NDArray[Any], *, training: bool, step: int
+    transfer: Transfer, fields: Mapping[str, npt.NDArray[Any]], *, training: bool, step: int
 ) -> dict[str, Value]:
-    """What lets the other party have a tensor; `data` is what has become of its values."""
+    """What lets the other party have a tensor; `fields` are what has become of its values."""
     name = _name_of(transfer, training)
-    return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, "data": data}
+    return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, **fields}
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -76,10 +80,15 @@ def from_wire(
             f"{peer} sent micro-batch {message.get('micro')!r} of {name!r} where micro-batch "
             f"{transfer.micro} was due"
         )
-    _check_fields(message, peer, repr(name), {"kind", "name", "step", "micro", "data"})
+    crosses = transfer.crossing.compressed(gradient=transfer.gradient)
+    fields = {"kind", "name", "step", "micro", "data"} | ({"ranges"} if crosses else set())
+    _check_fields(message, peer, repr(name), fields)
     data = message["data"]
     if not isinstance(data, np.ndarray):
         raise ExchangeError(f"{peer} sent {name!r} with {type(data).__name__} as data")
+    if crosses is not None:
+        ranges = message["ranges"]
+        return _decompressed(data, ranges, crosses.bits, transfer, peer, name, rows)
     return _values(data, transfer, peer, name, rows)
 
 
@@ -104,10 +113,39 @@ def _values(
     _check_form(data, _ON_WIRE[crossing.dtype], shape, peer, name)
     tensor = torch.from_numpy(data if data.flags.writeable else data.copy())
     tensor = tensor.view(DTYPES[crossing.dtype])
-    # A sum is finite where all values are, or they are too large; one pass and no memory.
-    if not math.isfinite(tensor.sum().item()) and not bool(tensor.isfinite().all()):
+    if not is_finite(tensor):
         raise ExchangeError(f"{peer} sent {name!r} with NaN or infinity in it")
     return tensor
+
+
+def _decompressed(
+    data: npt.NDArray[Any],
+    ranges: Value,
+    bits: int,
+    transfer: Transfer,
+    peer: str,
+    name: str,
+    rows: int,
+) -> torch.Tensor:
+    crossing = transfer.crossing
+    shape = (rows, *crossing.output)
+    if not isinstance(ranges, np.ndarray):
+        raise ExchangeError(f"{peer} sent {name!r} with {type(ranges).__name__} as ranges")
+    _check_form(ranges, np.dtype("<f4"), (rows, 2), peer, name)
+    _check_form(data, np.dtype(np.uint8), (packed_size(math.prod(shape), bits),), peer, name)
+    try:
+        values = restored(data, ranges, shape, bits)
+    except InvalidValue as error:
+        raise ExchangeError(f"{peer} sent {name!r} malformed: {error}") from None
+    return torch.from_numpy(values).to(DTYPES[crossing.dtype])
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite.
+
+    A sum is finite where all values are, or they are too large; one pass and no memory.
+    """
+    return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
 
 def _check_form(

@@ -14,33 +14,51 @@ from torch import nn
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, JobError
 from fedveil.own_code import called, load, told
-from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
+from fedveil.vertical.compression import Compression
+from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task, build, initial
 from fedveil.vertical.vertical_blocks import OptimizerSettings, PartSettings
 from fedveil.vertical.vertical_job import VerticalJob
 
 
-def make_task(job: VerticalJob, folder: Path | None = None) -> Task:
-    """The job's task; `folder` is a run's, where the task finds the files that it left there."""
-    task = build(job.task.name, job.task.settings, job.seed, folder)
+def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:
+    """The job's task; `folder` is a run's, where the task finds the files that it left there.
+
+    First weights are drawn from `own_seed`: a party's own, or the job's without it.
+    """
+    seed = job.seed if own_seed is None else own_seed
+    task = build(job.task.name, job.task.settings, seed, folder)
     if job.privacy.label_dp is not None and task.classes is None:
         raise JobError(
             [f"privacy.label_dp needs labels that are classes, and task.name = {job.task.name} "
              f"has others"]
         )  # fmt: skip
+    defence = job.privacy.label_protection
+    if defence is not None and defence.name == "marvell" and task.classes != 2:
+        has = "others" if task.classes is None else f"{task.classes} classes"
+        raise JobError(
+            [f"privacy.label_protection.name = marvell needs labels of two classes, and task.name "
+             f"= {job.task.name} has {has}; max_norm takes any"]
+        )  # fmt: skip
     return task
 
 
-def make_split(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> SplitModel:
+def make_split(
+    job: VerticalJob, task: Task, here: Collection[str] | None = None, own_seed: int | None = None
+) -> SplitModel:
     """The task's parts as the job has them.
 
     Modules that the job names, or that the task makes from a party's data, are made for the
-    parties in `here` alone, for all without it.
+    parties in `here` alone, for all without it. `own_seed` is that of `make_task`.
     """
+    seed = job.seed if own_seed is None else own_seed
     base: SplitModel = called(task.split_model, here=here)
     names = list(job.parts) or list(base.by_name)
-    parts = [_part(job, base, name, here) for name in names]
+    parts = [_part(job, base, name, here, seed) for name in names]
     parts = [_with_privacy(job, part, parts) for part in parts]
+    if job.compression is not None:
+        crossing = Compression(**job.compression.model_dump())
+        parts = [replace(part, compression=crossing) for part in parts]
     parties = (task.leader, *task.followers)
     for part in parts:
         if part.owner not in parties:
@@ -79,7 +97,9 @@ def own_functions(job: VerticalJob) -> list[str]:
     return [name for name in names if name is not None and ":" in name]
 
 
-def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] | None) -> Part:
+def _part(
+    job: VerticalJob, base: SplitModel, name: str, here: Collection[str] | None, seed: int
+) -> Part:
     settings = job.parts.get(name, PartSettings())
     given: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
@@ -100,7 +120,7 @@ def _part(job: VerticalJob, base: SplitModel, name: str, here: Collection[str] |
     )
     if settings.module is not None:
         mine = here is None or given["owner"] in here
-        given["module"] = _own_module(settings.module, name, job.seed) if mine else None
+        given["module"] = _own_module(settings.module, name, seed) if mine else None
     return Part(**given | {"name": name})
 
 
@@ -115,8 +135,8 @@ def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
 
 
 def _optimizer(
-    base: Optimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
-) -> Optimizer:
+    base: Optimizer | OwnOptimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
+) -> Optimizer | OwnOptimizer:
     """The task's optimiser, with what the job and then its part say on top."""
     said = {
         key: value
@@ -124,6 +144,12 @@ def _optimizer(
         for key, value in settings.model_dump().items()
         if value is not None
     }
+    if not isinstance(base, Optimizer):
+        if said:
+            raise JobError(
+                [f"{place}.optimizer is a function of the task's: {', '.join(said)} is set there"]
+            )
+        return base
     merged = replace(base, **said)
     if merged.name != "sgd" and merged.momentum:
         if said.get("momentum"):

@@ -7,8 +7,9 @@ to send and receive (see `channel`), and knows nothing of where the others are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -18,15 +19,14 @@ from fedveil._validate import integer
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerAborted, PeerRefused
 from fedveil.link.channel import Exchange, Send
+from fedveil.vertical.compression import Errors
 from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.part_optimizers import PartOptimizers
 from fedveil.vertical.schedule import Program, micro_sizes, programs
 from fedveil.vertical.split import SplitModel, module_of
-from fedveil.vertical.step import Batch, Context, Loss, Report, Step, last_words
+from fedveil.vertical.step import Batch, Context, Loss, Report, Returned, Step, last_words
 
 T = TypeVar("T")
-#: What Adam holds for a parameter, and what of it is never negative.
-_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
-_NEVER_NEGATIVE = {"step", "exp_avg_sq"}
 
 
 class Party:
@@ -49,7 +49,8 @@ class Party:
     the batch, and the weights change at the end of the step: no gradient is ever stale.
 
     `loss` is the leader's, a mean over a batch. `entropy` is what EmbeddingDP draws from, `seed`
-    what dropout does. `report` replaces how a crossing's values become bits.
+    what dropout does. `report` replaces how a crossing's values become bits, and `returned` is what
+    becomes of the gradients that the leader sends back.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Party:
         device: str = "cpu",
         tell_loss: bool = True,
         report: Report | None = None,
+        returned: Returned | None = None,
     ) -> None:
         if name not in split.parties:
             raise InvalidValue(f"name = {name!r} is not one of {', '.join(split.parties)}")
@@ -79,26 +81,33 @@ class Party:
         self.waited_s = 0.0
         self.sent_bytes = self.received_bytes = 0
         self._seed = seed
-        self._context = Context(
+        first = Context(
             name=name,
             split=split,
             device=self.device,
             report=report or Reports(Secure() if entropy is None else entropy),
             loss=loss,
             tell_loss=tell_loss,
+            returned=returned,
+            errors=Errors(),
         )
+        self._errors = first.errors
+        self._contexts = {False: first, True: replace(first, split=split.settled)}
+        self._context = first
         self._peers = split.followers if name == split.leader else (split.leader,)
-        self._optimizers = dict(_optimizers(split, name))
+        self._optimizers = PartOptimizers(split, name)
         self._statistics = _Statistics(self.modules)
         self._parameters = list(self.modules.parameters())
-        self._programs: dict[tuple[int, bool], tuple[Program, frozenset[int]]] = {}
-        self._bytes: dict[tuple[int, bool, int], tuple[int, int]] = {}
+        self._programs: dict[tuple[SplitModel, int, bool], tuple[Program, frozenset[int]]] = {}
+        self._bytes: dict[tuple[SplitModel, int, bool, int], tuple[int, int]] = {}
 
-    def step(self, number: int, batch: Batch) -> Exchange[float | None]:
+    def step(self, number: int, batch: Batch, *, settled: bool = False) -> Exchange[float | None]:
         """Train on a batch; the result is its mean loss, where it is known here.
 
-        Steps are numbered by the caller, alike on every side.
+        Steps are numbered by the caller, alike on every side. `settled`: every example was in a
+        step before, so that what is under `reuse` learns no more (`SplitModel.settled`).
         """
+        self._context = self._contexts[settled]
         self._switch(training=True)
         self._statistics.keep()
         try:
@@ -107,10 +116,8 @@ class Party:
             self._clear()
             self._statistics.put_back()
             raise
-        for part, optimizer in self._optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = self.split.by_name[part].optimizer.lr_of(number)
-            optimizer.step()
+        self._optimizers.step(number)
+        self._errors.keep(step.left_out)
         self._clear()
         return step.loss
 
@@ -121,6 +128,7 @@ class Party:
 
         `occasion` tells reports apart that are drawn for the same `number` at different times.
         """
+        self._context = self._contexts[False]
         self._switch(training=False)
         step = yield from self._run(number, batch, training=False, occasion=occasion)
         return torch.cat(step.outputs) if step.outputs else None
@@ -138,40 +146,41 @@ class Party:
             raise
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Weights and statistics as `<part>/<name>`, optimisers as `<part>//<parameter>/<name>`."""
+        """Weights and statistics as `<part>/<name>`, optimisers as `<part>//<parameter>/<name>`.
+
+        What compression left out under error feedback stands as `<part>///forward` and `backward`.
+        """
         tensors = {
             f"{part}/{name}": tensor.detach()
             for part, module in self.modules.items()
             for name, tensor in module.state_dict().items()
         }
-        for part, optimizer in self._optimizers.items():
-            for number, held in optimizer.state_dict()["state"].items():
-                for name, value in held.items():
-                    if value is not None:
-                        tensors[f"{part}//{number}/{name}"] = torch.as_tensor(value)
-        return tensors
+        return tensors | self._optimizers.state() | self._errors.state()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take over what `state` gave; raises `InvalidValue` for what such a party has not."""
         weights: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         held: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
+        left_out: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for place, tensor in state.items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 raise InvalidValue(f"{place} is not finite")
             if place.endswith("running_var") and (tensor < 0).any():
                 raise InvalidValue(f"{place} is a variance below 0")
             part, _, name = place.partition("/")
-            if name.startswith("/"):
+            if name.startswith("//"):
+                left_out[part][name[2:]] = tensor
+            elif name.startswith("/"):
                 number, _, key = name[1:].partition("/")
                 held[part].setdefault(int(number), {})[key] = tensor.clone()
             else:
                 weights[part][name] = tensor
         self._check(weights, held)
+        self._check_left_out(left_out)
         for part, module in self.modules.items():
             module.load_state_dict(weights[part])
-        for part, optimizer in self._optimizers.items():
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": held[part], "param_groups": groups})
+        self._optimizers.restore(held)
+        self._errors.restore(left_out)
         self._clear()
         self._statistics = _Statistics(self.modules)
 
@@ -181,18 +190,26 @@ class Party:
         held: Mapping[str, Mapping[int, Mapping[str, torch.Tensor]]],
     ) -> None:
         """Raise `InvalidValue` unless these are weights and optimisers of this party's parts."""
-        if set(weights) - set(self.modules) or set(held) - set(self._optimizers):
+        if set(weights) - set(self.modules) or any(part not in self._optimizers for part in held):
             raise InvalidValue(f"it holds parts that are not {self.name}'s")
         for part, module in self.modules.items():
             if _described(weights.get(part, {})) != _described(module.state_dict()):
                 raise InvalidValue(f"it does not hold the tensors of {part}, and no others")
-        for part, numbered in held.items():
-            optimizer = self._optimizers[part]
-            parameters = optimizer.param_groups[0]["params"]
-            for number, values in numbered.items():
-                shape = parameters[number].shape if 0 <= number < len(parameters) else None
-                if not _are_held(optimizer, values, shape):
-                    raise InvalidValue(f"it does not hold what the optimiser of {part} holds")
+        self._optimizers.check(held)
+
+    def _check_left_out(self, left_out: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Raise `InvalidValue` unless these are errors of what this party sends."""
+        feeds = {
+            (each.part, direction): each.output
+            for each in self.split.crossings
+            for direction, sender in (("forward", each.sender), ("backward", each.receiver))
+            if sender == self.name and each.compression and each.compression.error_feedback
+        }
+        for part, directions in left_out.items():
+            for direction, tensor in directions.items():
+                shape = feeds.get((part, direction))
+                if tensor.dtype != torch.float32 or tensor.shape[1:] != shape:
+                    raise InvalidValue(f"{part}///{direction} is nothing that was left out here")
 
     def _run(self, number: int, batch: Batch, *, training: bool, occasion: int) -> Exchange[Step]:
         if not batch.rows:
@@ -200,7 +217,7 @@ class Party:
         sizes = micro_sizes(batch.rows, self.in_flight)
         program, tells = self._program(len(sizes), training)
         # Bytes are alike for all steps of a size whose numbers are encoded in as many.
-        alike = batch.rows, training, number.bit_length()
+        alike = self._context.split, batch.rows, training, number.bit_length()
         step = Step(
             self._context,
             program,
@@ -225,15 +242,16 @@ class Party:
 
     def _program(self, micros: int, training: bool) -> tuple[Program, frozenset[int]]:
         """The party's instructions, and which of the messages in them bring the loss."""
-        key = micros, training
+        split = self._context.split
+        key = split, micros, training
         if key not in self._programs:
-            program = programs(self.split, micros, training=training)[self.name]
-            self._programs[key] = program, last_words(program, self.split.leader)
+            program = programs(split, micros, training=training)[self.name]
+            self._programs[key] = program, last_words(program, split.leader)
         return self._programs[key]
 
     def _switch(self, *, training: bool) -> None:
         """Tell the modules whether they train; frozen ones never do."""
-        for part in self.split.owned_by(self.name):
+        for part in self._context.split.owned_by(self.name):
             module, wanted = self.modules[part.name], training and not part.frozen
             if module.training != wanted:
                 module.train(wanted)
@@ -245,19 +263,6 @@ class Party:
 
 def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-
-
-def _are_held(
-    optimizer: torch.optim.Optimizer, values: Mapping[str, torch.Tensor], shape: torch.Size | None
-) -> bool:
-    """Whether an optimiser can hold these values for a parameter of that shape."""
-    moments = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else _MOMENTS
-    return set(values) == moments and all(
-        tensor.is_floating_point()
-        and tensor.shape == (torch.Size([]) if name == "step" else shape)
-        and (name not in _NEVER_NEGATIVE or bool((tensor >= 0).all()))
-        for name, tensor in values.items()
-    )
 
 
 class _Statistics:
@@ -288,19 +293,3 @@ class _Statistics:
         with torch.no_grad():
             for buffer, kept in self._kept:
                 buffer.copy_(kept)
-
-
-def _optimizers(split: SplitModel, party: str) -> Iterator[tuple[str, torch.optim.Optimizer]]:
-    """One for each part that trains; a parameter that parts share belongs to the first."""
-    taken: set[int] = set()
-    for part in split.owned_by(party):
-        if part.frozen:
-            module_of(part).requires_grad_(False)
-    for part in split.owned_by(party):
-        if not split.runs_backward(part.name):
-            continue
-        held = module_of(part).parameters()
-        own = [each for each in held if each.requires_grad and id(each) not in taken]
-        taken.update(map(id, own))
-        if own:
-            yield part.name, part.optimizer.over(own)

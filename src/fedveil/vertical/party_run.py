@@ -33,10 +33,12 @@ from fedveil.record.sealed_message import intact
 from fedveil.vertical import account, told_labels
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import own_functions
+from fedveil.vertical.label_watch import LabelWatch
 from fedveil.vertical.party import Party
+from fedveil.vertical.returned_gradients import ReturnedGradients
 from fedveil.vertical.rows import Order, Rows
-from fedveil.vertical.split import SplitModel, module_of
-from fedveil.vertical.step import Batch
+from fedveil.vertical.split import Crossing, SplitModel, module_of
+from fedveil.vertical.step import Batch, Occasion
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
 from fedveil.vertical.step_lines import line
 from fedveil.vertical.task import Subset, Task, averages, files_of
@@ -50,7 +52,8 @@ class Setting:
     """What a party's side of a run is made from.
 
     `rows` are its examples in the agreed order, `order_seed` is the leader's word on the order of
-    training, `entropy` is what leaves it drawn from, `folder` is where it writes.
+    training, `entropy` is what leaves it drawn from, `folder` is where it writes. From `own_seed`
+    its first weights were drawn, and its modules draw what they drop; None: from the job's.
     """
 
     job: VerticalJob
@@ -61,6 +64,7 @@ class Setting:
     entropy: Entropy
     order_seed: int
     folder: RunFolder
+    own_seed: int | None = None
 
 
 class PartyRun:
@@ -69,7 +73,12 @@ class PartyRun:
     After `train` has ended with an error, `restore` and `train` begin again from a step held.
     """
 
-    def __init__(self, setting: Setting, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        progress: Progress | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self.setting = setting
         self.name = setting.party
         self.records: list[Record] = []
@@ -77,6 +86,7 @@ class PartyRun:
         is_leader = self.name == split.leader
         self._has_told = False
         self._tell = progress or (lambda record: None)
+        self._say = say or (lambda sentence: None)
         self._reports = Reports(setting.entropy, setting.folder.path)
         self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
         # What is drawn again from a seed is the same, and tells nothing new.
@@ -87,15 +97,18 @@ class PartyRun:
         self._fingerprint = _fingerprint(setting)
         self._rows = dict(setting.rows)
         self._label_loss = self._protect_labels() if is_leader else None
+        self._returned = ReturnedGradients(job.privacy.label_protection, setting.entropy)
+        self._watch: LabelWatch | None = None
         self.party = Party(
             self.name,
             split,
             loss=setting.task.loss if is_leader else None,
             in_flight=job.in_flight,
-            seed=job.seed,
+            seed=job.seed if setting.own_seed is None else setting.own_seed,
             device=job.device,
             tell_loss=job.record.followers_see_loss,
             report=self._reports,
+            returned=self._send_back if is_leader else None,
         )
         self.done = 0
         self._window = _Window(self.party)
@@ -148,15 +161,21 @@ class PartyRun:
         job = self.setting.job
         for record in () if self._has_told else self.records:
             self._tell(record)
+        if not self._has_told:
+            for sentence in account.opening(self.setting.split, self.name):
+                self.say(sentence)
         self._has_told = True
+        self._watch_labels()
         while self.done < self.total:
             number = self.done + 1
             epoch, within = divmod(self.done, self._order.steps)
             batch = self._rows["train"].batch(self._order.of_step(number))
             self._releases.begin_step(number, batch.positions)
-            loss = yield from self.party.step(number, batch)
+            loss = yield from self.party.step(number, batch, settled=epoch > 0)
             self.done = number
             self._window.add(loss, batch.rows)
+            if self._watch is not None:
+                self._watch.step_ended(last=number == self.total)
             if number % job.record.every_steps == 0 or number == self.total:
                 self._record_step(epoch, within + 1)
             if within + 1 == self._order.steps and self._looks_after(epoch):
@@ -191,6 +210,11 @@ class PartyRun:
     def ledger(self) -> Ledger:
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
 
+    def say(self, sentence: str) -> None:
+        """What whoever started this party is to know, which its events say too."""
+        self.event(sentence)
+        self._say(sentence)
+
     def event(self, text: str) -> None:
         assert self._recorder is not None, "restore comes first"
         self._recorder.event(text)
@@ -200,6 +224,19 @@ class PartyRun:
             self._recorder.close()
         self._reports.close()
         self._releases.close()
+
+    def _watch_labels(self) -> None:
+        """The leader looks at what its gradients tell in the first steps from here."""
+        split = self.setting.split
+        has_told = self._watch is not None and self._watch.has_told
+        if self.name == split.leader and self.done < self.total and not has_told:
+            classes = self.setting.task.classes
+            self._watch = LabelWatch(split, classes, self._returned, self.say)
+
+    def _send_back(
+        self, crossing: Crossing, gradient: torch.Tensor, labels: torch.Tensor, occasion: Occasion
+    ) -> torch.Tensor:
+        return (self._watch or self._returned)(crossing, gradient, labels, occasion)
 
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
         """All held-out examples go through the parties; the leader takes each batch's outputs."""
@@ -253,6 +290,9 @@ class PartyRun:
     def _finish(self) -> None:
         with uninterrupted():
             self.setting.folder.write_atomically(MODEL, model_bytes(self.party.modules))
+        if any(crossing.sender == self.name for crossing in self.setting.split.crossings):
+            ids = {subset: rows.ids for subset, rows in self.setting.rows.items()}
+            self.setting.folder.write_atomically(account.SENT, self._releases.table(ids))
         keep_accounts(self.setting.folder, self.figures(), self.event)
         self.event(f"finished after step {self.done}")
 

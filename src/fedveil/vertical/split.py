@@ -15,10 +15,10 @@ labels and the loss, and every crossing has the leader at one end: followers tal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -26,9 +26,12 @@ from torch import nn
 from fedveil._validate import choice, integer, non_negative, positive, within
 from fedveil.errors import SplitInvalid
 from fedveil.link.names import check_name
+from fedveil.vertical.compression import Compression
 
 #: Inputs of this form are columns of the owner's data; all others are names of earlier parts.
 DATA = "data."
+#: What makes an optimiser of a part's parameters, or one and the schedule of its rate.
+OwnOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Any]
 #: What a crossing may hold, and the bytes of one value.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -38,6 +41,7 @@ class Optimizer:
     """How a part's parameters follow their gradients: torch's rule of that name.
 
     The learning rate rises linearly over the first `warmup_steps` steps and is `lr` from then on.
+    Each step's gradient is shortened to the L2 norm `gradient_norm`, over all of the part.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -45,6 +49,7 @@ class Optimizer:
     momentum: float = 0.0
     weight_decay: float = 0.0
     warmup_steps: int = 0
+    gradient_norm: float | None = None
 
     def __post_init__(self) -> None:
         choice("optimizer.name", self.name, ("sgd", "adam", "adamw"))
@@ -52,6 +57,8 @@ class Optimizer:
         within("optimizer.momentum", self.momentum, 0, 1, open_high=True)
         non_negative("optimizer.weight_decay", self.weight_decay)
         integer("optimizer.warmup_steps", self.warmup_steps, 0)
+        if self.gradient_norm is not None:
+            positive("optimizer.gradient_norm", self.gradient_norm)
 
     def lr_of(self, step: int) -> float:
         """The learning rate of a step; steps are numbered from 1."""
@@ -71,7 +78,8 @@ class EmbeddingPrivacy:
 
     `eps` is the source's, eps/2 a bit; None quantises without noise and promises nothing.
     Under `gradient = "none"` no gradient comes back. `reuse` remembers what was sent for an
-    example and sends it again, which a part alone can do that gives the same in every epoch.
+    example and sends it again: the part learns in the first epoch, from the gradients of what it
+    then sends, and stays as it is from the second on, in which no gradient comes back.
     """
 
     eps: float | None = None
@@ -91,8 +99,9 @@ class Part:
     `module` is called with one tensor for each of `inputs`, the examples along the first
     dimension, and gives one tensor of shape (examples, *output) and of type `dtype`; it is None
     where another party keeps the module to itself. The parameters of a `frozen` part stay as
-    they are. `privacy` is applied where the output leaves its owner, never to what the owner's
-    own parts read.
+    they are. `optimizer` may be a function of the parameters that makes any of torch's, or one and
+    the schedule of its rate, which moves by a step each step. `privacy` is applied where the output
+    leaves its owner, never to what the owner's own parts read, and `compression` to what crosses.
     """
 
     name: str
@@ -102,8 +111,9 @@ class Part:
     module: nn.Module | None = field(default=None, compare=False)
     dtype: Literal["float32", "bfloat16"] = "float32"
     frozen: bool = False
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer | OwnOptimizer = Optimizer()
     privacy: EmbeddingPrivacy | None = None
+    compression: Compression | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -130,6 +140,14 @@ class Crossing:
     dtype: Literal["float32", "bfloat16"]
     gradient: bool
     privacy: EmbeddingPrivacy | None
+    compression: Compression | None = None
+
+    def compressed(self, *, gradient: bool) -> Compression | None:
+        """How its values are compressed on that way; a bit of EmbeddingDP is one already."""
+        held = self.compression
+        if held is None or not (held.backward if gradient else held.forward):
+            return None
+        return None if self.privacy is not None and not gradient else held
 
 
 class SplitModel:
@@ -189,6 +207,19 @@ class SplitModel:
         parts = [replace(part, **changes) if part.name == name else part for part in self.parts]
         return SplitModel(parts, leader=self.leader)
 
+    @cached_property
+    def settled(self) -> SplitModel:
+        """The model when every example was sent once: what is under `reuse` learns no more."""
+        bare = self
+        for part in self.parts:
+            if part.privacy is not None and part.privacy.reuse and part.privacy.gradient != "none":
+                bare = bare.replace(part.name, privacy=replace(part.privacy, gradient="none"))
+        settled = bare
+        for name in self.by_name:
+            if self.runs_backward(name) and not bare.runs_backward(name):
+                settled = settled.replace(name, frozen=True)
+        return settled
+
     def joined(self) -> Joined:
         """All parts as one module, as one machine would train it: no crossing, no privacy."""
         return Joined(self)
@@ -229,6 +260,7 @@ class SplitModel:
                         dtype=part.dtype,
                         gradient=returns and self._useful[part.name],
                         privacy=part.privacy,
+                        compression=part.compression,
                     )
                 )
         return tuple(found)
@@ -345,8 +377,9 @@ def _check_privacy(split: SplitModel) -> None:
             raise SplitInvalid(
                 f"the part {part.name} has dtype {part.dtype}: under embedding_dp it is float32"
             )
-        if part.privacy.reuse and not split.is_constant(part.name):
+        if part.privacy.reuse and not split.settled.is_constant(part.name):
             raise SplitInvalid(
-                f"embedding_dp.reuse of the part {part.name} needs weights that stay as they are, "
-                f"its own and those behind it: frozen: true, or embedding_dp.gradient: none"
+                f"embedding_dp.reuse of the part {part.name} needs weights that stay as they are "
+                f"after the first epoch, its own and those behind it, and other parts go on "
+                f"training them: frozen: true"
             )

@@ -9,21 +9,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil._arrays import Float32s
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
 from fedveil.learning.device import seed_torch
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
 from fedveil.vertical import schedule
+from fedveil.vertical.compression import Errors, Place, compressed, restored, staging
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
     from_wire,
+    is_finite,
     tensor_message,
     to_wire,
 )
@@ -33,6 +36,9 @@ from fedveil.vertical.split import DATA, DTYPES, Crossing, Part, SplitModel, mod
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 #: A crossing's values under EmbeddingDP, as packed bits.
 Report = Callable[[Crossing, npt.NDArray[np.float32], "Occasion"], npt.NDArray[np.uint8]]
+
+#: A gradient on its way back from the leader, and the labels of its examples, as it crosses.
+Returned = Callable[[Crossing, torch.Tensor, torch.Tensor, "Occasion"], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +84,10 @@ class Context:
     loss: Loss | None = None
     #: Whether followers hear the loss of every step.
     tell_loss: bool = True
+    #: The leader's: what becomes of gradients before they go back.
+    returned: Returned | None = None
+    #: What compression left out, under error feedback.
+    errors: Errors = field(default_factory=Errors)
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -111,6 +121,10 @@ class Step:
     sent_bytes: int = 0
     received_bytes: int = 0
     waited_s: float = 0.0
+    #: What compression leaves out in this step.
+    left_out: dict[Place, list[tuple[npt.NDArray[np.int64], Float32s]]] = field(
+        default_factory=staging
+    )
 
     def __post_init__(self) -> None:
         self._micros = _cut(self.batch, self.sizes, self.context.device)
@@ -134,6 +148,8 @@ class Step:
                 case schedule.SendTensor(transfer):
                     try:
                         message = self._tensor(transfer, place)
+                    except ExchangeError:
+                        raise
                     except Exception as error:  # EmbeddingDP refuses what the module gave
                         raise self._failure(transfer.crossing.part, error) from error
                     yield self._send(transfer.receiver, message)
@@ -255,25 +271,69 @@ class Step:
         crossing, micro = transfer.crossing, transfer.micro
         if transfer.gradient:
             leaf = self._leaves.pop((crossing.part, micro))
-            data = to_wire(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+            gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            labels = self._micros[micro].labels
+            if self.context.returned is not None and labels is not None:
+                occasion = self._occasion(micro)
+                gradient = self.context.returned(crossing, gradient, labels, occasion)
+            self._check_finite(gradient, f"the gradient of {crossing.part} from", micro)
+            fields = self._values_of(transfer, gradient)
         elif crossing.privacy is not None:
-            data = self._report(crossing, micro)
+            fields = {"data": self._report(crossing, micro)}
         else:
-            data = to_wire(self._values[crossing.part, micro])
-        sent = tensor_message(transfer, data, training=self.training, step=self.number)
+            values = self._values[crossing.part, micro]
+            self._check_finite(values, f"the output of {crossing.part} of", micro)
+            fields = self._values_of(transfer, values)
+        sent = tensor_message(transfer, fields, training=self.training, step=self.number)
         return {**sent, **self._told(place)}
+
+    def _values_of(self, transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
+        """What a tensor's values cross as: as they are, or compressed."""
+        crosses = transfer.crossing.compressed(gradient=transfer.gradient)
+        if crosses is None:
+            return {"data": to_wire(tensor)}
+        values = tensor.detach().float().cpu().numpy()
+        place = transfer.crossing.part, transfer.gradient
+        feeds_back = crosses.error_feedback and self.training
+        positions = self._micros[transfer.micro].positions
+        if feeds_back:
+            values = values + self.context.errors.of(place, positions, values)
+        data, ranges = compressed(values, crosses.bits)
+        if feeds_back:
+            told = restored(data, ranges, values.shape, crosses.bits)
+            self.left_out[place].append((positions, values - told))
+        return {"data": data, "ranges": ranges}
+
+    def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
+        """Refuse to send what overflowed, and name those whose values were last computed with."""
+        if is_finite(tensor):
+            return
+        crossings, owner = self.context.split.crossings, self.context.name
+        heard = {each.sender: each.part for each in crossings if each.receiver == owner}
+        heard |= {
+            each.receiver: f"the gradient of {each.part}"
+            for each in crossings
+            if (each.part, each.receiver, micro) in self._returned and each.sender == owner
+        }
+        sources = ", ".join(f"{part} of {sender}" for sender, part in heard.items())
+        raise ExchangeError(
+            f"{what} {owner} has NaN or infinity in it"
+            + (f", computed from {sources}" if sources else "")
+        )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
         """The one report of a part's output, whoever receives it."""
         report = self._reports.get((crossing.part, micro))
         if report is None:
-            subset: Literal["train", "test"] = "train" if self.training else "test"
-            positions = self._micros[micro].positions
-            occasion = Occasion(subset, self.occasion, self.number, micro, positions)
             values = to_wire(self._values[crossing.part, micro])
-            report = self.context.report(crossing, values, occasion)
+            report = self.context.report(crossing, values, self._occasion(micro))
             self._reports[crossing.part, micro] = report
         return report
+
+    def _occasion(self, micro: int) -> Occasion:
+        subset: Literal["train", "test"] = "train" if self.training else "test"
+        positions = self._micros[micro].positions
+        return Occasion(subset, self.occasion, self.number, micro, positions)
 
     def _arrive(self, transfer: Transfer, message: Message) -> None:
         crossing, micro = transfer.crossing, transfer.micro

@@ -1,7 +1,9 @@
 """What a split model is trained for: its parts, who holds which columns, the loss, what is counted.
 
 A job names a built-in task or a function of its own, `package.module:function`, which is called
-with the job's seed and returns an object with the attributes of `Task`.
+with a seed for first weights and returns an object with the attributes of `Task`. In one process
+the seed is the job's; a party on a machine of its own has one that nobody else knows, so that data
+and ids must not follow from it.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ class Task(Protocol):
     units_per_example: int
 
     def split_model(self) -> SplitModel:
-        """The parts, their initial weights drawn from the seed: everywhere the same."""
+        """The parts, their initial weights drawn from the seed, of the same shapes everywhere."""
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """What a party holds, and nothing of what the others hold; no ids where it has no data."""

@@ -38,6 +38,11 @@ class TabularSettings(Settings):
     width: int = Field(32, ge=2, description="numbers of the deep part that cross to the leader")
     scores: int = Field(8, ge=1, description="numbers of the wide part that cross to the leader")
     bins: int = Field(8, ge=2, description="intervals that the wide part cuts a feature into")
+    wide: Literal["hidden", "linear"] = Field(
+        "hidden",
+        description="followers' wide parts: `hidden` behind a layer of the leader's, or `linear` "
+        "into the outputs, which tells a follower every label of two classes",
+    )
 
 
 class TableSettings(Settings):
@@ -93,6 +98,11 @@ class TablesSettings(Settings):
     width: int = Field(32, ge=2, description="numbers of a deep part that cross to the leader")
     scores: int = Field(8, ge=1, description="numbers of a wide part that cross to the leader")
     bins: int = Field(8, ge=2, description="intervals that a wide part cuts a number into")
+    wide: Literal["hidden", "linear"] = Field(
+        "hidden",
+        description="followers' wide parts: `hidden` behind a layer of the leader's, or `linear` "
+        "into the outputs, which tells a follower every label of two classes",
+    )
     files: dict[str, TableSettings] = Field(
         default_factory=dict, description="each party's table, by the party's name"
     )

@@ -34,6 +34,8 @@ COMMAND = "fedveil vertical run"
 
 T = TypeVar("T")
 
+_SEEDED = "first weights are drawn from the job's seed, which all parties know: for simulation only"
+
 
 @dataclass(frozen=True)
 class VerticalRun:
@@ -66,25 +68,30 @@ def train(
     out: str | Path | None = None,
     *,
     progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
     encoded: bool = False,
 ) -> VerticalRun:
     """Run every party of a job in this process.
 
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with each
-    of the leader's records. With `encoded`, every message goes through its bytes, as between
-    machines; it changes nothing but the time.
+    of the leader's records, `say` with what else is worth a line. With `encoded`, every message
+    goes through its bytes, as between machines; it changes nothing but the time.
     """
     with ExitStack() as stack:
         stack.enter_context(threads(job.threads))
         parties = _Parties(job, None, encoded)
         folder = RunFolder.create(out, job.name, COMMAND)
         stack.callback(folder.close)
-        parties.enter(folder, stack, progress)
+        parties.enter(folder, stack, progress, say)
         return parties.train(0)
 
 
 def resume(
-    folder: str | Path, *, progress: Progress | None = None, encoded: bool = False
+    folder: str | Path,
+    *,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+    encoded: bool = False,
 ) -> VerticalRun:
     """Go on with a run that ended early, from the last step that all parties hold.
 
@@ -92,7 +99,7 @@ def resume(
     happened. `progress` is called with the old records first.
     """
     with ExitStack() as stack:
-        parties = _reopened(folder, stack, progress, encoded)
+        parties = _reopened(folder, stack, progress, say, encoded)
         return parties.train(parties.last_common_step())
 
 
@@ -123,12 +130,16 @@ def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
 
 
 def _reopened(
-    path: str | Path, stack: ExitStack, progress: Progress | None = None, encoded: bool = False
+    path: str | Path,
+    stack: ExitStack,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+    encoded: bool = False,
 ) -> _Parties:
     folder, job = reopen(path, VerticalJob.load, stack)
     stack.enter_context(threads(job.threads))
     parties = _Parties(job, folder.path, encoded)
-    parties.enter(folder, stack, progress)
+    parties.enter(folder, stack, progress, say)
     return parties
 
 
@@ -155,8 +166,16 @@ class _Parties:
         self.ids = self._rows["test"][self.task.leader].ids
         self.runs: dict[str, PartyRun] = {}
 
-    def enter(self, folder: RunFolder, stack: ExitStack, progress: Progress | None) -> None:
+    def enter(
+        self,
+        folder: RunFolder,
+        stack: ExitStack,
+        progress: Progress | None,
+        say: Callable[[str], None] | None,
+    ) -> None:
         self.folder = folder
+        self._said: set[str] = set()
+        self._tell = say or (lambda sentence: None)
         keep_run(folder, self.job, self.task, self.split.parties)
         for name in self.split.parties:
             setting = Setting(
@@ -169,8 +188,15 @@ class _Parties:
                 order_seed=self.job.seed,
                 folder=folder.within(name),
             )
-            self.runs[name] = PartyRun(setting, progress if name == self.split.leader else None)
+            shown = progress if name == self.split.leader else None
+            self.runs[name] = PartyRun(setting, shown, self._say)
             stack.callback(self.runs[name].close)
+
+    def _say(self, sentence: str) -> None:
+        """Tell the caller once what several parties say alike."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._tell(sentence)
 
     def last_common_step(self) -> int:
         folders = {name: run.setting.folder for name, run in self.runs.items()}
@@ -182,7 +208,8 @@ class _Parties:
             what = beginning("step", step)
             for run in self.runs.values():
                 randomness = f"randomness of reports: {run.setting.entropy.description}"
-                introduce(run.event, what, self._began, [randomness, *self._notes])
+                introduce(run.event, what, self._began, [randomness, _SEEDED, *self._notes])
+            self._say(_SEEDED)
             self._together(PartyRun.train)
         keep_page(self.folder, self.runs[self.split.leader].event)
         return VerticalRun(

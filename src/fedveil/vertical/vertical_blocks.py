@@ -48,6 +48,9 @@ class OptimizerSettings(Block):
     warmup_steps: int | None = Field(
         None, ge=0, description="steps over which the learning rate rises linearly to `lr`"
     )
+    gradient_norm: float | None = Field(
+        None, gt=0, description="each step's gradient of a part is shortened to that L2 norm"
+    )
 
 
 class EmbeddingDPSettings(Block):
@@ -61,7 +64,9 @@ class EmbeddingDPSettings(Block):
         description="what comes back to the part: the gradient as if nothing was done, or none",
     )
     reuse: bool = Field(
-        False, description="send what was drawn for an example again, where its values stay"
+        False,
+        description="send what was drawn for an example again, so that it pays once; the part "
+        "learns in the first epoch alone",
     )
 
 
@@ -69,6 +74,22 @@ class LabelDPSettings(Block):
     """Labels told truthfully or not, drawn once for every example and remembered."""
 
     eps: float = Field(1.0, ge=0, description="a label is kept with e^eps / (e^eps + classes - 1)")
+
+
+class LabelProtectionSettings(Block):
+    """Noise in the gradients that go back to followers, sized to hide labels; no epsilon."""
+
+    name: Literal["marvell", "max_norm"] = Field(
+        "marvell",
+        description="`marvell`: the least telling noise of its power, for two classes; `max_norm`: "
+        "all gradients are as long as the longest, on average",
+    )
+    power: float = Field(
+        16.0,
+        gt=0,
+        description="`marvell`: the noise's mean squared length, as a multiple of the squared "
+        "distance between the classes' mean gradients",
+    )
 
 
 class PrivacySettings(Block):
@@ -79,6 +100,9 @@ class PrivacySettings(Block):
     )
     label_dp: LabelDPSettings | None = Field(
         None, description="applied to the leader's labels before the loss"
+    )
+    label_protection: LabelProtectionSettings | None = Field(
+        None, description="applied to the gradients that the leader sends back"
     )
     randomness: Literal["seeded", "secure"] = Field(
         "seeded",
@@ -121,6 +145,21 @@ class PartSettings(Block):
     )
     privacy: PartPrivacySettings | None = Field(
         None, description="in place of the job's `privacy`, where its output leaves its owner"
+    )
+
+
+class CompressionSettings(Block):
+    """Values that cross in a few bits each, between the least and greatest of their example's."""
+
+    bits: int = Field(8, ge=1, le=8, description="of each value; float32 has 32")
+    forward: bool = Field(
+        True, description="whether outputs are compressed, where EmbeddingDP leaves more than a bit"
+    )
+    backward: bool = Field(True, description="whether the gradients that come back are")
+    error_feedback: bool = Field(
+        False,
+        description="add to an example's values what was left out the last time; the sender keeps "
+        "a float of every value of every example",
     )
 
 
@@ -194,6 +233,9 @@ class VerticalFields(CheckedJob):
     )
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
+    compression: CompressionSettings | None = Field(
+        None, description="of what crosses; it saves bytes and protects nothing; null: as it is"
+    )
     alignment: AlignmentSettings = Field(default_factory=AlignmentSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     record: RecordSettings = Field(default_factory=RecordSettings)

@@ -32,6 +32,15 @@ def _micro_batches_fit(job: VerticalFields) -> str | None:
     )
 
 
+@RULES.rule("compression")
+def _some_way_is_compressed(job: VerticalFields) -> str | None:
+    """`compression` has `forward` or `backward`."""
+    held = job.compression
+    if held is None or held.forward or held.backward:
+        return None
+    return "compression.forward = false needs compression.backward = true: else nothing is"
+
+
 @RULES.rule("privacy", "parts")
 def _reports_are_drawn_once(job: VerticalFields) -> str | None:
     """`embedding_dp.reuse: true` needs `eps`: without noise nothing is drawn."""

@@ -1,7 +1,7 @@
 """Inversion with a known bottom: the examples whose outputs fit what crossed, and that are likely.
 
-The attacker has the bottom with its weights. A leader has a follower's first weights: they are
-drawn from the job's seed, which all parties know.
+The attacker has the bottom with its weights. In one process a leader has a follower's first
+weights: they are drawn from the job's seed. Between machines every party draws its own.
 """
 
 from __future__ import annotations

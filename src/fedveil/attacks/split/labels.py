@@ -12,7 +12,12 @@ import numpy as np
 from fedveil._arrays import Float64s, Int64s
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.roc import area
-from fedveil.attacks.split.label_reading import (
+from fedveil.attacks.split.split_target import Crossed, SplitTarget
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.intervals import share
+from fedveil.vertical.label_reading import (
     Window,
     by_known,
     by_norm,
@@ -23,11 +28,6 @@ from fedveil.attacks.split.label_reading import (
     partition,
     true_of,
 )
-from fedveil.attacks.split.split_target import Crossed, SplitTarget
-from fedveil.entropy import Seeded
-from fedveil.errors import AttackImpossible
-from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.intervals import share
 
 #: So many examples' labels the attacker knows, as evenly over the classes as they come.
 KNOWN = 10

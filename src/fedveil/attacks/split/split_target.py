@@ -30,6 +30,7 @@ from fedveil.vertical.crossing import from_wire
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.party import Party
+from fedveil.vertical.returned_gradients import ReturnedGradients
 from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.schedule import Transfer, micro_sizes
 from fedveil.vertical.split import Crossing, SplitModel, module_of
@@ -151,13 +152,21 @@ class SplitTarget:
         parties = self._parties()
         for step in range(1, steps + 1):
             positions = order.of_step(step)
-            yield positions, self._step(parties, positions, step)
+            yield positions, self._step(parties, positions, step, settled=step > order.steps)
 
-    def _step(self, parties: Mapping[str, Party], positions: Positions, step: int) -> Crossed:
+    def _step(
+        self,
+        parties: Mapping[str, Party],
+        positions: Positions,
+        step: int,
+        *,
+        settled: bool = False,
+    ) -> Crossed:
         heard: list[tuple[str, Message]] = []
+        batches = {name: self._read(name).batch(positions) for name in parties}
         with threads(self.job.threads):
             exchanges = {
-                name: _tapped(name, party.step(step, self._read(name).batch(positions)), heard)
+                name: _tapped(name, party.step(step, batches[name], settled=settled), heard)
                 for name, party in parties.items()
             }
             drive_together(exchanges)
@@ -179,6 +188,10 @@ class SplitTarget:
     def _reports(self) -> Reports:
         return Reports(report_entropy(self.job))
 
+    @cached_property
+    def _returned(self) -> ReturnedGradients:
+        return ReturnedGradients(self.job.privacy.label_protection, report_entropy(self.job))
+
     def _read(self, party: str) -> Rows:
         return self.told if party == self.split.leader else self.rows["train"][party]
 
@@ -194,6 +207,7 @@ class SplitTarget:
                 device=self.job.device,
                 tell_loss=False,
                 report=self._reports,
+                returned=self._returned if name == split.leader else None,
             )
             for name in split.parties
         }

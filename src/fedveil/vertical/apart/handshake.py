@@ -13,7 +13,7 @@ job, whatever the leader says.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from fedveil.settings.differences import differences
 from fedveil.vertical.apart import alignment, intersection
 from fedveil.vertical.apart.found_examples import NAME_BYTES, FoundExamples
 from fedveil.vertical.rows import Ids, Positions
-from fedveil.vertical.split import SplitModel
+from fedveil.vertical.split import Optimizer, SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
 
 TRAIN = "train"
@@ -81,18 +81,30 @@ class Agreement:
 
 def described(split: SplitModel) -> dict[str, Any]:
     """The parts and crossings of a model, in words that can be compared."""
-    # A module is its owner's affair.
+    # A module is its owner's affair, and an optimiser of its own too.
     parts = {part.name: asdict(replace(part, module=None)) for part in split.parts}
-    for fields in parts.values():
-        del fields["name"], fields["module"]
+    for part in split.parts:
+        del parts[part.name]["name"], parts[part.name]["module"]
+        if not isinstance(part.optimizer, Optimizer):
+            parts[part.name]["optimizer"] = "a function"
     return {"order": list(parts), **parts}
 
 
 def lead(
-    own: Standing, followers: tuple[str, ...], *, attempt: int, purpose: str, order_seed: int
+    own: Standing,
+    followers: tuple[str, ...],
+    *,
+    attempt: int,
+    purpose: str,
+    order_seed: int,
+    keep_run: Callable[[], None] = lambda: None,
 ) -> Exchange[Agreement]:
-    """The leader's side; raises Unfit for a follower that cannot take part."""
-    key = Secure().token(alignment.KEY_BYTES)
+    """The leader's side; raises Unfit for a follower that cannot take part.
+
+    `keep_run` is called before a follower may write the run's identity down: when this returns, the
+    leader has it on its own disk.
+    """
+    key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
     begin: dict[str, Value] = {
         "kind": "begin",
         "attempt": attempt,
@@ -100,7 +112,7 @@ def lead(
         "purpose": purpose,
         "order_seed": order_seed,
         "align_by": own.align_by,
-        "key": key,
+        **({"key": key} if key else {}),
         "examples": b"" if own.examples is None else own.examples.name,
         **own.counts,
     }
@@ -125,6 +137,7 @@ def lead(
         aligned = yield from _aligned(own, applications, key, attempt)
         found = {subset: positions[own.party] for subset, (positions, _) in aligned.items()}
         examples = FoundExamples(Secure().token(NAME_BYTES), found)
+    keep_run()
     for follower in followers:
         rows = {f"rows_{subset}": positions[follower] for subset, (positions, _) in aligned.items()}
         said: dict[str, Value] = {"kind": "agreed", "step": max(steps), "examples": examples.name}
@@ -258,15 +271,16 @@ def _aligned_by_digests(
 
 
 def _application(own: Standing, begin: Message) -> dict[str, Value]:
-    key, align_by = take(begin, "key", bytes), take(begin, "align_by", str)
-    if len(key) != alignment.KEY_BYTES:
-        raise MessageInvalid(f"its key has {len(key)} bytes")
-    if align_by != own.align_by:
+    if (align_by := take(begin, "align_by", str)) != own.align_by:
         raise MessageInvalid(f"it aligns by {align_by!r} where this job has {own.align_by!r}")
+    by_digests = own.align_by == "digests"
+    key = take(begin, "key", bytes) if by_digests else b""
+    if by_digests and len(key) != alignment.KEY_BYTES:
+        raise MessageInvalid(f"its key has {len(key)} bytes")
     if (many := max(_counts(begin).values())) > own.most_ids:
         raise MessageInvalid(f"it {_too_many(many, own)}")
     known = own.known_by(take(begin, "examples", bytes))
-    hidden = own.align_by == "intersection"
+    digests = {f"digests_{s}": alignment.digests(own.ids[s], key) for s in SUBSETS if by_digests}
     return {
         "kind": "apply",
         "attempt": take(begin, "attempt", int),
@@ -276,7 +290,7 @@ def _application(own: Standing, begin: Message) -> dict[str, Value]:
         "steps": np.array(own.steps, np.int64),
         "examples": b"" if known is None else known.name,
         **own.counts,
-        **({} if hidden else {f"digests_{s}": alignment.digests(own.ids[s], key) for s in SUBSETS}),
+        **digests,
     }
 
 

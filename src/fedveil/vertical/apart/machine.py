@@ -19,7 +19,7 @@ from fedveil.pages.kept_page import keep_page
 from fedveil.privacy.ledger import Line
 from fedveil.record.kept_job import reopen
 from fedveil.record.lifecycle import introduce
-from fedveil.record.run_folder import RunFolder
+from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.found_examples import FoundExamples
@@ -32,6 +32,8 @@ from fedveil.vertical.task import SUBSETS, Subset, Task, assists_of, by_default
 from fedveil.vertical.vertical_job import VerticalJob
 
 RUN = "run"
+OWN_SEED = "own-seed"
+SEED_BYTES = 16
 EXAMPLES = "examples"
 FINISHED = "finished"
 
@@ -56,7 +58,9 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data; writes nothing before they agree.
 
-    `here` picks the party from the task's leader and followers.
+    `here` picks the party from the task's leader and followers. The party's first weights are drawn
+    from a seed of its own that stays in its folder: who knows the job can not rebuild them. Another
+    `own_seed` is for simulation.
     """
 
     root: RunFolder
@@ -67,15 +71,19 @@ class Machine:
         here: Callable[[Task], str],
         stack: ExitStack,
         old: Path | None = None,
+        own_seed: int | None = None,
     ) -> None:
         check_device("device", job.device)
         self._began = time.perf_counter()
         self._stack = stack
         stack.enter_context(threads(job.threads))
         self.job = job
-        self.task = make_task(job, old)
+        if own_seed is None and old is not None:
+            own_seed = _kept_seed(old / OWN_SEED)
+        self._own_seed = drawn_seed() if own_seed is None else own_seed
+        self.task = make_task(job, old, self._own_seed)
         self.party = here(self.task)
-        self.split = make_split(job, self.task, here={self.party})
+        self.split = make_split(job, self.task, {self.party}, self._own_seed)
         self._owned = {subset: self.task.owned(self.party, subset) for subset in SUBSETS}
         self._last: tuple[Agreement, PartyRun] | None = None
         self._run = b""
@@ -90,8 +98,9 @@ class Machine:
         out: Path | None,
         command: str,
         stack: ExitStack,
+        own_seed: int | None = None,
     ) -> Machine:
-        machine = cls(job, here, stack)
+        machine = cls(job, here, stack, own_seed=own_seed)
         machine.root = RunFolder.create(out, job.name, command)
         stack.callback(machine.root.close)
         machine._name_run()
@@ -104,6 +113,10 @@ class Machine:
         machine.root = root
         if not (path / machine.party).is_dir():
             raise RunFolderError(f"{path} holds no party {machine.party}")
+        own = path / machine.party
+        has_begun = (own / RUN).exists() and any((own / CHECKPOINT).glob("*"))
+        if has_begun and not (path / OWN_SEED).exists():
+            raise RunFolderError(f"{path / OWN_SEED} is missing: this party draws from it")
         machine._write()
         if not machine._run and machine.folder is not None and held(machine.folder):
             raise RunFolderError(
@@ -141,13 +154,14 @@ class Machine:
         channels: Mapping[str, Channel],
         progress: Progress | None = None,
         own: Callable[[PartyRun], Exchange[Any]] | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> Session:
         """Go back to the step that was agreed on, and do what the session is for.
 
         `own` is this party's side of it, where that is another than the purpose's.
         """
         side = own or self._side(agreement.purpose)
-        run = self._run_for(agreement, progress)
+        run = self._run_for(agreement, progress, say)
         run.restore(agreement.step)
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
         introduce(run.event, what, self._began, agreement.notes)
@@ -169,6 +183,8 @@ class Machine:
     def _write(self) -> None:
         """What the folder holds of a run from its first agreement on; a refused party has none."""
         keep_run(self.root, self.job, self.task, [self.party])
+        if not (self.root.path / OWN_SEED).exists():
+            self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
         self.folder = self.root.within(self.party)
         named = self.folder.path / RUN
         if named.exists():
@@ -180,11 +196,23 @@ class Machine:
             with intact(found):
                 self._examples = FoundExamples.from_bytes(found.read_bytes(), self._ids)
 
+    def keep_run(self) -> None:
+        """Have the run's identity on the disk: whoever else has it may be killed or not, it is."""
+        if self.folder is None:
+            self._write()
+        assert self.folder is not None
+        self.folder.write_atomically(RUN, self._run)
+
     def _name_run(self) -> None:
         if self.party == self.task.leader and not self._run:
             self._run = Secure().token(handshake.RUN_BYTES)
 
-    def _run_for(self, agreement: Agreement, progress: Progress | None) -> PartyRun:
+    def _run_for(
+        self,
+        agreement: Agreement,
+        progress: Progress | None,
+        say: Callable[[str], None] | None = None,
+    ) -> PartyRun:
         """The party's run: one for the process, whatever becomes of the others."""
         if self._last is not None:
             before, run = self._last
@@ -193,11 +221,9 @@ class Machine:
                     "the examples that all parties hold are others than when this run began"
                 )
             return run
-        if self.folder is None:
-            self._write()
-        assert self.folder is not None
         self._run = agreement.run
-        self.folder.write_atomically(RUN, self._run)
+        self.keep_run()
+        assert self.folder is not None
         if self._examples is None or self._examples.name != agreement.examples.name:
             self._examples = agreement.examples
             self.folder.write_atomically(EXAMPLES, self._examples.to_bytes(self._ids))
@@ -214,8 +240,9 @@ class Machine:
             entropy=Secure(),
             order_seed=agreement.order_seed,
             folder=self.folder,
+            own_seed=self._own_seed,
         )
-        run = PartyRun(setting, progress)
+        run = PartyRun(setting, progress, say)
         self._stack.callback(run.close)
         self._last = agreement, run
         return run
@@ -232,6 +259,22 @@ class Machine:
             yield Send(self.task.leader, done)
             last = yield from received(self.task.leader)
             _check(self.task.leader, last, {"kind": "farewell"})
+
+
+def drawn_seed() -> int:
+    """What a party draws its first weights from, and what they drop."""
+    return int.from_bytes(Secure().token(SEED_BYTES), "little")
+
+
+def _kept_seed(path: Path) -> int | None:
+    """The party's own seed where its folder has one already."""
+    if not path.exists():
+        return None
+    with intact(path):
+        raw = path.read_bytes()
+        if len(raw) != SEED_BYTES:
+            raise InvalidValue(f"it holds {len(raw)} bytes")
+    return int.from_bytes(raw, "little")
 
 
 def _check(peer: str, message: Message, due: Message) -> None:

@@ -80,11 +80,17 @@ def lead(
                 link.begin()
             try:
                 agreeing = handshake.lead(
-                    machine.standing(), followers, attempt=attempt, purpose=purpose, order_seed=seed
+                    machine.standing(),
+                    followers,
+                    attempt=attempt,
+                    purpose=purpose,
+                    order_seed=seed,
+                    keep_run=machine.keep_run,
                 )
                 agreement = drive(agreeing, links)
                 _tell(meeting, agreement)
-                return _noting(links, machine.play(agreement, links, meeting.progress, own))
+                session = machine.play(agreement, links, meeting.progress, own, meeting.report)
+                return _noting(links, session)
             except Unfit as unfit:
                 meeting.report(f"refused: {unfit}")
                 links[unfit.follower].refuse(str(unfit))
@@ -151,7 +157,8 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
                     )
                 _tell(meeting, agreement)
                 attentive = {leader: _Attentive(link)}
-                return _noting({leader: link}, machine.play(agreement, attentive, meeting.progress))
+                session = machine.play(agreement, attentive, meeting.progress, say=meeting.report)
+                return _noting({leader: link}, session)
             except PeerRestarted as restart:
                 begin = restart.begin if isinstance(restart, _StartOver) else None
                 meeting.report(f"{restart}: back to the last step that all hold")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.errors import JobError
 from fedveil.plain_text import console, say
-from fedveil.settings.yaml_file import refuse_other_kind
+from fedveil.settings.yaml_file import refuse_other_kind, refuse_their_vertical
 
 if TYPE_CHECKING:
     from fedveil.privacy.ledger import Line
@@ -27,6 +27,7 @@ def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
     except JobError:
         from fedveil.federated.job import Job
 
+        refuse_their_vertical(path)
         refuse_other_kind(path, VerticalJob, Job, "`fedveil run` trains it")
         raise
 

@@ -13,7 +13,7 @@ import typer
 
 from fedveil import vertical
 from fedveil.errors import JobError
-from fedveil.plain_text import say
+from fedveil.plain_text import remark, say
 from fedveil.vertical.commands import arguments
 from fedveil.vertical.commands.command_line import load, say_accounts, say_ending
 from fedveil.vertical.commands.machines import look
@@ -40,7 +40,7 @@ def run(
         raise JobError(["--resume takes the run's own job: no JOB, --set or --out beside it"])
     from fedveil.vertical.step_lines import line
 
-    result = work(progress=lambda record: say(line(record)))
+    result = work(progress=lambda record: say(line(record)), say=remark)
     say_accounts(result.figures)
     say_ending(result.folder)
 

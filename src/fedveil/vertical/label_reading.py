@@ -58,6 +58,10 @@ def by_sign(rows: Float64s) -> Float64s:
 
     `rows` are `directions`. The score is the projection on their first right singular vector.
     """
+    if rows.shape[1] > len(rows):  # the same from the smaller of both products
+        values, vectors = np.linalg.eigh(rows @ rows.T)
+        wide: Float64s = vectors[:, -1] * np.sqrt(max(values[-1], 0.0))
+        return wide
     _, vectors = np.linalg.eigh(rows.T @ rows)
     scores: Float64s = rows @ vectors[:, -1]
     return scores

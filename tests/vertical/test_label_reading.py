@@ -7,7 +7,10 @@ import pytest
 
 from fedveil._arrays import Bools, Float64s, Int64s
 from fedveil.attacks.roc import area
-from fedveil.attacks.split.label_reading import (
+from fedveil.entropy import Seeded
+from fedveil.mechanisms.label_dp import LabelDP
+from fedveil.privacy.intervals import share
+from fedveil.vertical.label_reading import (
     Window,
     by_known,
     by_norm,
@@ -18,9 +21,6 @@ from fedveil.attacks.split.label_reading import (
     named,
     partition,
 )
-from fedveil.entropy import Seeded
-from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.privacy.intervals import share
 
 ROWS, VALUES = 400, 12
 

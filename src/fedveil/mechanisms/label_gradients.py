@@ -1,0 +1,183 @@
+"""Gradients perturbed before they go back, so that they tell less of the labels.
+
+The gradient of a loss by what a follower sent points and measures differently for each class, so
+that whoever receives it reads the label. Both defences add noise of mean 0, so that what a follower
+learns from is right on average.
+
+Neither states an epsilon: how much noise is added follows from the gradients and the labels
+themselves, and what is proven holds for gradients that are Gaussian in each class. Noise is drawn
+anew for every gradient: who receives those of an example n times averages over them, and is
+hindered as by 1/n of the power. What bounds an attacker whatever it knows is LabelDP.
+
+Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedveil._arrays import Array, Bools, Float64s
+from fedveil._validate import positive
+from fedveil.entropy import Entropy
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
+
+#: Noise is drawn in steps of so much below its standard deviation.
+_STEPS = 16
+#: At so many places it is tried how far the narrower class is widened.
+_TRIED = 2001
+
+
+class GradientDefence(Protocol):
+    """Perturbs one batch's gradients [examples, values]; `rare` says which are of the class 1."""
+
+    def __call__(self, gradients: Array, rare: Bools, entropy: Entropy) -> Float64s: ...
+
+
+class MaxNorm:
+    """The paper's `max_norm`: every gradient becomes as long as the batch's longest, on average.
+
+    The gradient g_j goes back as
+
+        (1 + s_j x) g_j,   s_j = sqrt(max_k |g_k|² / |g_j|² - 1),   x ~ N(0, 1) for each j,
+
+    whose mean is g_j and whose mean squared length is the same for all examples. It hides the
+    length. Of the direction it hides the sign alone: that is turned with probability Phi(-1 / s_j),
+    below 1/2 and 0 for the longest gradient, which goes back as it is; so does one of length 0.
+    It needs no labels, and takes any number of classes.
+    """
+
+    def __call__(self, gradients: Array, rare: Bools, entropy: Entropy) -> Float64s:
+        rows = _rows(gradients)
+        squares = (rows**2).sum(axis=1, keepdims=True)
+        ratios = np.divide(squares.max(), squares, out=np.ones_like(squares), where=squares > 0)
+        drawn = _normal(len(rows), entropy)[:, np.newaxis]
+        noised: Float64s = rows * (1 + np.sqrt(np.maximum(ratios - 1, 0)) * drawn)
+        return noised.reshape(np.shape(gradients))
+
+
+class Marvell:
+    """The paper's optimal perturbation of two classes, for a given power of the noise.
+
+    With the classes' mean gradients m_0 and m_1, Δ = m_1 - m_0 and n = Δ / |Δ|, the gradient g of
+    an example of class c goes back as
+
+        g + N(0, along_c n nᵀ + across_c (I - n nᵀ)),
+
+    drawn for each example. The four variances are those that make the two classes' laws hardest to
+    tell apart, `power` · |Δ|² being the mean squared length of the noise: under the model that a
+    class's gradients are N(m_c, v_c I), with v_c as in the batch, they minimise
+
+        KL(class 0 || class 1) + KL(class 1 || class 0),
+
+    and no attacker's AUC on one such gradient is above `most_auc` of that sum. The model is not the
+    truth: gradients of a class are not Gaussian, and differ from one another in more than by noise.
+
+    A batch that lacks a class is perturbed as if the mean of the missing one were the opposite of
+    the other's; shares of the classes are those of the batch with one example more of each.
+    """
+
+    def __init__(self, power: float) -> None:
+        self.power = positive("power", power)
+
+    def __call__(self, gradients: Array, rare: Bools, entropy: Entropy) -> Float64s:
+        rows = _rows(gradients)
+        if rare.shape != (len(rows),):
+            raise InvalidValue(f"rare has shape {rare.shape}, {(len(rows),)} is needed")
+        common_mean = (rows[~rare] if not rare.all() else -rows).mean(axis=0)
+        rare_mean = (rows[rare] if rare.any() else -rows).mean(axis=0)
+        apart = rare_mean - common_mean
+        squared = float(apart @ apart)
+        if squared == 0:
+            return rows.reshape(np.shape(gradients))
+        spread = [
+            float(((rows[of] - mean) ** 2).mean()) / squared if of.any() else 0.0
+            for of, mean in ((~rare, common_mean), (rare, rare_mean))
+        ]
+        share = (int(rare.sum()) + 1) / (len(rows) + 2)
+        law = NoiseLaw.optimal(self.power, rows.shape[1], share, spread[0], spread[1])
+        along = np.sqrt(squared * np.where(rare, law.along[1], law.along[0]))[:, np.newaxis]
+        across = np.sqrt(squared * np.where(rare, law.across[1], law.across[0]))[:, np.newaxis]
+        direction = apart / math.sqrt(squared)
+        drawn = _normal(rows.size, entropy).reshape(rows.shape)
+        within = (drawn @ direction)[:, np.newaxis] * direction
+        noised: Float64s = rows + across * (drawn - within) + along * within
+        return noised.reshape(np.shape(gradients))
+
+
+@dataclass(frozen=True)
+class NoiseLaw:
+    """Variances of Marvell's noise for the classes 0 and 1, in units of |Δ|².
+
+    `divergence` is the sum of both Kullback-Leibler divergences that is left.
+    """
+
+    along: tuple[float, float]
+    across: tuple[float, float]
+    divergence: float
+
+    @classmethod
+    def optimal(
+        cls, power: float, values: int, share: float, spread0: float, spread1: float
+    ) -> NoiseLaw:
+        """The law of least divergence; `share` is that of class 1, spreads are v_c / |Δ|².
+
+        With a = v_0 + along_0 and b = v_1 + along_1, and c, e likewise across, twice the divergence
+        is, but for a constant,
+
+            (values - 1) (c/e + e/c) + (a + 1)/b + (b + 1)/a.
+
+        Across, noise is worth its power for the narrower class alone: how much of it is found by
+        trying. What is left goes along Δ, where at fixed power the sum is K/b + L/a: convex, with
+        its least value at a/b = sqrt(L share / (K (1 - share))), or at an end.
+        """
+        shares, spreads = np.array([1 - share, share]), np.array([spread0, spread1])
+        narrow = int(spread1 < spread0)
+        others = values - 1
+        affordable = power / (others * shares[narrow]) if others else 0.0
+        widened = np.linspace(0, min(affordable, abs(spread1 - spread0)), _TRIED)
+        budget = power - others * shares[narrow] * widened + float(shares @ spreads)
+        first, second = budget / shares[0] + 1, budget / shares[1] + 1
+        ratio = np.sqrt(second * shares[1] / (first * shares[0]))
+        b = budget / (shares[0] * ratio + shares[1])
+        b = np.clip(b, spread1, (budget - shares[0] * spread0) / shares[1])
+        a = (budget - shares[1] * b) / shares[0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            across = _ratios(spreads[narrow] + widened, spreads[1 - narrow]) if others else 2.0
+            twice = others * across + (a + 1) / b + (b + 1) / a
+        best = int(np.nanargmin(twice))
+        wide = [0.0, 0.0]
+        wide[narrow] = float(widened[best]) if others else 0.0
+        return cls(
+            (float(max(a[best] - spread0, 0)), float(max(b[best] - spread1, 0))),
+            (wide[0], wide[1]),
+            float(twice[best]) / 2 - values,
+        )
+
+
+def most_auc(divergence: float) -> float:
+    """The most that any attacker's AUC is at that sum of divergences, the paper's Theorem 1."""
+    return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
+
+
+def _ratios(left: Float64s, right: float) -> Float64s:
+    """x/y + y/x; 2 where both are 0."""
+    found: Float64s = np.where((left == 0) & (right == 0), 2.0, left / right + right / left)
+    return found
+
+
+def _rows(gradients: Array) -> Float64s:
+    rows = np.asarray(gradients, np.float64)
+    if rows.ndim < 2 or not len(rows):
+        raise InvalidValue(f"gradients has shape {rows.shape}, [examples, values] is needed")
+    return rows.reshape(len(rows), -1)
+
+
+def _normal(count: int, entropy: Entropy) -> Float64s:
+    """Normal numbers in steps of 2^-16, from the discrete Gaussian."""
+    drawn: Float64s = DiscreteGaussian(1, _STEPS).draw(count, entropy) / float(1 << _STEPS)
+    return drawn

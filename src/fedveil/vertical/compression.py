@@ -1,0 +1,117 @@
+"""Numbers that cross in 1 to 8 bits each, and what that leaves out.
+
+Every example's values are rounded to 2^bits levels, evenly from the least of them to the greatest,
+which cross beside them as two float32. It protects nothing: it saves bytes.
+
+With error feedback the sender adds to an example's values what was left out the last time that it
+was in a step, so that what is left out does not add up (J. Wang et al., Fine-tuning Language Models
+over Slow Networks using Activation Compression with Guarantees, 2022, for what goes forward).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil._arrays import Float32s, Uint8s
+from fedveil._validate import integer
+from fedveil.errors import InvalidValue
+from fedveil.packing import pack, packed_size, unpack
+
+Positions = npt.NDArray[np.int64]
+#: A part, and whether its gradient is meant.
+Place = tuple[str, bool]
+
+
+@dataclass(frozen=True)
+class Compression:
+    """Which way values are compressed, to how many bits, and whether errors are fed back."""
+
+    bits: int = 8
+    forward: bool = True
+    backward: bool = True
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        integer("compression.bits", self.bits, 1, 8)
+        if not self.forward and not self.backward:
+            raise InvalidValue("compression has forward = false and backward = false: no way is")
+
+
+def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
+    """The codes of values [examples, ...], packed, and the least and greatest of each example."""
+    rows = values.reshape(len(values), -1).astype(np.float64)
+    ranges = np.stack([rows.min(axis=1), rows.max(axis=1)], axis=1).astype(np.float32)
+    low, high = (ranges[:, [side]].astype(np.float64) for side in (0, 1))
+    widths = high - low
+    shares = np.divide(rows - low, widths, out=np.zeros_like(rows), where=widths > 0)
+    codes = np.rint(shares * ((1 << bits) - 1)).astype(np.int64).reshape(-1)
+    return pack(codes, 0, bits), ranges
+
+
+def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) -> Float32s:
+    """The values that codes stand for; raises InvalidValue where they are none of such a shape."""
+    codes = np.empty(math.prod(shape), np.int64)
+    if not np.isfinite(ranges).all() or (ranges[:, 0] > ranges[:, 1]).any():
+        raise InvalidValue("its ranges do not go from a number to one that is no less")
+    if data.shape != (packed_size(len(codes), bits),) or not unpack(
+        data, 0, (1 << bits) - 1, bits, codes
+    ):
+        raise InvalidValue(f"its codes are not {len(codes)} of {bits} bits")
+    low, high = (ranges[:, [side]].astype(np.float64) for side in (0, 1))
+    levels = codes.reshape(shape[0], -1) / ((1 << bits) - 1)
+    values: Float32s = (low + levels * (high - low)).astype(np.float32).reshape(shape)
+    return values
+
+
+class Errors:
+    """What was left out of each example's values the last time, by the place where they cross."""
+
+    def __init__(self) -> None:
+        self._held: dict[Place, Float32s] = {}
+
+    def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
+        """The errors of these examples, 0 where there is none yet."""
+        found, held = np.zeros_like(like), self._held.get(place)
+        if held is not None:
+            there = positions < len(held)
+            found[there] = held[positions[there]]
+        return found
+
+    def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
+        """Take over the errors of a step that has been applied."""
+        for place, found in staged.items():
+            for positions, errors in found:
+                held, needed = self._held.get(place), int(positions.max()) + 1
+                if held is None or len(held) < needed:
+                    longer = np.zeros((needed, *errors.shape[1:]), np.float32)
+                    if held is not None:
+                        longer[: len(held)] = held
+                    held = self._held[place] = longer
+                held[positions] = errors
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """As `<part>///forward` and `<part>///backward`."""
+        return {
+            f"{part}///{'backward' if gradient else 'forward'}": torch.from_numpy(held)
+            for (part, gradient), held in self._held.items()
+        }
+
+    def restore(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Go on from errors by part and direction."""
+        self._held = {
+            (part, direction == "backward"): held.numpy().copy()
+            for part, directions in state.items()
+            for direction, held in directions.items()
+        }
+
+
+def staging() -> defaultdict[Place, list[tuple[Positions, Float32s]]]:
+    """Where a step puts its errors until it is applied."""
+    return defaultdict(list)

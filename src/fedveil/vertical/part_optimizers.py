@@ -1,0 +1,124 @@
+"""How a party's parts follow their gradients, and what of that is kept: torch's optimisers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedveil.errors import InvalidValue
+from fedveil.vertical.split import Optimizer, Part, SplitModel, module_of
+
+#: What Adam holds for a parameter, and what of it is never negative.
+_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+_NEVER_NEGATIVE = {"step", "exp_avg_sq"}
+#: By the number of a parameter, and by name, what an optimiser holds for it.
+Held = Mapping[int, Mapping[str, torch.Tensor]]
+
+
+class PartOptimizers:
+    """One optimiser for each part of a party that trains."""
+
+    def __init__(self, split: SplitModel, party: str) -> None:
+        self._split, self._party = split, party
+        for part in split.owned_by(party):
+            if part.frozen:
+                module_of(part).requires_grad_(False)
+        self._made = {part.name: _Made.of(part, own) for part, own in _trained(split, party)}
+
+    def __contains__(self, part: str) -> bool:
+        return part in self._made
+
+    def step(self, number: int) -> None:
+        """Change the weights by their gradients; steps are numbered from 1."""
+        for made in self._made.values():
+            made.step(number)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What they hold, as `<part>//<parameter>/<name>`."""
+        tensors = {}
+        for part, made in self._made.items():
+            for number, held in made.optimizer.state_dict()["state"].items():
+                for name, value in held.items():
+                    if value is not None:
+                        tensors[f"{part}//{number}/{name}"] = torch.as_tensor(value)
+        return tensors
+
+    def check(self, held: Mapping[str, Held]) -> None:
+        """Raise `InvalidValue` unless these parts' optimisers can hold that."""
+        for part, numbered in held.items():
+            made = self._made[part]
+            for number, values in numbered.items():
+                shape = made.own[number].shape if 0 <= number < len(made.own) else None
+                if not made.can_hold(values, shape):
+                    raise InvalidValue(f"it does not hold what the optimiser of {part} holds")
+
+    def restore(self, held: Mapping[str, Held]) -> None:
+        """Go on from what they held; schedules are those of the steps that come."""
+        self._made = {
+            part.name: _Made.of(part, own) for part, own in _trained(self._split, self._party)
+        }
+        for part, made in self._made.items():
+            groups = made.optimizer.state_dict()["param_groups"]
+            state: Any = held.get(part, {})
+            made.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A part's optimiser over its own parameters, and the schedule of its rate where it has one."""
+
+    part: Part
+    own: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None
+
+    @classmethod
+    def of(cls, part: Part, own: list[nn.Parameter]) -> _Made:
+        if isinstance(part.optimizer, Optimizer):
+            return cls(part, own, part.optimizer.over(own))
+        made = part.optimizer(own)
+        return cls(part, own, *made) if isinstance(made, tuple) else cls(part, own, made)
+
+    def step(self, number: int) -> None:
+        rule = self.part.optimizer
+        if isinstance(rule, Optimizer):
+            if rule.gradient_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.own, rule.gradient_norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rule.lr_of(number)
+        elif self.schedule is not None:
+            with warnings.catch_warnings():  # a run that goes on takes all of its steps at once
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                while self.schedule.last_epoch < number - 1:
+                    self.schedule.step()
+        self.optimizer.step()
+
+    def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
+        """Whether the optimiser can hold these values for a parameter of that shape."""
+        if not isinstance(self.part.optimizer, Optimizer):
+            return shape is not None  # what another optimiser holds, it knows itself
+        sgd = isinstance(self.optimizer, torch.optim.SGD)
+        return set(values) == ({"momentum_buffer"} if sgd else _MOMENTS) and all(
+            tensor.is_floating_point()
+            and tensor.shape == (torch.Size([]) if name == "step" else shape)
+            and (name not in _NEVER_NEGATIVE or bool((tensor >= 0).all()))
+            for name, tensor in values.items()
+        )
+
+
+def _trained(split: SplitModel, party: str) -> Iterator[tuple[Part, list[nn.Parameter]]]:
+    """The parts that train; a parameter that parts share belongs to the first."""
+    taken: set[int] = set()
+    for part in split.owned_by(party):
+        if not split.runs_backward(part.name):
+            continue
+        held = module_of(part).parameters()
+        own = [each for each in held if each.requires_grad and id(each) not in taken]
+        taken.update(map(id, own))
+        if own:
+            yield part, own

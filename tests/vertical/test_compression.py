@@ -1,0 +1,177 @@
+"""Compressed crossings: half a level of error, bytes that are saved, errors that are fed back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vertical_parts
+from fedveil._arrays import Float32s
+from fedveil.entropy import Seeded
+from fedveil.errors import ExchangeError, InvalidValue, JobError
+from fedveil.vertical import Batch, Party, SplitModel, VerticalJob, drive_together, resume, train
+from fedveil.vertical.compression import Compression, Errors, compressed, restored
+from fedveil.vertical.crossing import from_wire
+from fedveil.vertical.schedule import Transfer
+
+
+def values(rows: int = 6, width: int = 33) -> Float32s:
+    drawn = Seeded(1, "values").generator().standard_normal((rows, width)).astype(np.float32)
+    return drawn * np.logspace(-3, 3, rows, dtype=np.float32)[:, np.newaxis]
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_every_value_is_off_by_half_a_level_at_most(bits: int) -> None:
+    sent = values()
+    data, ranges = compressed(sent, bits)
+    assert len(data) == (sent.size * bits + 7) // 8
+    told = restored(data, ranges, sent.shape, bits)
+    level = (sent.max(axis=1) - sent.min(axis=1)) / (2**bits - 1)
+    assert (np.abs(told - sent) <= level[:, np.newaxis] * 0.5001).all()
+    assert (told.min(axis=1) == sent.min(axis=1)).all()
+    assert (told.max(axis=1) == sent.max(axis=1)).all()
+    assert max(len(np.unique(row)) for row in told) <= 2**bits
+
+
+def test_values_that_are_one_number_or_the_largest_come_through() -> None:
+    edge = np.float32(3.4e38)
+    for row in ([2.5, 2.5], [-edge, edge], [0.0, 0.0]):
+        sent = np.array([row], np.float32)
+        assert (restored(*compressed(sent, 1), (1, 2), 1) == sent).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"data": np.zeros(3, np.uint8)}, "of shape"),
+        ({"data": np.zeros(4, np.float32)}, "as float32 where uint8 was due"),
+        ({"data": np.array([255, 255, 255, 255], np.uint8)}, "its codes are not 5 of 6 bits"),
+        ({"ranges": np.array([[1, 0]], np.float32)}, "its ranges do not go from"),
+        ({"ranges": np.array([[0, np.inf]], np.float32)}, "its ranges do not go from"),
+        ({"ranges": np.zeros((2, 2), np.float32)}, "of shape"),
+        ({"ranges": 3}, "with int as ranges"),
+    ],
+)
+def test_what_is_no_compressed_tensor_is_refused(change: Any, sentence: str) -> None:
+    split = vertical_parts.Bottoms().split_model()
+    split = split.replace("left", output=(5,), compression=Compression(6))
+    transfer = Transfer(split.crossings[0], 0, gradient=False)
+    data, ranges = compressed(values(1, 5), 6)
+    message = {"kind": "tensor", "name": "left", "step": 1, "micro": 0,
+               "data": data, "ranges": ranges}  # fmt: skip
+    assert from_wire(message, transfer, training=True, step=1, rows=1).shape == (1, 5)
+    with pytest.raises(ExchangeError, match=sentence):
+        from_wire({**message, **change}, transfer, training=True, step=1, rows=1)
+
+
+def test_what_was_left_out_is_added_the_next_time() -> None:
+    """Told again and again, an example's values are right on average."""
+    sent, errors, told = values(3, 20), Errors(), []
+    for _ in range(200):
+        whole = sent + errors.of(("left", False), np.arange(3), sent)
+        told.append(restored(*compressed(whole, 1), sent.shape, 1))
+        errors.keep({("left", False): [(np.arange(3), whole - told[-1])]})
+    spread = (sent.max(axis=1) - sent.min(axis=1))[:, np.newaxis]
+    assert (np.abs(np.mean(told, axis=0) - sent) < 0.05 * spread).all()
+    assert not (np.abs(told[0] - sent) < 0.05 * spread).all()
+
+
+def parties_of(split: SplitModel) -> dict[str, Party]:
+    loss = vertical_parts.Bottoms().loss
+    return {name: Party(name, split, loss=loss if name == "lead" else None)
+            for name in split.parties}  # fmt: skip
+
+
+def steps_of(parties: dict[str, Party], number: int) -> dict[str, Any]:
+    x, y = vertical_parts.Bottoms().whole("train")
+    rows = np.arange(50)
+    held = {"lead": Batch(rows, labels=y), "bank": Batch(rows, {"x": x[:, :3]}),
+            "shop": Batch(rows, {"x": x[:, 3:]})}  # fmt: skip
+    return {name: party.step(number, held[name]) for name, party in parties.items()}
+
+
+def test_a_void_step_leaves_no_error_behind() -> None:
+    split = vertical_parts.Bottoms().split_model()
+    split = split.replace("left", compression=Compression(2, error_feedback=True))
+    parties = parties_of(split)
+    drive_together(steps_of(parties, 1))
+    before = {name: t.clone() for name, t in parties["bank"].state().items()}
+    assert before["left///forward"].shape == (50, 8)
+    assert parties["lead"].state()["left///backward"].shape == (50, 8)
+    wrong = steps_of(parties, 2)
+    wrong["lead"] = steps_of(parties, 3)["lead"]
+    with pytest.raises(ExchangeError):
+        drive_together(wrong)
+    after = parties["bank"].state()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_errors_of_another_part_are_refused() -> None:
+    party = parties_of(vertical_parts.Bottoms().split_model())["bank"]
+    with pytest.raises(InvalidValue, match="left///forward is nothing that was left out here"):
+        party.restore(party.state() | {"left///forward": torch.zeros(3, 8)})
+
+
+def run(folder: Path, **settings: Any) -> Any:
+    job = VerticalJob(
+        **{"task": "vertical_parts:bottoms", "epochs": 2, "batch_size": 10,
+           "record": {"every_steps": 1}, "checkpoint": {"every_steps": 2}, **settings}
+    )  # fmt: skip
+    return train(job, folder)
+
+
+def crossed(run: Any) -> tuple[float, float]:
+    last = [record for record in run.records["bank"] if "step" in record][-1]
+    return last["bytes_sent_per_step"], last["bytes_received_per_step"]
+
+
+def test_a_job_compresses_either_way_or_both(tmp_path: Path) -> None:
+    plain = crossed(run(tmp_path / "plain"))
+    both = crossed(run(tmp_path / "both", compression={"bits": 4}))
+    back = crossed(run(tmp_path / "back", compression={"bits": 4, "forward": False}))
+    saved = 10 * 8 * 4 - (10 * 8 // 2 + 10 * 2 * 4)  # codes and ranges in place of floats
+    assert plain[0] - both[0] == pytest.approx(saved, abs=60)
+    assert back[0] == plain[0]
+    assert back[1] == both[1] < plain[1]
+
+
+def test_a_bit_of_embedding_dp_is_one_already(tmp_path: Path) -> None:
+    private = {"embedding_dp": {"eps": 5.0}}
+    plain = crossed(run(tmp_path / "plain", privacy=private))
+    both = crossed(run(tmp_path / "both", privacy=private, compression={"bits": 4}))
+    assert both[0] == plain[0]
+    assert both[1] < plain[1]
+
+
+def test_a_run_that_goes_on_feeds_back_what_it_would_have(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(record: dict[str, Any]) -> None:
+        if record.get("epoch") == 1 and record.get("step") == 2:
+            raise Stop
+
+    job = VerticalJob(
+        task="vertical_parts:bottoms", epochs=2, batch_size=10, record={"every_steps": 1},
+        checkpoint={"every_steps": 2}, compression={"bits": 1, "error_feedback": True},
+    )  # fmt: skip
+    whole = train(job, tmp_path / "whole")
+    with pytest.raises(Stop):
+        train(job, tmp_path / "stopped", progress=stop)
+    resume(tmp_path / "stopped")
+    for party in whole.split.parties:
+        one, other = (
+            tmp_path / name / party / "model.safetensors" for name in ("whole", "stopped")
+        )
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_compression_of_nothing_is_refused() -> None:
+    with pytest.raises(JobError, match=r"compression\.forward = false needs compression\.backward"):
+        VerticalJob(compression={"forward": False, "backward": False})
+    with pytest.raises(InvalidValue, match="no way is"):
+        Compression(forward=False, backward=False)

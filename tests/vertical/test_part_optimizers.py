@@ -1,0 +1,129 @@
+"""Optimisers of a user's own: the same training as unsplit, and the same again when it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vertical_parts
+from fedveil.errors import InvalidValue, JobError
+from fedveil.vertical import Batch, Optimizer, Party, SplitModel, VerticalJob, drive_together, train
+from fedveil.vertical.apart.handshake import described
+from fedveil.vertical.job_split import make_split
+from fedveil.vertical.task import Task
+
+STEPS = 6
+
+
+def slowing(parameters: list[torch.nn.Parameter]) -> Any:
+    made = torch.optim.Adagrad(parameters, lr=0.2)
+    return made, torch.optim.lr_scheduler.StepLR(made, step_size=2, gamma=0.5)
+
+
+def plain(parameters: list[torch.nn.Parameter]) -> Any:
+    return torch.optim.RMSprop(parameters, lr=0.01)
+
+
+class Own(vertical_parts.Bottoms):
+    """Its leader's top has a schedule, and one follower a rule that no job has."""
+
+    def split_model(self) -> SplitModel:
+        split = super().split_model()
+        clipped = Optimizer("sgd", lr=0.5, gradient_norm=0.05)
+        split = split.replace("top", optimizer=slowing).replace("left", optimizer=plain)
+        return split.replace("right", optimizer=clipped)
+
+
+def own(seed: int) -> Own:
+    return Own(seed)
+
+
+def parties_of(split: SplitModel) -> dict[str, Party]:
+    loss = Own().loss
+    return {name: Party(name, split, loss=loss if name == "lead" else None)
+            for name in split.parties}  # fmt: skip
+
+
+def stepped(parties: dict[str, Party], first: int, last: int) -> None:
+    x, y = Own().whole("train")
+    for number in range(first, last + 1):
+        held = {"lead": Batch(np.arange(50), labels=y)}
+        held |= {name: Batch(np.arange(50), {"x": part})
+                 for name, part in (("bank", x[:, :3]), ("shop", x[:, 3:]))}  # fmt: skip
+        drive_together({name: p.step(number, held[name]) for name, p in parties.items()})
+
+
+def states(parties: dict[str, Party]) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for p in parties.values() for name, value in p.state().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_step_is_that_of_the_joined_model() -> None:
+    split, reference = Own().split_model(), Own().split_model()
+    stepped(parties_of(split), 1, STEPS)
+    joined = reference.joined()
+    x, y = Own().whole("train")
+    made = {name: list(joined.parts[name].parameters()) for name in ("left", "right", "top")}
+    top, schedule = slowing(made["top"])
+    others = [plain(made["left"]), torch.optim.SGD(made["right"], lr=0.5)]
+    for _ in range(STEPS):
+        joined.zero_grad()
+        Own().loss(joined({"bank.x": x[:, :3], "shop.x": x[:, 3:]}), y).backward()
+        torch.nn.utils.clip_grad_norm_(made["right"], 0.05)
+        for optimizer in (top, *others):
+            optimizer.step()
+        schedule.step()
+    mine, theirs = split.joined().state_dict(), joined.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert top.param_groups[0]["lr"] == 0.025
+
+
+def test_from_what_was_kept_the_steps_are_the_same_again() -> None:
+    """Also in a party that has gone further meanwhile, and in a new one."""
+    parties = parties_of(Own().split_model())
+    stepped(parties, 1, 3)
+    kept = {name: {k: v.clone() for k, v in p.state().items()} for name, p in parties.items()}
+    stepped(parties, 4, STEPS)
+    ended = states(parties)
+    anew = parties_of(Own(1).split_model())
+    for again in (parties, anew):
+        for name, party in again.items():
+            party.restore(kept[name])
+        stepped(again, 4, STEPS)
+        assert same(states(again), ended)
+
+
+def test_state_of_a_parameter_that_is_not_there_is_refused() -> None:
+    party = parties_of(Own().split_model())["bank"]
+    with pytest.raises(InvalidValue, match="does not hold what the optimiser of left holds"):
+        party.restore(party.state() | {"left//7/square_avg": torch.zeros(1)})
+
+
+def test_a_function_is_its_owners_affair_and_not_the_jobs() -> None:
+    split = Own().split_model()
+    parts = described(split)
+    assert parts["top"]["optimizer"] == "a function"
+    assert parts["right"]["optimizer"]["gradient_norm"] == 0.05
+    task: Task = Own()
+    assert make_split(VerticalJob(), task).by_name["top"].optimizer is slowing
+    with pytest.raises(JobError, match=r"left\.optimizer is a function of the task's: lr is set"):
+        make_split(VerticalJob(optimizer={"lr": 0.1}), task)
+
+
+def test_a_job_clips_gradients(tmp_path: Any) -> None:
+    moved = []
+    for norm in (None, 1e-6):
+        job = VerticalJob(
+            task="vertical_parts:bottoms", epochs=1, optimizer={"gradient_norm": norm}
+        )
+        run = train(job, tmp_path / str(norm))
+        first = vertical_parts.Bottoms().split_model().joined().state_dict()
+        now = run.model.state_dict()
+        moved.append(max(float((now[name] - first[name]).abs().max()) for name in first))
+    assert moved[1] < 1e-4 < moved[0]
