@@ -96,7 +96,8 @@ def read(path: str | FilePath) -> dict[str, Any]:
     try:
         text = FilePath(path).read_text(encoding="utf-8")
     except OSError as error:
-        hint = f"; --set {allowed.plain(str(path))} sets a key of the job" if "=" in str(path) else ""
+        asked = allowed.plain(str(path))
+        hint = f"; --set {asked} sets a key of the job" if "=" in asked else ""
         raise JobError([f"{path} cannot be read: {error.strerror or error}{hint}"]) from None
     except UnicodeDecodeError:
         raise JobError([f"{path} is not UTF-8 text"]) from None
