@@ -76,6 +76,8 @@ def training_plan(job: Job) -> TrainingPlan:
         lr=settings.lr,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
+        gradient_norm=settings.gradient_norm,
+        proximal=settings.proximal,
     )
 
 

@@ -113,10 +113,20 @@ class TrainingSettings(Block):
         description="probability with which a client takes each of its examples into a round's "
         "batch, secretly; under `privacy.unit: example`",
     )
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the client's optimiser")
+    optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = Field(
+        "sgd", description="the client's optimiser"
+    )
     lr: float = Field(0.1, gt=0, description="the client's learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
+    gradient_norm: float | None = Field(
+        None, gt=0, description="L2 norm that the gradient of each step is shortened to; null: none"
+    )
+    proximal: float = Field(
+        0.0,
+        ge=0,
+        description="FedProx's mu: what pulls a client's weights back to those of the round",
+    )
     device: Device = Field("cpu", description="where clients train")
     engine: Literal["auto", "loop", "vmap"] = Field(
         "auto",

@@ -38,7 +38,7 @@ def _owners_known(job: JobFields) -> str | None:
 
 @RULES.rule("training.optimizer", "training.momentum")
 def _momentum_is_sgds(job: JobFields) -> str | None:
-    """`training.momentum` belongs to `training.optimizer: sgd`; under adam it is 0."""
+    """`training.momentum` belongs to `training.optimizer: sgd`; under another it is 0."""
     if job.training.optimizer == "sgd" or job.training.momentum == 0:
         return None
     return (
@@ -63,8 +63,8 @@ def _unit_kept(job: JobFields) -> str | None:
 @RULES.rule("privacy.unit", "training")
 def _one_step_of_examples(job: JobFields) -> str | None:
     """`privacy.unit: example` trains by one step of plain SGD a round, on a batch that is drawn
-    with `training.sampling_rate`: `training.epochs` is 1, `optimizer` sgd, `momentum` and
-    `weight_decay` 0 and `engine` auto. Without it there is no `sampling_rate`."""
+    with `training.sampling_rate`: `training.epochs` is 1, `optimizer` sgd, `momentum`,
+    `weight_decay` and `proximal` 0, `gradient_norm` null and `engine` auto. Without it there is no `sampling_rate`."""
     training = job.training
     if job.privacy.unit != "example":
         if training.sampling_rate is None:
@@ -79,6 +79,7 @@ def _one_step_of_examples(job: JobFields) -> str | None:
             "(0, 1], with which an example is in a round's batch"
         )
     needed = {"epochs": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "engine": "auto"}
+    needed |= {"proximal": 0, "gradient_norm": None}
     wrong = [
         f"training.{key} = {shown(getattr(training, key))} is not {shown(value)}"
         for key, value in needed.items()
