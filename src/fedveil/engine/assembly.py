@@ -13,6 +13,7 @@ from torch import nn
 
 from fedveil.data.datasets import Dataset
 from fedveil.data.partition import Partition, partition
+from fedveil.engine.client_rate import ScheduledTrainer, client_rate
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.job_protection import make_protection as make_protection
 from fedveil.engine.job_protection import report_entropy as report_entropy
@@ -66,14 +67,14 @@ def model_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def training_plan(job: Job) -> TrainingPlan:
-    """What every client of the job does with its data."""
+def training_plan(job: Job, round: int = 1) -> TrainingPlan:
+    """What every client of the job does with its data in a round."""
     settings = job.training
     return TrainingPlan(
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         optimizer=settings.optimizer,
-        lr=settings.lr,
+        lr=client_rate(job, round),
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         gradient_norm=settings.gradient_norm,
@@ -81,13 +82,13 @@ def training_plan(job: Job) -> TrainingPlan:
     )
 
 
-def make_trainer(job: Job, model: nn.Module) -> Trainer:
+def make_trainer(job: Job, model: nn.Module, round: int = 1) -> Trainer:
     """The trainer that `training.engine` names; auto takes the fastest that the model allows.
 
     It trains on what the trained part of the model sees of examples.
     Under `privacy.unit: example` it is the one that clips each example to the protection's norm.
     """
-    settings, plan = job.training, training_plan(job)
+    settings, plan = job.training, training_plan(job, round)
     model = TrainedPart.of(model).module
     check_device("training.device", settings.device)
     if job.privacy.unit == "example":
@@ -140,7 +141,12 @@ def make_client_side(
     job: Job, shape: ModelShape, data: ClientsData, model: npt.NDArray[np.float32]
 ) -> ClientSide:
     """The clients' side of the run."""
-    trainer = make_trainer(job, make_model(job, shape))
+
+    def trainer_of(round: int) -> Trainer:
+        return make_trainer(job, make_model(job, shape), round)
+
+    constant = job.training.lr_schedule == "constant"
+    trainer = trainer_of(1) if constant else ScheduledTrainer(job, trainer_of)
     training = LocalTraining(trainer, data, training_entropy(job))
     return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -37,8 +35,10 @@ from fedveil.engine.job_protection import in_clear, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.quality import ModelTest
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
+from fedveil.engine.run_fingerprint import run_fingerprint
 from fedveil.engine.run_records import all_failed, check, counted, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
+from fedveil.engine.stopping import Stopping
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.message import take_array
@@ -153,8 +153,11 @@ class Federation:
         self._canaries = Canaries(job, self._protection)
         self._cohorts = Cohorts(job)
         self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
+        self._stopping = Stopping(job.stopping)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
-        self._fingerprint = _fingerprint(job, self._dataset, engine.identify(), shape.fingerprint)
+        self._fingerprint = run_fingerprint(
+            job, self._dataset, engine.identify(), shape.fingerprint
+        )
         self._folder = open_folder()
         stack.callback(self._folder.close)
         engine.try_out(job, shape, self._folder)
@@ -165,8 +168,7 @@ class Federation:
         self._ledger.note_in_clear(in_clear(job, leaves=engine.reports_leave))
         has_begun = engine.reports_leave and self._done > 0
         self._attempts = Attempts(self._folder, self._done, has_begun=has_begun)
-        own_names = [job.model, job.data.name, job.protection.name]
-        keep_job(self._folder, job, own_names)
+        keep_job(self._folder, job, job.own_names)
         self._recorder = Recorder(self._folder, metrics, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
         executor = engine.start(job, shape, self._protection, self._recorder.event)
@@ -200,6 +202,7 @@ class Federation:
             self._state = saved.protection
             self._ledger = Ledger.from_state(saved.ledger)
             self._canaries.restore(saved.canaries)
+            self._stopping.restore(saved.best, self._done, len(self._weights))
             if self._ledger.adaptive != self._protection.adaptive:
                 raise InvalidValue("field adaptive is not the protection's")
         metrics = Metrics.vouched(self._folder, saved.metrics_bytes, saved.metrics_digest)
@@ -221,6 +224,9 @@ class Federation:
             for record in self._recorder.records:
                 tell(record)
             while self._done < self.job.rounds:
+                stopped = self._stopping.why(self._recorder.records)
+                if stopped is not None:
+                    break
                 tell(self._round(self._done + 1))
         except LimitReached as limit:
             stopped = str(limit)
@@ -235,6 +241,7 @@ class Federation:
         if failure is not None:
             self._recorder.event(f"ended after round {self._done} without a result: {failure}")
             raise RunFailed(f"{failure}; the record is in {self._folder.path}")
+        self._weights, which = self._stopping.kept(self._weights)
         self._layout.write(torch.from_numpy(self._weights))
         claim = self._ledger.figures(self.job.privacy.delta)["run_every_round"]
         audit = self._canaries.finding(claim)
@@ -245,8 +252,10 @@ class Federation:
             self._folder.write_atomically(MODEL, model_bytes(self._model))
             others = list(other_accounts(self.job, self._protection, self._done))
             keep_accounts(self._folder, others, self._recorder.event)
+            if which is not None:
+                self._recorder.event(which)
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
-            if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
+            if which or "accuracy" not in self._recorder.records[-1]:
                 quality = self._test.quality(self._weights).items()
                 figures = ", ".join(f"{name} {value:.4f}" for name, value in quality)
                 self._recorder.event(f"the model at its end: {figures}")
@@ -370,6 +379,7 @@ class Federation:
                 self._recorder.event(f"round {number}: {outcome.void}")
             self._recorder.record(record)
             self._done = number
+            self._stopping.saw(self._recorder.records, self._weights)
             if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
                 self._checkpoint()
                 self._attempts.checkpointed(number)
@@ -385,15 +395,5 @@ class Federation:
             protection=self._state,
             ledger=self._ledger.to_state(),
             canaries=self._canaries.state(),
+            best=self._stopping.state(),
         ).write(self._folder)
-
-
-def _fingerprint(job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str) -> str:
-    """A digest of what a resumed run must find again; it may have more rounds."""
-    settings = json.dumps(job.model_dump(exclude={"rounds"}), sort_keys=True)
-    digest = hashlib.sha256(f"{settings} {model}".encode())
-    arrays: list[npt.NDArray[Any]] = [dataset.test.x, dataset.test.y, *more]
-    for array in arrays:
-        digest.update(repr((array.shape, array.dtype)).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.own_code import is_function
 from fedveil.protections.base import Cohort, Weighting, Whose
 from fedveil.protections.positions import POSITIONS, fault_phases
@@ -39,6 +40,7 @@ MODELS = (
     "scattering_linear",
 )
 DatasetName = Annotated[str, or_function(*DATASETS)]
+Schedule = Annotated[str, or_function("constant", "step", "cosine")]
 ModelName = Annotated[str, or_function(*MODELS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -117,6 +119,16 @@ class TrainingSettings(Block):
         "sgd", description="the client's optimiser"
     )
     lr: float = Field(0.1, gt=0, description="the client's learning rate")
+    lr_schedule: Schedule = Field(
+        "constant",
+        description="how the rate changes from round to round; step: times `lr_factor` after "
+        "every `lr_rounds` rounds; cosine: down to `lr_factor` times `lr` over `lr_rounds` rounds; "
+        "or a function of yours that gives a round's rate, of `round`, from 1, and `lr`",
+    )
+    lr_rounds: int = Field(10, ge=1, description="rounds of `lr_schedule: step` and `cosine`")
+    lr_factor: float = Field(
+        0.1, gt=0, le=1, description="factor of `lr_schedule: step` and `cosine`"
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
     gradient_norm: float | None = Field(
@@ -291,6 +303,7 @@ class JobFields(CheckedJob):
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    stopping: StoppingSettings = Field(default_factory=StoppingSettings)
     protection: ProtectionSettings = Field(default_factory=ProtectionSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     audit: AuditSettings = Field(default_factory=AuditSettings)
@@ -311,6 +324,11 @@ class JobFields(CheckedJob):
             self.__dict__["training"] = self.training.model_copy(update={"epochs": 1})
         if "number" not in self.clients.model_fields_set and self.data.split == "by_client":
             self.__dict__["clients"] = self.clients.model_copy(update={"number": None})
+
+    @property
+    def own_names(self) -> list[str]:
+        """The names that may be of the user's own code."""
+        return [self.model, self.data.name, self.protection.name, self.training.lr_schedule]
 
     @property
     def clients_per_round(self) -> int:

@@ -64,7 +64,8 @@ def _unit_kept(job: JobFields) -> str | None:
 def _one_step_of_examples(job: JobFields) -> str | None:
     """`privacy.unit: example` trains by one step of plain SGD a round, on a batch that is drawn
     with `training.sampling_rate`: `training.epochs` is 1, `optimizer` sgd, `momentum`,
-    `weight_decay` and `proximal` 0, `gradient_norm` null and `engine` auto. Without it there is no `sampling_rate`."""
+    `weight_decay` and `proximal` 0, `gradient_norm` null and `engine` auto. Without it there is
+    no `sampling_rate`."""
     training = job.training
     if job.privacy.unit != "example":
         if training.sampling_rate is None:
@@ -243,6 +244,8 @@ def _promise_made(job: JobFields) -> str | None:
 _READ_UNDER = {
     ("data", "shards_per_client"): ("split", ("shards",)),
     ("data", "alpha"): ("split", ("dirichlet",)),
+    ("training", "lr_rounds"): ("lr_schedule", ("step", "cosine")),
+    ("training", "lr_factor"): ("lr_schedule", ("step", "cosine")),
     ("server", "momentum"): ("optimizer", ("momentum",)),
     ("server", "beta1"): ("optimizer", ("adam", "yogi")),
     ("server", "beta2"): ("optimizer", ("adam", "yogi")),

@@ -62,7 +62,7 @@ class Training:
                 f"{Layout(model).dimension}"
             )
         self._part = TrainedPart.of(model)
-        self._trainer = make_trainer(job, model)
+        self._trainer = make_trainer(job, model, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """The client's update, and the number of its examples; raises whatever goes wrong."""
