@@ -12,6 +12,7 @@ from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.own_code import is_function
 from fedveil.protections.base import Cohort, Weighting, Whose
 from fedveil.protections.positions import POSITIONS, fault_phases
+from fedveil.protections.robust_sum import Combination
 from fedveil.settings.checked_job import CheckedJob
 from fedveil.settings.settings import Block, Device, RunName, or_function
 
@@ -156,7 +157,20 @@ class ServerSettings(Block):
     weighting: Weighting = Field(
         "by_size",
         description="how clients count in the aggregate; left out: by_size, or equal under "
-        f"{', '.join(_NOISED)} and with pw_encrypt's central_eps, where by_size is an error",
+        f"{', '.join(_NOISED)}, with pw_encrypt's central_eps and under `aggregation: median` and "
+        "trimmed_mean, where by_size is an error",
+    )
+    aggregation: Combination = Field(
+        "mean",
+        description="what the server makes of reports: their mean; or, where it sees each of them, "
+        "entry by entry their median, or their mean without the extremes (`trim`), for which it "
+        "holds all of a round's reports; or their mean, each shortened to `norm_bound`",
+    )
+    trim: float = Field(
+        0.1, gt=0, lt=0.5, description="share left out at each end under `trimmed_mean`"
+    )
+    norm_bound: float = Field(
+        1.0, gt=0, description="L2 norm of a report under `aggregation: norm_bound`"
     )
     optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
         "none", description="the server's optimiser; none is federated averaging"
@@ -166,6 +180,11 @@ class ServerSettings(Block):
     beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay of adam and yogi")
     beta2: float = Field(0.99, ge=0, lt=1, description="second-moment decay of adam and yogi")
     tau: float = Field(0.001, gt=0, description="degree of adaptivity of adam and yogi")
+
+    @property
+    def holds_reports(self) -> bool:
+        """Whether the server holds all of a round's reports, which then count equally."""
+        return self.aggregation in ("median", "trimmed_mean")
 
 
 class EvaluationSettings(Block):
@@ -318,7 +337,8 @@ class JobFields(CheckedJob):
             _ = self.protection.settings
         except InvalidValue as error:
             raise JobError([str(error)]) from None
-        if "weighting" not in self.server.model_fields_set and self.protection.noised:
+        equal = self.protection.noised or self.server.holds_reports
+        if "weighting" not in self.server.model_fields_set and equal:
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
         if "epochs" not in self.training.model_fields_set and self.privacy.unit == "example":
             self.__dict__["training"] = self.training.model_copy(update={"epochs": 1})

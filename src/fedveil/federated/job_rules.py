@@ -120,6 +120,34 @@ def _weighs_equally(job: JobFields) -> str | None:
     return f"server.weighting = by_size {why}; under protection.name = {what} only equal is allowed"
 
 
+@RULES.rule("protection.name", "server.aggregation")
+def _reports_seen(job: JobFields) -> str | None:
+    """`server.aggregation` other than mean needs reports that the server sees one by one and that
+    no loss rests on the sum of: median and trimmed_mean are for not_encrypt and dp_encrypt,
+    norm_bound is for not_encrypt."""
+    chosen = job.server.aggregation
+    if chosen in job.protection.position.combinations:
+        return None
+    able = [name for name, p in POSITIONS.items() if chosen in p.combinations]
+    return (
+        f"server.aggregation = {chosen} is refused under protection.name = {job.protection.name}, "
+        f"whose server has the sum of reports alone, or reports that are clipped already: take "
+        f"{' or '.join(able)}, or mean"
+    )
+
+
+@RULES.rule("server.aggregation", "server.weighting")
+def _middle_of_equals(job: JobFields) -> str | None:
+    """`server.aggregation: median` and `trimmed_mean` count clients equally."""
+    explicit = "weighting" in job.server.model_fields_set
+    if not (explicit and job.server.weighting == "by_size" and job.server.holds_reports):
+        return None
+    return (
+        f"server.weighting = by_size has no meaning under server.aggregation = "
+        f"{job.server.aggregation}: only equal is allowed"
+    )
+
+
 @RULES.rule("protection", "simulation.dropouts")
 def _phases_known(job: JobFields) -> str | None:
     """`simulation.dropouts` names phases of the protection, or of a built-in one."""
@@ -246,6 +274,8 @@ _READ_UNDER = {
     ("data", "alpha"): ("split", ("dirichlet",)),
     ("training", "lr_rounds"): ("lr_schedule", ("step", "cosine")),
     ("training", "lr_factor"): ("lr_schedule", ("step", "cosine")),
+    ("server", "trim"): ("aggregation", ("trimmed_mean",)),
+    ("server", "norm_bound"): ("aggregation", ("norm_bound",)),
     ("server", "momentum"): ("optimizer", ("momentum",)),
     ("server", "beta1"): ("optimizer", ("adam", "yogi")),
     ("server", "beta2"): ("optimizer", ("adam", "yogi")),
