@@ -26,18 +26,20 @@ from fedveil.engine.assembly import (
     make_model,
     model_fingerprint,
     report_entropy,
+    start_vector,
 )
-from fedveil.engine.budget import thin_promise
+from fedveil.engine.budget import check_limit, thin_promise
 from fedveil.engine.canaries import Canaries
 from fedveil.engine.cohorts import Cohorts
+from fedveil.engine.executors.client_states import open_states
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.job_protection import in_clear, whose
+from fedveil.engine.job_protection import in_clear
 from fedveil.engine.other_accounts import other_accounts
-from fedveil.engine.quality import ModelTest
+from fedveil.engine.own_quality import make_test
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.run_fingerprint import run_fingerprint
 from fedveil.engine.run_records import all_failed, check, counted, without_result
-from fedveil.engine.server_optimizer import ServerOptimizer
+from fedveil.engine.server_optimizer import make_optimizer
 from fedveil.engine.stopping import Stopping
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
@@ -142,17 +144,17 @@ class Federation:
         self._model = make_model(job, shape)
         shape = ModelShape(shape.example_shape, shape.classes, model_fingerprint(self._model))
         engine.check(job, shape)
-        self._test = ModelTest(self._model, self._dataset.test, job.training.device)
+        self._test = make_test(job, self._model, self._dataset.test)
         self._layout = self._test.layout
         check_buffers(job, self._layout)
         if job.record.tensorboard:
             find_board()
-        self._weights = self._layout.vector()
-        self._protection = engine.protection(job, self._layout.dimension)
+        self._weights = start_vector(job, self._layout)
+        self._protection = engine.protection(job, len(self._weights))
         self._state: State = self._protection.initial_state()
         self._canaries = Canaries(job, self._protection)
         self._cohorts = Cohorts(job)
-        self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
+        self._optimizer = make_optimizer(job, self._layout.trainable)
         self._stopping = Stopping(job.stopping)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
         self._fingerprint = run_fingerprint(
@@ -165,6 +167,8 @@ class Federation:
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done = 0
         metrics = self._restore(Checkpoint.read(self._folder))
+        if job.keeps_state:
+            self._test.clients = open_states(self._folder.path, self._done)
         self._ledger.note_in_clear(in_clear(job, leaves=engine.reports_leave))
         has_begun = engine.reports_leave and self._done > 0
         self._attempts = Attempts(self._folder, self._done, has_begun=has_begun)
@@ -268,7 +272,7 @@ class Federation:
         drawn = self._cohorts.draw(number)
         state = self._state
         spending = self._protection.spending(state)
-        self._check_limit(spending, drawn, number)
+        check_limit(self.job, self._ledger, spending, drawn, number)
         cohort = [*drawn, *self._canaries.clients]
         context = RoundContext(cohort, number, self._weights, state)
         server = self._protection.server_round(context)
@@ -335,22 +339,6 @@ class Federation:
                 f"left, and count"
             )
 
-    def _check_limit(
-        self, spending: Sequence[Spending], cohort: list[ClientId], number: int
-    ) -> None:
-        limit = self.job.privacy.max_epsilon
-        if limit is None:
-            return
-        figures = self._ledger.preview(
-            spending, round=number, clients=cohort, delta=self.job.privacy.delta
-        )
-        ahead = figures["run_most_drawn"]
-        if ahead.epsilon > limit:
-            raise LimitReached(
-                f"round {number} would bring {whose(self.job, 'the most-drawn client')} to "
-                f"{ahead}, above privacy.max_epsilon = {limit:g}"
-            )
-
     def _evaluate(self, number: int) -> dict[str, float]:
         if number % self.job.evaluation.every and number != self.job.rounds:
             return {}
@@ -397,3 +385,5 @@ class Federation:
             canaries=self._canaries.state(),
             best=self._stopping.state(),
         ).write(self._folder)
+        if self._test.clients is not None:
+            self._test.clients.forget_before(self._done)

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedveil._arrays import Float32s
 from fedveil.data.examples import Examples
+from fedveil.engine.executors.client_states import ClientStates
 from fedveil.errors import ModelInvalid, RunStopped
 from fedveil.learning.evaluate import evaluate
 from fedveil.learning.trained_part import TrainedPart
@@ -23,6 +24,8 @@ class ModelTest:
         self.layout = Layout(self.part.module)
         self._test = test
         self._device = device
+        #: What clients keep, where the run knows it and a test reads it.
+        self.clients: ClientStates | None = None
 
     @cached_property
     def _seen(self) -> Float32s:

@@ -31,6 +31,7 @@ from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.federation import Run as Run
 from fedveil.engine.trial import try_out
 from fedveil.federated.job import Job
+from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.protections.base import Protection
 from fedveil.record.kept_job import reopen
@@ -86,6 +87,7 @@ class Simulator(Engine):
     def __init__(self) -> None:
         self._dataset: Dataset
         self._partition: Partition
+        self._run: Path
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Deal the examples; as many clients as the data has owners, where the job leaves it."""
@@ -95,10 +97,11 @@ class Simulator(Engine):
 
     def check(self, job: Job, shape: ModelShape) -> None:
         """Make a trainer once."""
-        make_trainer(job, make_model(job, shape))
+        make_trainer(job, whole(make_model(job, shape)))
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
-        """With some client's examples."""
+        """With some client's examples; clients will keep what they keep in this folder."""
+        self._run = folder.path
         try_out(job, shape, self._dataset, self._partition, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
@@ -129,10 +132,10 @@ class Simulator(Engine):
         workers = worker_count(job)
         if workers == 0:
             model = np.empty(dimension, np.float32)
-            return InProcess(make_client_side(job, shape, data, model))
+            return InProcess(make_client_side(job, shape, data, model, self._run))
         pool = WorkerPool(workers, dimension, data)
         try:
-            pool.start(job, shape)
+            pool.start(job, shape, self._run)
         except BaseException:
             pool.close()
             raise

@@ -37,6 +37,8 @@ class TrainingPlan:
     weight_decay: float
     #: The L2 norm that each step's gradient is shortened to; None: it is left as it is.
     gradient_norm: float | None = None
+    #: Whether clients' gradients get a term of their own (`ClientData.correction`).
+    corrected: bool = False
     #: FedProx's mu: the gradient gets mu * (w - w at the round's start), before it is shortened.
     proximal: float = 0.0
 
@@ -48,7 +50,7 @@ class TrainingPlan:
     @property
     def changes_gradients(self) -> bool:
         """Whether a step is taken along something else than the gradient of the loss."""
-        return self.gradient_norm is not None or self.proximal > 0
+        return self.corrected or self.gradient_norm is not None or self.proximal > 0
 
     @property
     def bare_sgd(self) -> bool:
@@ -63,6 +65,8 @@ class ClientData:
     x: torch.Tensor
     y: torch.Tensor
     entropy: Entropy
+    #: What each of its gradients gets added, where the plan says so.
+    correction: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -163,11 +167,16 @@ class LoopTrainer:
         for x, y in self._batches(client):
             optimizer.zero_grad(set_to_none=True)
             self._loss(self._model(x), y).backward()
-            self._change_gradients(start)
+            self._change_gradients(start, client.correction)
             optimizer.step()
 
     @torch.no_grad()
-    def _change_gradients(self, start: torch.Tensor) -> None:
+    def _change_gradients(self, start: torch.Tensor, correction: torch.Tensor | None) -> None:
+        if correction is not None:
+            moved = self._layout.views(correction.to(self._device))
+            for entry, term in zip(self._layout.entries, moved, strict=True):
+                if entry.tensor.grad is not None:
+                    entry.tensor.grad.add_(term)
         if self._plan.proximal:
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 if entry.tensor.grad is not None:

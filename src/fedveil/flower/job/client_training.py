@@ -9,9 +9,15 @@ import numpy as np
 import torch
 
 from fedveil.data.datasets import load
-from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_trainer
-from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
-from fedveil.engine.job_protection import job_digest, training_entropy
+from fedveil.engine.assembly import (
+    ModelShape,
+    local_training,
+    make_model,
+    make_partition,
+    make_trainer,
+)
+from fedveil.engine.executors.client_side import ClientsData, Trained
+from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.learning.trained_part import TrainedPart
@@ -67,7 +73,7 @@ class Training:
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """The client's update, and the number of its examples; raises whatever goes wrong."""
         data = self._seen(client, function)
-        training = LocalTraining(self._trainer, data, training_entropy(self._job))
+        training = local_training(self._job, self._trainer, data)
         training.open(self._round, self.model)
         # More threads may add in another order: one gives the simulator's bytes.
         torch.set_num_threads(1)
