@@ -29,6 +29,7 @@ from fedveil.engine.assembly import (
     start_vector,
 )
 from fedveil.engine.budget import check_limit, thin_promise
+from fedveil.engine.callbacks import Beginning, Callback, Callbacks
 from fedveil.engine.canaries import Canaries
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.client_states import open_states
@@ -135,6 +136,7 @@ class Federation:
         stack: ExitStack,
         warn: Callable[[str], None] | None = None,
         dataset: Dataset | None = None,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         began = time.perf_counter()
         self._engine = engine
@@ -149,6 +151,7 @@ class Federation:
         check_buffers(job, self._layout)
         if job.record.tensorboard:
             find_board()
+        self._callbacks = Callbacks(job.record.callbacks, callbacks)
         self._weights = start_vector(job, self._layout)
         self._protection = engine.protection(job, len(self._weights))
         self._state: State = self._protection.initial_state()
@@ -216,10 +219,14 @@ class Federation:
 
     def run(self, progress: Progress | None = None) -> Run:
         """All rounds that are left."""
+        run = None
         try:
-            return self._run(progress)
+            run = self._run(progress)
+            return run
         except RunFolderError as error:  # nothing more can be written down
             raise RunStopped(str(error)) from error
+        finally:
+            self._callbacks.end(run)
 
     def _run(self, progress: Progress | None) -> Run:
         tell = progress or (lambda record: None)
@@ -227,11 +234,12 @@ class Federation:
         try:
             for record in self._recorder.records:
                 tell(record)
-            while self._done < self.job.rounds:
+            self._callbacks.begin(Beginning(self.job, self._folder.path, self._done))
+            while self._done < self.job.rounds and stopped is None:
                 stopped = self._stopping.why(self._recorder.records)
-                if stopped is not None:
-                    break
-                tell(self._round(self._done + 1))
+                if stopped is None:
+                    tell(record := self._round(self._done + 1))
+                    stopped = self._callbacks.round(record)
         except LimitReached as limit:
             stopped = str(limit)
         except (RunStopped, KeyboardInterrupt) as end:

@@ -22,6 +22,7 @@ from fedveil.engine.assembly import (
     make_trainer,
     worker_count,
 )
+from fedveil.engine.callbacks import Callback
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
@@ -44,15 +45,18 @@ def simulate(
     *,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Run a job on this machine.
 
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
     round's record, `warn` with what the start of the run finds amiss; its events say so too.
+    `callbacks` are told beside those of `record.callbacks`.
     """
     with ExitStack() as stack:
         open_folder = partial(RunFolder.create, out, job.name)
-        return Federation(job, Simulator(), open_folder, stack, warn).run(progress)
+        begun = Federation(job, Simulator(), open_folder, stack, warn, callbacks=callbacks)
+        return begun.run(progress)
 
 
 def resume(
@@ -61,12 +65,13 @@ def resume(
     rounds: int | None = None,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Go on with a run that ended early, from its last complete round.
 
     Its own job decides everything, and one that was edited is refused; `rounds` gives the run
     more of them. With seeded randomness it ends with the bytes that it would have ended with if
-    nothing had happened. `progress` is called with the old records first.
+    nothing had happened. `progress` is called with the old records first, `callbacks` are not.
     """
 
     def load(path: Path) -> Job:
@@ -75,7 +80,8 @@ def resume(
 
     with ExitStack() as stack:
         opened, job = reopen(folder, load, stack)
-        return Federation(job, Simulator(), lambda: opened, stack, warn).run(progress)
+        begun = Federation(job, Simulator(), lambda: opened, stack, warn, callbacks=callbacks)
+        return begun.run(progress)
 
 
 class Simulator(Engine):

@@ -14,7 +14,7 @@ from fedveil.own_code import is_function
 from fedveil.protections.base import Cohort, Whose
 from fedveil.protections.positions import POSITIONS, fault_phases
 from fedveil.settings.checked_job import CheckedJob
-from fedveil.settings.settings import Block, RunName, or_function
+from fedveil.settings.settings import Block, RunName, function_text, or_function
 
 DATASETS = (
     "digits",
@@ -41,6 +41,8 @@ MODELS = (
 )
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
+TRACKERS = ("fedveil.engine.trackers:MLflow", "fedveil.engine.trackers:WandB")
+ClassName = Annotated[str, function_text("package.module:Class")]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -209,6 +211,12 @@ class RecordSettings(Block):
     """What is written besides the run folder's own files."""
 
     tensorboard: bool = Field(False, description="also write TensorBoard event files")
+    callbacks: list[ClassName] = Field(
+        default_factory=list,
+        description="classes that are told when the run begins, after each round and at its end, "
+        "and may end it: `fedveil.engine.trackers:MLflow`, `fedveil.engine.trackers:WandB`, or "
+        "yours, derived from `fedveil.engine.callbacks.Callback`",
+    )
 
 
 class CheckpointSettings(Block):
@@ -262,7 +270,8 @@ class JobFields(CheckedJob):
     @property
     def own_names(self) -> list[str]:
         """The names that may be of the user's own code."""
-        return [self.model, self.data.name, self.protection.name, self.training.lr_schedule]
+        named = [self.model, self.data.name, self.protection.name, self.training.lr_schedule]
+        return [*named, *(name for name in self.record.callbacks if name not in TRACKERS)]
 
     @property
     def clients_per_round(self) -> int:

@@ -8,7 +8,7 @@ rounding, for the same clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -211,6 +211,7 @@ class LoopTrainer:
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
     """A fresh optimiser, as every client of every round begins with."""
     if plan.optimizer != "sgd":
+        kinds: dict[str, Callable[..., torch.optim.Optimizer]]
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
         kind = kinds.get(plan.optimizer, torch.optim.Adagrad)
         return kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)

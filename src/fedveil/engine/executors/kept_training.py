@@ -29,8 +29,9 @@ from fedveil.rounds.answers import Answer, ClientId, Effort, Failed
 class Way(Protocol):
     """What a client keeps, and what it does with it; `sent` is the vector of the round."""
 
-    #: How many entries are kept.
-    size: int
+    @property
+    def size(self) -> int:
+        """How many entries are kept."""
 
     def begin(self, sent: Float32s, kept: Float32s | None) -> tuple[Float32s, Float32s | None]:
         """Where training starts, and the correction of its gradients."""
