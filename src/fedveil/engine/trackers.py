@@ -53,6 +53,7 @@ class WandB(Callback):
             dir=str(run.folder),
             config=run.job.model_dump(mode="json"),
             mode=os.environ.get("WANDB_MODE") or "offline",
+            settings=self._wandb.Settings(silent=True),
         )
 
     def round(self, record: Record) -> None:
@@ -60,7 +61,7 @@ class WandB(Callback):
 
     def end(self, run: Any) -> None:
         if self._run is not None:
-            self._run.finish(exit_code=int(run is None), quiet=True)
+            self._run.finish(exit_code=int(run is None))
 
 
 def _figures(record: Record) -> dict[str, float]:
