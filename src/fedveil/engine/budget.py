@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from fedveil.data.datasets import load
-from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_protection
+from fedveil.engine.assembly import (
+    ModelShape,
+    load_data,
+    make_model,
+    make_partition,
+    make_protection,
+)
 from fedveil.engine.job_protection import in_clear, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
@@ -47,7 +52,7 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
 
 def prepared(job: Job) -> tuple[Layout, Protection]:
     """The model's tensors as a vector, and the protection that a run would have."""
-    dataset = load(job.data.name)
+    dataset = load_data(job)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, dataset).clients)
     layout = Layout(make_model(job, ModelShape(dataset.example_shape, dataset.classes)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -26,6 +24,7 @@ from fedveil.engine.assembly import (
     ModelShape,
     check_buffers,
     make_model,
+    make_task,
     model_fingerprint,
     report_entropy,
 )
@@ -36,8 +35,8 @@ from fedveil.engine.executors.executor import Executor
 from fedveil.engine.job_protection import in_clear, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.quality import ModelTest
-from fedveil.engine.round_checkpoint import LATEST, Checkpoint
-from fedveil.engine.run_records import all_failed, check, counted, without_result
+from fedveil.engine.round_checkpoint import LATEST, Checkpoint, fingerprint
+from fedveil.engine.run_records import TRAINER, all_failed, check, counted, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
@@ -51,6 +50,7 @@ from fedveil.record.begun_rounds import Attempts
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.kept_job import keep_job
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
+from fedveil.record.measures import LOSS
 from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Metrics, Record, Recorder, find_board
 from fedveil.record.run_folder import METRICS, MODEL, RunFolder, uninterrupted
@@ -90,8 +90,9 @@ class Engine(ABC):
         """Look at the data; the job with its number of clients. What cannot run says so here."""
         return job
 
-    def check(self, job: Job, shape: ModelShape) -> None:  # noqa: B027 - it may train elsewhere
-        """Look at what the model is; what cannot train says so here."""
+    def check(self, job: Job, shape: ModelShape) -> str | None:
+        """Look at what the model is; what cannot train says so here. What trains it, if known."""
+        return None  # it may train elsewhere
 
     def try_out(  # noqa: B027 - as above
         self, job: Job, shape: ModelShape, folder: RunFolder
@@ -136,13 +137,14 @@ class Federation:
     ) -> None:
         began = time.perf_counter()
         self._engine = engine
-        self._dataset = load(job.data.name) if dataset is None else dataset
+        task = make_task(job)
+        self._dataset = load(job.data.name, task.targets) if dataset is None else dataset
         self.job = job = engine.settle(job, self._dataset)
         shape = ModelShape(self._dataset.example_shape, self._dataset.classes)
         self._model = make_model(job, shape)
         shape = ModelShape(shape.example_shape, shape.classes, model_fingerprint(self._model))
-        engine.check(job, shape)
-        self._test = ModelTest(self._model, self._dataset.test, job.training.device)
+        self._trainer = engine.check(job, shape)
+        self._test = ModelTest(self._model, task, self._dataset.test, job.training.device)
         self._layout = self._test.layout
         check_buffers(job, self._layout)
         if job.record.tensorboard:
@@ -154,7 +156,8 @@ class Federation:
         self._cohorts = Cohorts(job)
         self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
-        self._fingerprint = _fingerprint(job, self._dataset, engine.identify(), shape.fingerprint)
+        arrays = [self._dataset.test.x, self._dataset.test.y, *engine.identify()]
+        self._fingerprint = fingerprint(job, shape.fingerprint, arrays)
         self._folder = open_folder()
         stack.callback(self._folder.close)
         engine.try_out(job, shape, self._folder)
@@ -165,7 +168,7 @@ class Federation:
         self._ledger.note_in_clear(in_clear(job, leaves=engine.reports_leave))
         has_begun = engine.reports_leave and self._done > 0
         self._attempts = Attempts(self._folder, self._done, has_begun=has_begun)
-        own_names = [job.model, job.data.name, job.protection.name]
+        own_names = [job.model, job.data.name, job.task, job.protection.name]
         keep_job(self._folder, job, own_names)
         self._recorder = Recorder(self._folder, metrics, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
@@ -246,10 +249,10 @@ class Federation:
             others = list(other_accounts(self.job, self._protection, self._done))
             keep_accounts(self._folder, others, self._recorder.event)
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
-            if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
-                quality = self._test.quality(self._weights).items()
-                figures = ", ".join(f"{name} {value:.4f}" for name, value in quality)
-                self._recorder.event(f"the model at its end: {figures}")
+            if self._recorder.records and LOSS not in self._recorder.records[-1]:
+                quality = self._test.quality(self._weights)
+                figures = [f"{n} {v:.4f}" for n, v in quality.items() if isinstance(v, float)]
+                self._recorder.event(f"the model at its end: {', '.join(figures)}")
             keep_page(self._folder, self._recorder.event)
         records, path = self._recorder.records, self._folder.path
         return Run(self.job, records, self._model, path, self._ledger, stopped, audit, others)
@@ -287,6 +290,7 @@ class Federation:
             **counted(outcome),
             **self._canaries.counted(),
             **quality,
+            **({} if self._trainer is None else {TRAINER: self._trainer}),
             **self._protection.shown(state),
             **self._privacy(),
             **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
@@ -342,7 +346,7 @@ class Federation:
                 f"{ahead}, above privacy.max_epsilon = {limit:g}"
             )
 
-    def _evaluate(self, number: int) -> dict[str, float]:
+    def _evaluate(self, number: int) -> dict[str, Any]:
         if number % self.job.evaluation.every and number != self.job.rounds:
             return {}
         return self._test.quality(self._weights)
@@ -386,14 +390,3 @@ class Federation:
             ledger=self._ledger.to_state(),
             canaries=self._canaries.state(),
         ).write(self._folder)
-
-
-def _fingerprint(job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str) -> str:
-    """A digest of what a resumed run must find again; it may have more rounds."""
-    settings = json.dumps(job.model_dump(exclude={"rounds"}), sort_keys=True)
-    digest = hashlib.sha256(f"{settings} {model}".encode())
-    arrays: list[npt.NDArray[Any]] = [dataset.test.x, dataset.test.y, *more]
-    for array in arrays:
-        digest.update(repr((array.shape, array.dtype)).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

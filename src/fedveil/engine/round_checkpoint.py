@@ -6,13 +6,17 @@ random state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Array
+from fedveil.federated.job import Job
 from fedveil.message import Message, decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
@@ -61,3 +65,13 @@ class Checkpoint:
                 take(held, name, kind)
             decoded = {name: decode(take(held, name, bytes)) for name in _MESSAGES}
             return cls(**held | decoded)
+
+
+def fingerprint(job: Job, model: str, arrays: Iterable[Array]) -> str:
+    """A digest of what a resumed run must find again; it may have more rounds."""
+    settings = json.dumps(job.model_dump(exclude={"rounds"}), sort_keys=True)
+    digest = hashlib.sha256(f"{settings} {model}".encode())
+    for array in arrays:
+        digest.update(repr((array.shape, array.dtype)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

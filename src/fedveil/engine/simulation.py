@@ -20,6 +20,7 @@ from fedveil.engine.assembly import (
     make_partition,
     make_protection,
     make_trainer,
+    trainer_name,
     worker_count,
 )
 from fedveil.engine.executors.client_side import ClientsData
@@ -93,9 +94,9 @@ class Simulator(Engine):
         self._partition = make_partition(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
-    def check(self, job: Job, shape: ModelShape) -> None:
-        """Make a trainer once."""
-        make_trainer(job, make_model(job, shape))
+    def check(self, job: Job, shape: ModelShape) -> str:
+        """Make a trainer once; gives its name."""
+        return trainer_name(make_trainer(job, make_model(job, shape), shape.example_shape))
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
         """With some client's examples."""
@@ -112,7 +113,7 @@ class Simulator(Engine):
 
     def describe(self) -> Iterable[str]:
         """The sizes of the clients' parts."""
-        yield f"{self._dataset.name}: {self._partition.summary(self._dataset.train.y)}"
+        yield f"{self._dataset.name}: {self._partition.summary(self._dataset.labels)}"
 
     def start(
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]

@@ -38,8 +38,10 @@ MODELS = (
     "filters_linear",
     "scattering_linear",
 )
+TASKS = ("classification", "regression", "multilabel", "next_token")
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
+TaskName = Annotated[str, or_function(*TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -150,6 +152,13 @@ class EvaluationSettings(Block):
     """When the global model is tested."""
 
     every: int = Field(1, ge=1, description="test after every so many rounds, and after the last")
+    metrics: list[str] | None = Field(
+        None,
+        description="what a bundled task measures, the first of which decides; null: "
+        "classification accuracy, auc (also balanced_accuracy, f1, f1_per_class, confusion); "
+        "regression rmse, mae, r2; multilabel f1, accuracy, auc (also exact_match); next_token "
+        "perplexity, accuracy",
+    )
 
 
 class PrivacySettings(Block):
@@ -277,6 +286,11 @@ class JobFields(CheckedJob):
     data: DataSettings = Field(default_factory=DataSettings)
     model: ModelName = Field(
         "lenet", description="a built-in model, or a function of yours that returns an nn.Module"
+    )
+    task: TaskName = Field(
+        "classification",
+        description="what is learnt, or a fedveil.Task of yours: its loss, its metrics, how a "
+        "batch is made",
     )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
+from fedveil.record.measures import USUAL, figures, measures, title
 
-_QUALITY = {"accuracy": "Accuracy", "loss": "Loss", "auc": "AUC"}
 _NOTES = {
     "accuracy": "On the test examples.",
     "loss": "Mean cross-entropy on the test examples.",
@@ -20,9 +20,12 @@ _ROUND = Axis("round")
 
 
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Accuracy, loss and AUC after every round that looked."""
-    for key, title in _QUALITY.items():
-        yield from _together(key, title, runs, key, Axis(title), _NOTES[key])
+    """What the runs measure of their models, and the loss, after every round that looked."""
+    names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
+    for key in names:
+        usual = all(measures(run.last) == USUAL for run in runs.values())
+        note = _NOTES[key] if usual else "On the test examples."
+        yield from _together(key, title(key), runs, key, Axis(title(key)), note)
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fedveil import own_code
 from fedveil._version import __version__
-from fedveil.data.datasets import load
-from fedveil.engine.assembly import make_partition
+from fedveil.engine.assembly import load_data, make_partition
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB, ROSTER
@@ -37,7 +36,7 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
             f"out"
         )
     if job.clients.number is None:
-        job = job.with_clients(make_partition(job, load(job.data.name)).clients)
+        job = job.with_clients(make_partition(job, load_data(job)).clients)
     data = job.model_dump()
     data["privacy"]["randomness"] = "seeded" if seeded else "secure"
     return Job(**data)
@@ -59,7 +58,7 @@ def write_app(folder: Path, job: Job) -> list[Path]:
     }
     if job.protection.position.needs_roster(job.protection.settings):
         files[ROSTER] = _ROSTER
-    files |= _own_modules([job.model, job.data.name, job.protection.name])
+    files |= _own_modules([job.model, job.data.name, job.task, job.protection.name])
     taken = [
         path
         for path, text in files.items()
