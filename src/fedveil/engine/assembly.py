@@ -14,6 +14,7 @@ from torch import nn
 
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition, partition
+from fedveil.engine.client_rate import ScheduledTrainer, client_rate
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.job_protection import make_protection as make_protection
 from fedveil.engine.job_protection import report_entropy as report_entropy
@@ -84,30 +85,30 @@ def load_data(job: Job, name: str | None = None) -> Dataset:
     return load(job.data.name if name is None else name, make_task(job).targets)
 
 
-def training_plan(job: Job, task: Task | None = None) -> TrainingPlan:
-    """What every client of the job does with its data."""
+def training_plan(job: Job, round: int = 1) -> TrainingPlan:
+    """What every client of the job does with its data in a round."""
     settings = job.training
-    task = task or make_task(job)
     return TrainingPlan(
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         optimizer=settings.optimizer,
-        lr=settings.lr,
+        lr=client_rate(job, round),
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
-        loss=plan_loss(task),
+        loss=plan_loss(make_task(job)),
+        gradient_norm=settings.gradient_norm,
+        proximal=settings.proximal,
     )
 
 
-def make_trainer(job: Job, model: nn.Module, shape: Shape = ()) -> Trainer:
+def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
     """The trainer that `training.engine` names; auto takes the fastest that the model allows.
 
     It trains on what the trained part of the model sees of examples, which have that shape.
     Under `privacy.unit: example` it is the one that clips each example to the protection's norm.
     A task's own loss, and batches that are no tensor, are the task's own loop's.
     """
-    settings, task = job.training, make_task(job)
-    plan = training_plan(job, task)
+    settings, task, plan = job.training, make_task(job), training_plan(job, round)
     model = TrainedPart.of(model).module
     check_device("training.device", settings.device)
     uneven = isinstance(shape, dict) or -1 in shape
@@ -201,7 +202,12 @@ def make_client_side(
     job: Job, shape: ModelShape, data: ClientsData, model: npt.NDArray[np.float32]
 ) -> ClientSide:
     """The clients' side of the run."""
-    trainer = make_trainer(job, make_model(job, shape), shape.example_shape)
+
+    def trainer_of(round: int) -> Trainer:
+        return make_trainer(job, make_model(job, shape), shape.example_shape, round)
+
+    constant = job.training.lr_schedule == "constant"
+    trainer = trainer_of(1) if constant else ScheduledTrainer(job, trainer_of)
     training = LocalTraining(trainer, data, training_entropy(job))
     return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
 

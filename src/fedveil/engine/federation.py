@@ -35,9 +35,11 @@ from fedveil.engine.executors.executor import Executor
 from fedveil.engine.job_protection import in_clear, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.quality import ModelTest
-from fedveil.engine.round_checkpoint import LATEST, Checkpoint, fingerprint
+from fedveil.engine.round_checkpoint import LATEST, Checkpoint
+from fedveil.engine.run_fingerprint import run_fingerprint
 from fedveil.engine.run_records import TRAINER, all_failed, check, counted, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
+from fedveil.engine.stopping import Stopping
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.message import take_array
@@ -155,9 +157,11 @@ class Federation:
         self._canaries = Canaries(job, self._protection)
         self._cohorts = Cohorts(job)
         self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
+        self._stopping = Stopping(job.stopping)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
-        arrays = [self._dataset.test.x, self._dataset.test.y, *engine.identify()]
-        self._fingerprint = fingerprint(job, shape.fingerprint, arrays)
+        self._fingerprint = run_fingerprint(
+            job, self._dataset, engine.identify(), shape.fingerprint
+        )
         self._folder = open_folder()
         stack.callback(self._folder.close)
         engine.try_out(job, shape, self._folder)
@@ -168,8 +172,7 @@ class Federation:
         self._ledger.note_in_clear(in_clear(job, leaves=engine.reports_leave))
         has_begun = engine.reports_leave and self._done > 0
         self._attempts = Attempts(self._folder, self._done, has_begun=has_begun)
-        own_names = [job.model, job.data.name, job.task, job.protection.name]
-        keep_job(self._folder, job, own_names)
+        keep_job(self._folder, job, job.own_names)
         self._recorder = Recorder(self._folder, metrics, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
         executor = engine.start(job, shape, self._protection, self._recorder.event)
@@ -203,6 +206,7 @@ class Federation:
             self._state = saved.protection
             self._ledger = Ledger.from_state(saved.ledger)
             self._canaries.restore(saved.canaries)
+            self._stopping.restore(saved.best, self._done, len(self._weights))
             if self._ledger.adaptive != self._protection.adaptive:
                 raise InvalidValue("field adaptive is not the protection's")
         metrics = Metrics.vouched(self._folder, saved.metrics_bytes, saved.metrics_digest)
@@ -224,6 +228,9 @@ class Federation:
             for record in self._recorder.records:
                 tell(record)
             while self._done < self.job.rounds:
+                stopped = self._stopping.why(self._recorder.records)
+                if stopped is not None:
+                    break
                 tell(self._round(self._done + 1))
         except LimitReached as limit:
             stopped = str(limit)
@@ -238,6 +245,7 @@ class Federation:
         if failure is not None:
             self._recorder.event(f"ended after round {self._done} without a result: {failure}")
             raise RunFailed(f"{failure}; the record is in {self._folder.path}")
+        self._weights, which = self._stopping.kept(self._weights)
         self._layout.write(torch.from_numpy(self._weights))
         claim = self._ledger.figures(self.job.privacy.delta)["run_every_round"]
         audit = self._canaries.finding(claim)
@@ -248,8 +256,10 @@ class Federation:
             self._folder.write_atomically(MODEL, model_bytes(self._model))
             others = list(other_accounts(self.job, self._protection, self._done))
             keep_accounts(self._folder, others, self._recorder.event)
+            if which is not None:
+                self._recorder.event(which)
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
-            if self._recorder.records and LOSS not in self._recorder.records[-1]:
+            if which or LOSS not in self._recorder.records[-1]:
                 quality = self._test.quality(self._weights)
                 figures = [f"{n} {v:.4f}" for n, v in quality.items() if isinstance(v, float)]
                 self._recorder.event(f"the model at its end: {', '.join(figures)}")
@@ -374,6 +384,7 @@ class Federation:
                 self._recorder.event(f"round {number}: {outcome.void}")
             self._recorder.record(record)
             self._done = number
+            self._stopping.saw(self._recorder.records, self._weights)
             if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
                 self._checkpoint()
                 self._attempts.checkpointed(number)
@@ -389,4 +400,5 @@ class Federation:
             protection=self._state,
             ledger=self._ledger.to_state(),
             canaries=self._canaries.state(),
+            best=self._stopping.state(),
         ).write(self._folder)

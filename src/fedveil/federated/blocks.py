@@ -8,9 +8,11 @@ from pydantic import Field
 
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.own_code import is_function
 from fedveil.protections.base import Cohort, Weighting, Whose
 from fedveil.protections.positions import POSITIONS, fault_phases
+from fedveil.protections.robust_sum import Combination
 from fedveil.settings.checked_job import CheckedJob
 from fedveil.settings.settings import Block, Device, RunName, or_function
 
@@ -40,6 +42,7 @@ MODELS = (
 )
 TASKS = ("classification", "regression", "multilabel", "next_token")
 DatasetName = Annotated[str, or_function(*DATASETS)]
+Schedule = Annotated[str, or_function("constant", "step", "cosine")]
 ModelName = Annotated[str, or_function(*MODELS)]
 TaskName = Annotated[str, or_function(*TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -115,10 +118,30 @@ class TrainingSettings(Block):
         description="probability with which a client takes each of its examples into a round's "
         "batch, secretly; under `privacy.unit: example`",
     )
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the client's optimiser")
+    optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = Field(
+        "sgd", description="the client's optimiser"
+    )
     lr: float = Field(0.1, gt=0, description="the client's learning rate")
+    lr_schedule: Schedule = Field(
+        "constant",
+        description="how the rate changes from round to round; step: times `lr_factor` after "
+        "every `lr_rounds` rounds; cosine: down to `lr_factor` times `lr` over `lr_rounds` rounds; "
+        "or a function of yours that gives a round's rate, of `round`, from 1, and `lr`",
+    )
+    lr_rounds: int = Field(10, ge=1, description="rounds of `lr_schedule: step` and `cosine`")
+    lr_factor: float = Field(
+        0.1, gt=0, le=1, description="factor of `lr_schedule: step` and `cosine`"
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
+    gradient_norm: float | None = Field(
+        None, gt=0, description="L2 norm that the gradient of each step is shortened to; null: none"
+    )
+    proximal: float = Field(
+        0.0,
+        ge=0,
+        description="FedProx's mu: what pulls a client's weights back to those of the round",
+    )
     device: Device = Field("cpu", description="where clients train")
     engine: Literal["auto", "loop", "vmap"] = Field(
         "auto",
@@ -136,7 +159,20 @@ class ServerSettings(Block):
     weighting: Weighting = Field(
         "by_size",
         description="how clients count in the aggregate; left out: by_size, or equal under "
-        f"{', '.join(_NOISED)} and with pw_encrypt's central_eps, where by_size is an error",
+        f"{', '.join(_NOISED)}, with pw_encrypt's central_eps and under `aggregation: median` and "
+        "trimmed_mean, where by_size is an error",
+    )
+    aggregation: Combination = Field(
+        "mean",
+        description="what the server makes of reports: their mean; or, where it sees each of them, "
+        "entry by entry their median, or their mean without the extremes (`trim`), for which it "
+        "holds all of a round's reports; or their mean, each shortened to `norm_bound`",
+    )
+    trim: float = Field(
+        0.1, gt=0, lt=0.5, description="share left out at each end under `trimmed_mean`"
+    )
+    norm_bound: float = Field(
+        1.0, gt=0, description="L2 norm of a report under `aggregation: norm_bound`"
     )
     optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
         "none", description="the server's optimiser; none is federated averaging"
@@ -146,6 +182,11 @@ class ServerSettings(Block):
     beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay of adam and yogi")
     beta2: float = Field(0.99, ge=0, lt=1, description="second-moment decay of adam and yogi")
     tau: float = Field(0.001, gt=0, description="degree of adaptivity of adam and yogi")
+
+    @property
+    def holds_reports(self) -> bool:
+        """Whether the server holds all of a round's reports, which then count equally."""
+        return self.aggregation in ("median", "trimmed_mean")
 
 
 class EvaluationSettings(Block):
@@ -295,6 +336,7 @@ class JobFields(CheckedJob):
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    stopping: StoppingSettings = Field(default_factory=StoppingSettings)
     protection: ProtectionSettings = Field(default_factory=ProtectionSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     audit: AuditSettings = Field(default_factory=AuditSettings)
@@ -309,12 +351,19 @@ class JobFields(CheckedJob):
             _ = self.protection.settings
         except InvalidValue as error:
             raise JobError([str(error)]) from None
-        if "weighting" not in self.server.model_fields_set and self.protection.noised:
+        equal = self.protection.noised or self.server.holds_reports
+        if "weighting" not in self.server.model_fields_set and equal:
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
         if "epochs" not in self.training.model_fields_set and self.privacy.unit == "example":
             self.__dict__["training"] = self.training.model_copy(update={"epochs": 1})
         if "number" not in self.clients.model_fields_set and self.data.split == "by_client":
             self.__dict__["clients"] = self.clients.model_copy(update={"number": None})
+
+    @property
+    def own_names(self) -> list[str]:
+        """The names that may be of the user's own code."""
+        names = [self.model, self.data.name, self.task]
+        return [*names, self.protection.name, self.training.lr_schedule]
 
     @property
     def clients_per_round(self) -> int:

@@ -38,7 +38,7 @@ def _owners_known(job: JobFields) -> str | None:
 
 @RULES.rule("training.optimizer", "training.momentum")
 def _momentum_is_sgds(job: JobFields) -> str | None:
-    """`training.momentum` belongs to `training.optimizer: sgd`; under adam it is 0."""
+    """`training.momentum` belongs to `training.optimizer: sgd`; under another it is 0."""
     if job.training.optimizer == "sgd" or job.training.momentum == 0:
         return None
     return (
@@ -63,8 +63,9 @@ def _unit_kept(job: JobFields) -> str | None:
 @RULES.rule("privacy.unit", "training")
 def _one_step_of_examples(job: JobFields) -> str | None:
     """`privacy.unit: example` trains by one step of plain SGD a round, on a batch that is drawn
-    with `training.sampling_rate`: `training.epochs` is 1, `optimizer` sgd, `momentum` and
-    `weight_decay` 0 and `engine` auto. Without it there is no `sampling_rate`."""
+    with `training.sampling_rate`: `training.epochs` is 1, `optimizer` sgd, `momentum`,
+    `weight_decay` and `proximal` 0, `gradient_norm` null and `engine` auto. Without it there is
+    no `sampling_rate`."""
     training = job.training
     if job.privacy.unit != "example":
         if training.sampling_rate is None:
@@ -79,6 +80,7 @@ def _one_step_of_examples(job: JobFields) -> str | None:
             "(0, 1], with which an example is in a round's batch"
         )
     needed = {"epochs": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "engine": "auto"}
+    needed |= {"proximal": 0, "gradient_norm": None}
     wrong = [
         f"training.{key} = {shown(getattr(training, key))} is not {shown(value)}"
         for key, value in needed.items()
@@ -116,6 +118,34 @@ def _weighs_equally(job: JobFields) -> str | None:
         why = "breaks the sensitivity of central noise"
         what += " with central_eps" if what == "pw_encrypt" else ""
     return f"server.weighting = by_size {why}; under protection.name = {what} only equal is allowed"
+
+
+@RULES.rule("protection.name", "server.aggregation")
+def _reports_seen(job: JobFields) -> str | None:
+    """`server.aggregation` other than mean needs reports that the server sees one by one and that
+    no loss rests on the sum of: median and trimmed_mean are for not_encrypt and dp_encrypt,
+    norm_bound is for not_encrypt."""
+    chosen = job.server.aggregation
+    if chosen in job.protection.position.combinations:
+        return None
+    able = [name for name, p in POSITIONS.items() if chosen in p.combinations]
+    return (
+        f"server.aggregation = {chosen} is refused under protection.name = {job.protection.name}, "
+        f"whose server has the sum of reports alone, or reports that are clipped already: take "
+        f"{' or '.join(able)}, or mean"
+    )
+
+
+@RULES.rule("server.aggregation", "server.weighting")
+def _middle_of_equals(job: JobFields) -> str | None:
+    """`server.aggregation: median` and `trimmed_mean` count clients equally."""
+    explicit = "weighting" in job.server.model_fields_set
+    if not (explicit and job.server.weighting == "by_size" and job.server.holds_reports):
+        return None
+    return (
+        f"server.weighting = by_size has no meaning under server.aggregation = "
+        f"{job.server.aggregation}: only equal is allowed"
+    )
 
 
 @RULES.rule("protection", "simulation.dropouts")
@@ -242,6 +272,10 @@ def _promise_made(job: JobFields) -> str | None:
 _READ_UNDER = {
     ("data", "shards_per_client"): ("split", ("shards",)),
     ("data", "alpha"): ("split", ("dirichlet",)),
+    ("training", "lr_rounds"): ("lr_schedule", ("step", "cosine")),
+    ("training", "lr_factor"): ("lr_schedule", ("step", "cosine")),
+    ("server", "trim"): ("aggregation", ("trimmed_mean",)),
+    ("server", "norm_bound"): ("aggregation", ("norm_bound",)),
     ("server", "momentum"): ("optimizer", ("momentum",)),
     ("server", "beta1"): ("optimizer", ("adam", "yogi")),
     ("server", "beta2"): ("optimizer", ("adam", "yogi")),

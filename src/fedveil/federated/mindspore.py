@@ -39,6 +39,7 @@ class Translation:
         self._fill_in_defaults()
         self._position()
         self._mode()
+        self._algorithm()
         self._refusals()
         self._cohort()
         self._late()
@@ -145,6 +146,24 @@ class Translation:
         if mode == "HYBRID_TRAINING":
             why = "is not supported: there the server trains too, on data of its own"
         self._refuse(keys.MODE, f"{why}; FEDERATED_LEARNING and CLOUD_TRAINING are allowed")
+
+    def _algorithm(self) -> None:
+        kind = _folded(self._theirs.get(keys.AGGREGATION, "FedAvg"))
+        if kind == "FEDPROX":
+            if keys.IID_RATE not in self._theirs:
+                self._refuse(keys.AGGREGATION, f"needs {keys.IID_RATE}, the weight of its term")
+                return
+            self._put("training.proximal", self._theirs[keys.IID_RATE], keys.IID_RATE)
+            self.notes.append(
+                f"{self._given(keys.IID_RATE)}: their FedProx takes each tensor's mean of the "
+                f"squares, which all but vanishes in a large one; training.proximal takes their "
+                f"sum, as the paper does"
+            )
+            return
+        if keys.IID_RATE in self._theirs:
+            self.ignored.append(self._written[keys.IID_RATE])
+        if kind != "FEDAVG":
+            self._refuse(keys.AGGREGATION, "is not supported: only FedAvg and FedProx are allowed")
 
     def _refusals(self) -> None:
         position = POSITIONS.get(self.native.get("protection", {}).get("name"))

@@ -79,11 +79,25 @@ class Task(ABC):
     ) -> None:
         """A client's whole training in a round: the model holds the server's weights."""
         parameters = [p for p in model.parameters() if p.requires_grad]
+        start = [p.detach().clone() for p in parameters]
         optimizer = self.optimizer(parameters, plan)
         for inputs, targets in batches:
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(self.loss(self.forward(model, inputs), targets))
+            _change_gradients(parameters, start, plan)
             optimizer.step()
+
+
+def _change_gradients(
+    parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], plan: TrainingPlan
+) -> None:
+    """What the plan makes of a step's gradients."""
+    if plan.proximal:
+        for parameter, w in zip(parameters, start, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - w, alpha=plan.proximal)
+    if plan.gradient_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, plan.gradient_norm)
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:

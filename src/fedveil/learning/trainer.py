@@ -39,11 +39,20 @@ class TrainingPlan:
     weight_decay: float
     #: A name of `losses.LOSSES`, or that of a task's own.
     loss: str = "cross_entropy"
+    #: The L2 norm that each step's gradient is shortened to; None: it is left as it is.
+    gradient_norm: float | None = None
+    #: FedProx's mu: the gradient gets mu * (w - w at the round's start), before it is shortened.
+    proximal: float = 0.0
 
     @property
     def plain_sgd(self) -> bool:
         """SGD without state: w -= lr * (gradient + weight_decay * w)."""
-        return self.optimizer == "sgd" and self.momentum == 0
+        return self.optimizer == "sgd" and self.momentum == 0 and not self.changes_gradients
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether a step is taken along something else than the gradient of the loss."""
+        return self.gradient_norm is not None or self.proximal > 0
 
     @property
     def bare_sgd(self) -> bool:
@@ -173,7 +182,17 @@ class LoopTrainer:
         for x, y in self._batches(client):
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(self._loss(self._model(x), y))
+            self._change_gradients(start)
             optimizer.step()
+
+    @torch.no_grad()
+    def _change_gradients(self, start: torch.Tensor) -> None:
+        if self._plan.proximal:
+            for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
+                if entry.tensor.grad is not None:
+                    entry.tensor.grad.add_(entry.tensor - w, alpha=self._plan.proximal)
+        if self._plan.gradient_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._plan.gradient_norm)
 
     def _batches(self, client: ClientData) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for positions in client.batches(self._plan):
@@ -201,8 +220,11 @@ class LoopTrainer:
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
     """A fresh optimiser, as every client of every round begins with."""
-    if plan.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+    if plan.optimizer != "sgd":
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        kind = kinds.get(plan.optimizer, torch.optim.Adagrad)
+        made: torch.optim.Optimizer = kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+        return made
     return torch.optim.SGD(
         parameters, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
     )

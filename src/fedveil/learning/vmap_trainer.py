@@ -88,12 +88,28 @@ class VmapTrainer:
         for step in range(max(map(len, schedules))):
             x, y, counts = self._step_batch(data, schedules, step)
             detached = {name: row.detach() for name, row in rows.items()}
-            for name, gradient in self._gradients(detached, x, y, counts).items():
+            gradients = self._gradients(detached, x, y, counts)
+            for name, gradient in self._changed(gradients, detached, start).items():
                 rows[name].grad = gradient
             optimizer.step()
             for i, schedule in enumerate(schedules):
                 if len(schedule) == step + 1:
                     self._take_out(rows, i, start, updates[i])
+
+    def _changed(
+        self, gradients: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], start: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """What a step is taken along; each client's gradient is shortened for itself."""
+        if self._plan.proximal:
+            for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
+                gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)
+        if self._plan.gradient_norm is not None:
+            norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+            # As torch's clip_grad_norm_ does it.
+            factors = (self._plan.gradient_norm / (norms + 1e-6)).clamp(max=1)
+            for gradient in gradients.values():
+                gradient *= factors.view(-1, *[1] * (gradient.ndim - 1))
+        return gradients
 
     def _step_batch(
         self,

@@ -32,6 +32,7 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.answered import Answered
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.reading import Reading
+from fedveil.protections.robust_sum import Combination, Combining
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import ServerHalf
 from fedveil.secagg.secret import Secret
@@ -67,6 +68,7 @@ class JobContext:
     `masks`: whether secure aggregation masks; without, a simulation adds the same numbers bare.
     `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
     the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
+    `combining`: what the server makes of reports that it sees one by one.
     `poisson`: cohorts differ in size and are secret; `clients_per_round` is what is expected.
     """
 
@@ -85,6 +87,7 @@ class JobContext:
     masks: bool = True
     unit: Whose = "client"
     sampling_rate: float = 1.0
+    combining: Combining = field(default_factory=Combining)
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,8 @@ class Protection(ABC):
     #: Whether secret cohorts (`JobContext.poisson`) amplify its loss: what comes of a round is then
     #: a noised sum over a constant, whoever is in it, and if nobody is.
     amplified: ClassVar[bool] = False
+    #: How its server may combine reports.
+    combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil._arrays import Array
+from fedveil.engine.client_rate import ScheduledTrainer
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld
 from fedveil.learning.trainer import ClientData, Trainer
@@ -106,6 +107,8 @@ class LocalTraining(Training):
 
     def open(self, round: int, model: Update) -> None:
         self._round = round
+        if isinstance(self.trainer, ScheduledTrainer):
+            self.trainer.set_round(round)
         self.trainer.start(model)
 
     def examples(self, client: ClientId) -> int:

@@ -71,7 +71,7 @@ class Training:
             )
         self._part = TrainedPart.of(model)
         self._targets = make_task(job).targets
-        self._trainer = make_trainer(job, model, self._shape.example_shape)
+        self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """The client's update, and the number of its examples; raises whatever goes wrong."""

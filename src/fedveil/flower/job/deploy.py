@@ -58,7 +58,7 @@ def write_app(folder: Path, job: Job) -> list[Path]:
     }
     if job.protection.position.needs_roster(job.protection.settings):
         files[ROSTER] = _ROSTER
-    files |= _own_modules([job.model, job.data.name, job.task, job.protection.name])
+    files |= _own_modules(job.own_names)
     taken = [
         path
         for path, text in files.items()
