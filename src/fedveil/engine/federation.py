@@ -7,16 +7,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from fedveil._validate import finite_vector, integer
 from fedveil.data.datasets import Dataset, load
@@ -32,6 +29,7 @@ from fedveil.engine.budget import thin_promise
 from fedveil.engine.canaries import Canaries
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.executor import Executor
+from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import in_clear, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.quality import ModelTest
@@ -44,8 +42,7 @@ from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.message import take_array
 from fedveil.pages.kept_page import keep_page
-from fedveil.privacy.finding import Finding
-from fedveil.privacy.ledger import Ledger, Line
+from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.begun_rounds import Attempts
@@ -61,23 +58,6 @@ from fedveil.rounds.answers import ClientId, short
 from fedveil.rounds.loop import Outcome, drive
 
 Progress = Callable[[Record], None]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended: its metrics (a record a round), trained model, folder and ledger."""
-
-    job: Job
-    metrics: list[Record]
-    model: nn.Module
-    folder: Path
-    ledger: Ledger
-    #: Why it ended before its last round; None where it did not.
-    stopped: str | None = None
-    #: What an audit's canaries found, where the job has any.
-    audit: Finding | None = None
-    #: What it cost by other accounts than the ledger's.
-    others: Sequence[Line] = ()
 
 
 class Engine(ABC):

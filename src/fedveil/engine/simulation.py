@@ -29,7 +29,7 @@ from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
-from fedveil.engine.federation import Run as Run
+from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.trial import try_out
 from fedveil.federated.job import Job
 from fedveil.learning.trained_part import TrainedPart
