@@ -48,6 +48,18 @@ def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
     return replace(dataset, train=parts[0], test=parts[1])
 
 
+def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
+    """The job on what its clients train on alone: what they hold out is no part of it."""
+    rows = np.sort(split.indices)
+    train = Examples(dataset.train.x[rows], dataset.train.y[rows])
+    owners = None if dataset.owners is None else dataset.owners[rows]
+    places = np.searchsorted(rows, split.indices)
+    data = job.model_dump()
+    data["evaluation"]["clients"] = 0.0
+    alone = replace(dataset, train=train, owners=owners)
+    return Job(**data), alone, Partition(places, split.offsets)
+
+
 @dataclass(frozen=True)
 class Target:
     """A job, its data and who holds which, and the model with the weights that clients start from.
@@ -66,6 +78,8 @@ class Target:
         """A job before its first round."""
         dataset = load_data(job)
         split = make_partition(job, dataset)
+        if job.evaluation.clients:
+            job, dataset, split = _trained_on(job, dataset, split)
         if job.clients.number is None:
             job = job.with_clients(split.clients)
         model = make_model(job, ModelShape(dataset.example_shape, dataset.classes))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedveil.data.datasets import Dataset, load
-from fedveil.data.partition import Partition, partition
+from fedveil.data.partition import Partition, held_out, partition
 from fedveil.engine.client_rate import ScheduledTrainer, client_rate
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.job_protection import make_protection as make_protection
@@ -181,7 +181,19 @@ def check_buffers(job: Job, layout: Layout) -> None:
 
 
 def make_partition(job: Job, dataset: Dataset) -> Partition:
-    """Who holds which examples: the job's seed and split decide."""
+    """Who trains on which examples: the job's seed and split decide."""
+    return make_shares(job, dataset)[0]
+
+
+def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
+    """Who trains on which examples, and on which the model is tested for each client, if any."""
+    whole = _dealt(job, dataset)
+    if not job.evaluation.clients:
+        return whole, None
+    return held_out(whole, job.evaluation.clients, Seeded(job.seed, "evaluation at clients"))
+
+
+def _dealt(job: Job, dataset: Dataset) -> Partition:
     if dataset.labels is None and job.data.split in ("shards", "dirichlet"):
         raise DataInvalid(
             f"data.split = {job.data.split} deals by classes, which task = {job.task} has none of: "

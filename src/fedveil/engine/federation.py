@@ -27,6 +27,7 @@ from fedveil.engine.assembly import (
 )
 from fedveil.engine.budget import thin_promise
 from fedveil.engine.canaries import Canaries
+from fedveil.engine.client_quality import HeldOut
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.finished_run import Run
@@ -85,6 +86,10 @@ class Engine(ABC):
     def protection(self, job: Job, dimension: int) -> Protection:
         """The protection, with the keys that this engine has for it."""
 
+    def held_out(self) -> HeldOut | None:
+        """The examples on which the model is tested for each client, where this engine has them."""
+        return None
+
     def identify(self) -> Iterable[npt.NDArray[Any]]:
         """What a resumed run must find again besides the model and the test examples."""
         return ()
@@ -126,7 +131,8 @@ class Federation:
         self._model = make_model(job, shape)
         shape = ModelShape(shape.example_shape, shape.classes, model_fingerprint(self._model))
         self._trainer = engine.check(job, shape)
-        self._test = ModelTest(self._model, task, self._dataset.test, job.training.device)
+        test, held = self._dataset.test, engine.held_out()
+        self._test = ModelTest(self._model, task, test, job.training.device, held)
         self._layout = self._test.layout
         check_buffers(job, self._layout)
         if job.record.tensorboard:

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedveil._arrays import Array, Float32s
 from fedveil.data.examples import Examples
+from fedveil.engine.client_quality import CLIENTS, ClientTest, HeldOut
 from fedveil.engine.run_records import NEEDED, TRAINER
 from fedveil.errors import ModelInvalid, RunStopped, TaskInvalid
 from fedveil.learning.evaluate import Scores, score
@@ -21,15 +22,18 @@ from fedveil.learning.weight_layout import Layout
 from fedveil.record.measures import MEASURES, USUAL
 
 #: What a round's record has besides.
-_TAKEN = {*NEEDED, MEASURES, TRAINER}
+_TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER}
 _NAME = r"[a-z][a-z0-9_]*"
 
 
 class ModelTest:
     """A model and the examples that it is tested on; `layout` is that of its trained part."""
 
-    def __init__(self, model: nn.Module, task: Task, test: Examples, device: str) -> None:
+    def __init__(
+        self, model: nn.Module, task: Task, test: Examples, device: str, held: HeldOut | None = None
+    ) -> None:
         self.part = TrainedPart.of(model)
+        self._clients = None if held is None else ClientTest(self.part, task, held, device)
         self.layout = Layout(self.part.module)
         self._task = task
         self._test = test
@@ -44,7 +48,7 @@ class ModelTest:
         self.layout.write(torch.from_numpy(weights))
         try:
             scores = score(self.part.module, self._task, self._seen, self._test.y)
-            return told(scores)
+            return told(scores) | (self._clients.quality() if self._clients else {})
         except (ModelInvalid, TaskInvalid):
             raise
         except Exception as error:  # the user's model may raise anything

@@ -17,12 +17,13 @@ from fedveil.engine.assembly import (
     ModelShape,
     make_client_side,
     make_model,
-    make_partition,
     make_protection,
+    make_shares,
     make_trainer,
     trainer_name,
     worker_count,
 )
+from fedveil.engine.client_quality import HeldOut
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
@@ -87,11 +88,12 @@ class Simulator(Engine):
     def __init__(self) -> None:
         self._dataset: Dataset
         self._partition: Partition
+        self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Deal the examples; as many clients as the data has owners, where the job leaves it."""
         self._dataset = dataset
-        self._partition = make_partition(job, dataset)
+        self._partition, self._tested = make_shares(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
     def check(self, job: Job, shape: ModelShape) -> str:
@@ -105,6 +107,10 @@ class Simulator(Engine):
     def protection(self, job: Job, dimension: int) -> Protection:
         """The keys come from the job's seed."""
         return make_protection(job, dimension)
+
+    def held_out(self) -> HeldOut | None:
+        """What each client does not train on."""
+        return None if self._tested is None else HeldOut(self._dataset.train, self._tested)
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
         """The training examples, and whose they are."""

@@ -193,6 +193,14 @@ class EvaluationSettings(Block):
     """When the global model is tested."""
 
     every: int = Field(1, ge=1, description="test after every so many rounds, and after the last")
+    clients: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each client's examples that it does not train on, and on which the "
+        "model is tested client by client: the mean over clients, the mean of the worst tenth, and "
+        "the standard deviation. In simulation; 0: none",
+    )
     metrics: list[str] | None = Field(
         None,
         description="what a bundled task measures, the first of which decides; null: "

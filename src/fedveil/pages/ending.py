@@ -104,6 +104,11 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     text = f"{', '.join(shown)} {where}".strip()
     if found.figure != last[name] and not math.isnan(last[name]):
         text += f"; round {found.round} had {found.figure:.4f}"
+    if "clients_mean" in last:
+        text += (
+            f"; at clients {last['clients_mean']:.4f} on average, "
+            f"{last['clients_worst_tenth']:.4f} at the worst tenth, spread {last['clients_spread']:.4f}"
+        )
     return Fact(_QUALITY, f"{word(name)} {last[name]:.4f}", text)
 
 

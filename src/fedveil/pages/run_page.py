@@ -39,7 +39,8 @@ def run_page(run: ReadRun) -> Page:
 
 
 def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
-    yield Section("Every round", [*curves.quality({run.job["name"]: run})])
+    alone = {run.job["name"]: run}
+    yield Section("Every round", [*curves.quality(alone), *curves.at_clients(alone)])
     yield Section("What was promised", _promises(run, last))
     yield Section("What is not protected", [Points(list(_open(last)))])
     costs: list[Part] = [*curves.traffic(run), *curves.seconds(run), _costs(run)]

@@ -31,7 +31,12 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
         "After the last round; epsilon for a client drawn in every round; upload of a client in a "
         "round. A click on a column's name sorts by it.",
     )
-    plots = [*curves.quality(named), *curves.epsilon(named), *curves.upload(named)]
+    plots = [
+        *curves.quality(named),
+        *curves.at_clients(named),
+        *curves.epsilon(named),
+        *curves.upload(named),
+    ]
     attacks = [
         Section(f"{section.title} in {name}", section.parts)
         for name, run in named.items()

@@ -35,6 +35,11 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
             f"simulator; on other machines they would be let into a model that is used: leave it "
             f"out"
         )
+    if job.evaluation.clients:
+        raise DeploymentError(
+            f"evaluation.clients = {job.evaluation.clients:g}: on other machines each client's "
+            f"figure would leave it without a line in the ledger: leave it out"
+        )
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, load_data(job)).clients)
     data = job.model_dump()
