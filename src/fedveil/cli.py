@@ -144,7 +144,7 @@ def budget(
         solved, lines = solve_job(settings, target_epsilon)
     if json:
         costs = [{"for": ln.what, "epsilon": ln.epsilon, "delta": ln.delta} for ln in lines]
-        known = [dataclasses.asdict(row) for row in measured(settings)]
+        known = [row._asdict() for row in measured(settings)]
         answer(
             {"solved": None if solved is None else str(solved), "costs": costs, "measured": known}
         )

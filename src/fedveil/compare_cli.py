@@ -77,7 +77,7 @@ def compare(
              "beside it"]
         )  # fmt: skip
     settings = None if resume is not None else load(job, overrides, default=DEFAULT_JOB)
-    from fedveil.comparing.comparison import Asked, Comparison, Goal
+    from fedveil.comparing.comparison import Asked, Comparison
     from fedveil.comparing.comparison_folder import ComparisonFolder
 
     with ExitStack() as stack:
@@ -101,8 +101,7 @@ def compare(
         remarks("warning", folder.comparison.notes)
         with folder.going_on():
             results = _run(folder)
-        goal = folder.comparison.asked.target
-        _show(folder, results, None if goal is None else Goal.of(goal))
+        _show(folder, results, folder.comparison.goal)
     if json:
         from fedveil.comparing.comparison_table import lines
 

@@ -18,6 +18,7 @@ from fedveil.engine.assembly import (
     local_training,
     make_model,
     make_partition,
+    make_task,
     make_trainer,
 )
 from fedveil.engine.budget import prepared
@@ -27,7 +28,7 @@ from fedveil.engine.own_quality import client_model
 from fedveil.errors import AttackImpossible, DeploymentError, FedveilError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job.deploy import deployable
-from fedveil.learning.evaluate import evaluate
+from fedveil.learning.evaluate import score
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.positions import POSITIONS
 from job_checks import problems
@@ -219,8 +220,8 @@ def test_own_layers_leave_nobody_and_are_each_clients(tmp_path: Path) -> None:
     shared = [dict(model.named_parameters())["0.weight"] for model in models]
     assert all(torch.equal(shared[0], other) for other in shared[1:])
     assert not any(torch.equal(heads[0], other) for other in heads[1:])
-    test = load("parts:data").test
-    found = np.mean([evaluate(model, test.x, test.y).accuracy for model in models])
+    task, test = make_task(run.job), load("parts:data").test
+    found = np.mean([score(model, task, test.x, test.y).figures()["accuracy"] for model in models])
     assert run.metrics[-1]["accuracy"] == pytest.approx(found)
     said = (run.folder / "events.log").read_text()
     assert "tensors that stay with each client: 1.weight, 1.bias" in said

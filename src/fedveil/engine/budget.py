@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from fedveil.data.datasets import load
 from fedveil.engine.assembly import (
     ModelShape,
+    load_data,
     make_model,
     make_partition,
     make_protection,
@@ -70,7 +70,7 @@ def check_limit(
 
 def prepared(job: Job) -> tuple[Layout, Protection]:
     """The model's tensors as a vector, and the protection that a run would have."""
-    dataset = load(job.data.name)
+    dataset = load_data(job)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, dataset).clients)
     layout = Layout(make_model(job, ModelShape(dataset.example_shape, dataset.classes)))

@@ -7,16 +7,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from fedveil._validate import finite_vector, integer
 from fedveil.data.datasets import Dataset, load
@@ -24,6 +21,7 @@ from fedveil.engine.assembly import (
     ModelShape,
     check_buffers,
     make_model,
+    make_task,
     model_fingerprint,
     report_entropy,
     start_vector,
@@ -31,29 +29,31 @@ from fedveil.engine.assembly import (
 from fedveil.engine.budget import check_limit, thin_promise
 from fedveil.engine.callbacks import Beginning, Callback, Callbacks
 from fedveil.engine.canaries import Canaries
+from fedveil.engine.client_quality import HeldOut
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.client_states import open_states
 from fedveil.engine.executors.executor import Executor
+from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import in_clear
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.own_quality import make_test
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.run_fingerprint import run_fingerprint
-from fedveil.engine.run_records import all_failed, check, counted, without_result
+from fedveil.engine.run_records import TRAINER, all_failed, check, counted, without_result
 from fedveil.engine.server_optimizer import make_optimizer
 from fedveil.engine.stopping import Stopping
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.message import take_array
 from fedveil.pages.kept_page import keep_page
-from fedveil.privacy.finding import Finding
-from fedveil.privacy.ledger import Ledger, Line
+from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.begun_rounds import Attempts
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.kept_job import keep_job
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
+from fedveil.record.measures import LOSS
 from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Metrics, Record, Recorder, find_board
 from fedveil.record.run_folder import METRICS, MODEL, RunFolder, uninterrupted
@@ -62,23 +62,6 @@ from fedveil.rounds.answers import ClientId, short
 from fedveil.rounds.loop import Outcome, drive
 
 Progress = Callable[[Record], None]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended: its metrics (a record a round), trained model, folder and ledger."""
-
-    job: Job
-    metrics: list[Record]
-    model: nn.Module
-    folder: Path
-    ledger: Ledger
-    #: Why it ended before its last round; None where it did not.
-    stopped: str | None = None
-    #: What an audit's canaries found, where the job has any.
-    audit: Finding | None = None
-    #: What it cost by other accounts than the ledger's.
-    others: Sequence[Line] = ()
 
 
 class Engine(ABC):
@@ -93,8 +76,9 @@ class Engine(ABC):
         """Look at the data; the job with its number of clients. What cannot run says so here."""
         return job
 
-    def check(self, job: Job, shape: ModelShape) -> None:  # noqa: B027 - it may train elsewhere
-        """Look at what the model is; what cannot train says so here."""
+    def check(self, job: Job, shape: ModelShape) -> str | None:
+        """Look at what the model is; what cannot train says so here. What trains it, if known."""
+        return None  # it may train elsewhere
 
     def try_out(  # noqa: B027 - as above
         self, job: Job, shape: ModelShape, folder: RunFolder
@@ -104,6 +88,10 @@ class Engine(ABC):
     @abstractmethod
     def protection(self, job: Job, dimension: int) -> Protection:
         """The protection, with the keys that this engine has for it."""
+
+    def held_out(self) -> HeldOut | None:
+        """The examples on which the model is tested for each client, where this engine has them."""
+        return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
         """What a resumed run must find again besides the model and the test examples."""
@@ -140,13 +128,14 @@ class Federation:
     ) -> None:
         began = time.perf_counter()
         self._engine = engine
-        self._dataset = load(job.data.name) if dataset is None else dataset
+        task = make_task(job)
+        self._dataset = load(job.data.name, task.targets) if dataset is None else dataset
         self.job = job = engine.settle(job, self._dataset)
         shape = ModelShape(self._dataset.example_shape, self._dataset.classes)
         self._model = make_model(job, shape)
         shape = ModelShape(shape.example_shape, shape.classes, model_fingerprint(self._model))
-        engine.check(job, shape)
-        self._test = make_test(job, self._model, self._dataset.test)
+        self._trainer = engine.check(job, shape)
+        self._test = make_test(job, self._model, task, self._dataset.test, engine.held_out())
         self._layout = self._test.layout
         check_buffers(job, self._layout)
         if job.record.tensorboard:
@@ -267,10 +256,10 @@ class Federation:
             if which is not None:
                 self._recorder.event(which)
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
-            if which or "accuracy" not in self._recorder.records[-1]:
-                quality = self._test.quality(self._weights).items()
-                figures = ", ".join(f"{name} {value:.4f}" for name, value in quality)
-                self._recorder.event(f"the model at its end: {figures}")
+            if which or LOSS not in self._recorder.records[-1]:
+                quality = self._test.quality(self._weights)
+                figures = [f"{n} {v:.4f}" for n, v in quality.items() if isinstance(v, float)]
+                self._recorder.event(f"the model at its end: {', '.join(figures)}")
             keep_page(self._folder, self._recorder.event)
         records, path = self._recorder.records, self._folder.path
         return Run(self.job, records, self._model, path, self._ledger, stopped, audit, others)
@@ -308,6 +297,7 @@ class Federation:
             **counted(outcome),
             **self._canaries.counted(),
             **quality,
+            **({} if self._trainer is None else {TRAINER: self._trainer}),
             **self._protection.shown(state),
             **self._privacy(),
             **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
@@ -347,7 +337,7 @@ class Federation:
                 f"left, and count"
             )
 
-    def _evaluate(self, number: int) -> dict[str, float]:
+    def _evaluate(self, number: int) -> dict[str, Any]:
         if number % self.job.evaluation.every and number != self.job.rounds:
             return {}
         return self._test.quality(self._weights)

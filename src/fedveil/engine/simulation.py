@@ -17,19 +17,21 @@ from fedveil.engine.assembly import (
     ModelShape,
     make_client_side,
     make_model,
-    make_partition,
     make_protection,
+    make_shares,
     make_trainer,
+    trainer_name,
     worker_count,
 )
 from fedveil.engine.callbacks import Callback
+from fedveil.engine.client_quality import HeldOut
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
-from fedveil.engine.federation import Run as Run
+from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.trial import try_out
 from fedveil.federated.job import Job
 from fedveil.learning.own_layers import whole
@@ -94,16 +96,18 @@ class Simulator(Engine):
         self._dataset: Dataset
         self._partition: Partition
         self._run: Path
+        self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Deal the examples; as many clients as the data has owners, where the job leaves it."""
         self._dataset = dataset
-        self._partition = make_partition(job, dataset)
+        self._partition, self._tested = make_shares(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
-    def check(self, job: Job, shape: ModelShape) -> None:
-        """Make a trainer once."""
-        make_trainer(job, whole(make_model(job, shape)))
+    def check(self, job: Job, shape: ModelShape) -> str:
+        """Make a trainer once; gives its name."""
+        model = whole(make_model(job, shape))
+        return trainer_name(make_trainer(job, model, shape.example_shape))
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
         """With some client's examples; clients will keep what they keep in this folder."""
@@ -114,6 +118,10 @@ class Simulator(Engine):
         """The keys come from the job's seed."""
         return make_protection(job, dimension)
 
+    def held_out(self) -> HeldOut | None:
+        """What each client does not train on."""
+        return None if self._tested is None else HeldOut(self._dataset.train, self._tested)
+
     def identify(self) -> Iterable[npt.NDArray[Any]]:
         """The training examples, and whose they are."""
         train, split = self._dataset.train, self._partition
@@ -121,7 +129,7 @@ class Simulator(Engine):
 
     def describe(self) -> Iterable[str]:
         """The sizes of the clients' parts."""
-        yield f"{self._dataset.name}: {self._partition.summary(self._dataset.train.y)}"
+        yield f"{self._dataset.name}: {self._partition.summary(self._dataset.labels)}"
 
     def start(
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]

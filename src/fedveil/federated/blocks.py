@@ -39,10 +39,12 @@ MODELS = (
     "filters_linear",
     "scattering_linear",
 )
+TASKS = ("classification", "regression", "multilabel", "next_token")
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
 TRACKERS = ("fedveil.engine.trackers:MLflow", "fedveil.engine.trackers:WandB")
 ClassName = Annotated[str, function_text("package.module:Class")]
+TaskName = Annotated[str, or_function(*TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -102,6 +104,21 @@ class EvaluationSettings(Block):
     """When the global model is tested."""
 
     every: int = Field(1, ge=1, description="test after every so many rounds, and after the last")
+    clients: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each client's examples that it does not train on, and on which the "
+        "model is tested client by client: the mean over clients, the mean of the worst tenth, and "
+        "the standard deviation. In simulation; 0: none",
+    )
+    metrics: list[str] | None = Field(
+        None,
+        description="what a bundled task measures, the first of which decides; null: "
+        "classification accuracy, auc (also balanced_accuracy, f1, f1_per_class, confusion); "
+        "regression rmse, mae, r2; multilabel f1, accuracy, auc (also exact_match); next_token "
+        "perplexity, accuracy",
+    )
 
 
 class PrivacySettings(Block):
@@ -236,6 +253,11 @@ class JobFields(CheckedJob):
     model: ModelName = Field(
         "lenet", description="a built-in model, or a function of yours that returns an nn.Module"
     )
+    task: TaskName = Field(
+        "classification",
+        description="what is learnt, or a fedveil.Task of yours: its loss, its metrics, how a "
+        "batch is made",
+    )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
@@ -270,8 +292,9 @@ class JobFields(CheckedJob):
     @property
     def own_names(self) -> list[str]:
         """The names that may be of the user's own code."""
-        named = [self.model, self.data.name, self.protection.name, self.training.lr_schedule]
-        return [*named, *(name for name in self.record.callbacks if name not in TRACKERS)]
+        named = [self.model, self.data.name, self.task, self.protection.name]
+        named += [self.training.lr_schedule, *self.record.callbacks]
+        return [name for name in named if name not in TRACKERS]
 
     @property
     def clients_per_round(self) -> int:

@@ -157,6 +157,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     says nothing by itself, the aggregate of its cohort, whose clients are sought together where
     they are few.
     """
+    target.needs_classes("gradient")
     began = time.perf_counter()
     allowed = bounds(effort)
     sight = Sight(target, allowed)

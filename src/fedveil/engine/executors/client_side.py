@@ -18,8 +18,8 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from fedveil._arrays import Array
 from fedveil.engine.client_rate import ScheduledTrainer
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld
@@ -48,15 +48,13 @@ class Made(Answer):
 class ClientsData:
     """All clients' examples; client c owns those that `indices[offsets[c]:offsets[c + 1]]` name."""
 
-    x: npt.NDArray[np.float32]
-    y: npt.NDArray[np.int64]
+    x: Array
+    y: Array
     indices: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
 
     @classmethod
-    def of_one(
-        cls, client: ClientId, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]
-    ) -> ClientsData:
+    def of_one(cls, client: ClientId, x: Array, y: Array) -> ClientsData:
         """The examples of one client, the others having none."""
         offsets = np.zeros(client + 2, np.int64)
         offsets[-1] = len(y)
@@ -74,7 +72,7 @@ class ClientsData:
     def of(self, client: ClientId, entropy: Entropy) -> ClientData:
         """The client's own examples."""
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
-        return ClientData(torch.from_numpy(self.x[mine]), torch.from_numpy(self.y[mine]), entropy)
+        return ClientData.of(self.x[mine], self.y[mine], entropy)
 
 
 class Training(ABC):

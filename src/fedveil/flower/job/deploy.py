@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fedveil import own_code
 from fedveil._version import __version__
-from fedveil.data.datasets import load
-from fedveil.engine.assembly import make_partition
+from fedveil.engine.assembly import load_data, make_partition
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB, ROSTER
@@ -41,8 +40,13 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
             "clients.own_layers and training.algorithm = scaffold and feddyn let clients keep "
             "something from round to round, which clients on other machines do not: leave them out"
         )
+    if job.evaluation.clients:
+        raise DeploymentError(
+            f"evaluation.clients = {job.evaluation.clients:g}: on other machines each client's "
+            f"figure would leave it without a line in the ledger: leave it out"
+        )
     if job.clients.number is None:
-        job = job.with_clients(make_partition(job, load(job.data.name)).clients)
+        job = job.with_clients(make_partition(job, load_data(job)).clients)
     data = job.model_dump()
     data["privacy"]["randomness"] = "seeded" if seeded else "secure"
     return Job(**data)
