@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from fedveil.engine.simulation import Run, resume, simulate
     from fedveil.errors import FedveilError
     from fedveil.federated.job import Job
+    from fedveil.learning.learning_task import Task
 
-__all__ = ["FedveilError", "Job", "Run", "__version__", "resume", "secagg", "simulate"]
+__all__ = ["FedveilError", "Job", "Run", "Task", "__version__", "resume", "secagg", "simulate"]
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -26,6 +27,7 @@ __getattr__, __dir__ = lazy(
         "fedveil.engine.simulation": ["Run", "resume", "simulate"],
         "fedveil.errors": ["FedveilError"],
         "fedveil.federated.job": ["Job"],
+        "fedveil.learning.learning_task": ["Task"],
         "fedveil.secagg": ["secagg"],
     },
 )

@@ -59,6 +59,10 @@ class ModelInvalid(FedveilError, ValueError):
     """A model cannot be built, or holds a tensor that cannot be trained in a federation."""
 
 
+class TaskInvalid(FedveilError, ValueError):
+    """A job's task cannot be found, or cannot learn what the data has."""
+
+
 class MessageInvalid(FedveilError, ValueError):
     """Bytes that are not the one encoding of a message."""
 

@@ -25,6 +25,7 @@ from fedveil.pages.run_page import duration, seconds
 from fedveil.privacy.finding import CONFIDENCE, Finding
 from fedveil.privacy.promise import told
 from fedveil.record.byte_count import shown_bytes
+from fedveil.record.measures import LOSS, deciding, word
 from fedveil.record.recorder import LOST, Record
 from fedveil.record.run_folder import MODEL
 
@@ -92,6 +93,22 @@ class RunDisplay:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def of_run(run: ReadRun) -> dict[str, object]:
+    """What a run has come to, for a program: where everything is, and the latest figures."""
+    best = best_round(run)
+    return {
+        "folder": run.folder,
+        "model": run.folder / MODEL if run.finished else None,
+        "rounds": len(run.records),
+        "ended_early": run.stopped,
+        "seconds": seconds(run.records),
+        "best_round": None if best is None else best[0],
+        "last": run.last,
+        "accounts": [{"for": a.what, "epsilon": a.epsilon, "delta": a.delta} for a in run.accounts],
+        "findings": list(run.findings),
+    }
+
+
 def fitted(line: str, room: int) -> str:
     """A round's figures in so many characters: those that can be read up later go first."""
     parts = line.split(_BETWEEN)
@@ -103,9 +120,9 @@ def fitted(line: str, room: int) -> str:
 
 def describe(record: Record) -> str:
     """A round's figures in one line."""
-    parts = []
-    if "accuracy" in record:
-        parts += [f"accuracy {record['accuracy']:.4f}", f"loss {record['loss']:.4f}"]
+    parts = list[str]()
+    shown = dict.fromkeys((deciding(record)[0], LOSS))
+    parts += [f"{word(name)} {record[name]:.4f}" for name in shown if name in record]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
     spent = figure_of(record, "run_most_drawn")
     parts += [f"epsilon {told(*spent)}"]
@@ -140,7 +157,7 @@ def _took(run: ReadRun) -> dict[str, str]:
     if run.stopped is not None:
         rows["ended early"] = run.stopped
     if best is not None:
-        rows["best round"] = f"{best[0]}, accuracy {best[1]:.4f}"
+        rows["best round"] = str(best)
     rows["upload"] = f"{shown_bytes(last.get('bytes_up_per_client', 0))} per client and round"
     others = [f"{told(*line.figure)} for {line.what}" for line in run.accounts]
     rows["epsilon"] = "\n".join([*figure_lines(last), *others])

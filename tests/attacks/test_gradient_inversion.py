@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,3 +231,12 @@ def test_what_no_effort_reaches_is_said() -> None:
         "effort, and every client has 143 or more and takes 80 or more: choose a greater effort, "
         "or a job of more clients or fewer epochs"
     )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"proximal": 0.1}, {"gradient_norm": 1.0}, {"optimizer": "adamw"}]
+)
+def test_steps_that_are_not_followed_are_refused(changes: dict[str, Any]) -> None:
+    job = Job(model="logistic", clients={"number": 10}, training=changes)
+    with pytest.raises(AttackImpossible, match="the steps of sgd and adam along the gradient"):
+        attack(Target.of(job), "quick", Watch())

@@ -76,7 +76,7 @@ def test_a_target_that_some_runs_or_none_reach() -> None:
     none = line(run(record(4, 0.1)))
     quality, _ = tables([some, none], Goal("accuracy", 0.7))
     assert [r[-1] for r in quality.rows] == ["4, 1 of 2 runs", "never"]
-    quality, _ = tables([none], Goal("loss", 0.95))
+    quality, _ = tables([none], Goal.of("loss=0.95"))
     assert quality.rows[0][-1] == "4"
 
 

@@ -16,7 +16,8 @@ import parts
 from fedveil.attacks.target import Target
 from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
-from fedveil.learning.evaluate import evaluate
+from fedveil.learning.evaluate import score
+from fedveil.learning.learning_task import Classification
 from fedveil.learning.weight_layout import Layout
 
 SIZE = 9 * parts.CLASSES
@@ -89,9 +90,9 @@ def test_the_saved_model_takes_examples_and_is_as_good_as_the_record_says(tmp_pa
     model = parts.backbone()
     model.load_state_dict({k: torch.from_numpy(v) for k, v in tensors(run).items()})
     data = parts.data()
-    quality = evaluate(model, data["x_test"], data["y_test"])
-    assert quality.accuracy == run.metrics[-1]["accuracy"]
-    assert quality.loss == pytest.approx(run.metrics[-1]["loss"], abs=1e-6)
+    quality = score(model, Classification(), data["x_test"], data["y_test"]).figures()
+    assert quality["accuracy"] == run.metrics[-1]["accuracy"]
+    assert quality["loss"] == pytest.approx(run.metrics[-1]["loss"], abs=1e-6)
 
 
 @pytest.mark.usefixtures("warm_workers")

@@ -77,6 +77,21 @@ def test_a_deployed_job_ends_with_the_simulators_bytes(tmp_path: Path, position:
             assert mine[key] == theirs[key]
 
 
+@pytest.mark.parametrize("task", ["regression", "task_parts:OwnStep", "inputs"])
+def test_a_task_is_deployed_as_it_is_simulated(tmp_path: Path, task: str):
+    own = {"data": {"name": "task_parts:slope"}, "model": "task_parts:linear", "task": task}
+    if task == "inputs":
+        own = {"data": {"name": "task_parts:inputs"}, "model": "task_parts:words"}
+    settings = job(rounds=1, **own)
+    deployed, _ = run(tmp_path, settings)
+    simulated = fedveil.simulate(settings, tmp_path / "simulated")
+    assert same(deployed, simulated)
+    assert deployed.metrics[0]["loss"] == simulated.metrics[0]["loss"]
+    if task != "inputs":
+        assert deployed.metrics[0]["measures"] == simulated.metrics[0]["measures"]
+        assert (tmp_path / "app" / "task_parts.py").is_file()
+
+
 def test_a_head_is_trained_on_features_that_a_client_computes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

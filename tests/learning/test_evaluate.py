@@ -9,7 +9,9 @@ from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 from torch import nn
 
 from fedveil.entropy import Seeded
-from fedveil.learning.evaluate import evaluate, macro_auc
+from fedveil.learning.evaluate import score
+from fedveil.learning.learning_task import Classification
+from fedveil.learning.task_metrics import macro_auc
 
 
 def test_against_scikit_learn() -> None:
@@ -18,11 +20,11 @@ def test_against_scikit_learn() -> None:
     y = draw.integers(0, 4, 2500)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
-    quality = evaluate(model, x, y)
+    quality = score(model, Classification(), x, y).figures()
     probabilities = torch.softmax(model[0](torch.from_numpy(x)).double(), 1).detach().numpy()
-    assert quality.loss == pytest.approx(log_loss(y, probabilities))
-    assert quality.accuracy == accuracy_score(y, probabilities.argmax(1))
-    assert quality.auc == pytest.approx(roc_auc_score(y, probabilities, multi_class="ovr"))
+    assert quality["loss"] == pytest.approx(log_loss(y, probabilities))
+    assert quality["accuracy"] == accuracy_score(y, probabilities.argmax(1))
+    assert quality["auc"] == pytest.approx(roc_auc_score(y, probabilities, multi_class="ovr"))
     assert model.training
 
 

@@ -27,6 +27,11 @@ PLANS = [
     plan(optimizer="adam", lr=0.01),
     plan(optimizer="adam", lr=0.01, weight_decay=0.01),
     plan(epochs=1, batch_size=100),
+    plan(optimizer="adamw", lr=0.01, weight_decay=0.1),
+    plan(optimizer="adagrad", lr=0.05, weight_decay=0.01),
+    plan(gradient_norm=0.3),
+    plan(proximal=5.0),
+    plan(proximal=5.0, gradient_norm=0.3, momentum=0.9),
 ]
 
 

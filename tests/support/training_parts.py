@@ -40,8 +40,14 @@ def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nda
     """The plainest loop there is."""
     model = copy.deepcopy(model).train()
     before = Layout(model).vector()
-    if plan.optimizer == "adam":
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(
+    adaptive = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "adagrad": torch.optim.Adagrad,
+    }
+    origin = [parameter.detach().clone() for parameter in model.parameters()]
+    if plan.optimizer in adaptive:
+        optimizer: torch.optim.Optimizer = adaptive[plan.optimizer](
             model.parameters(), plan.lr, weight_decay=plan.weight_decay
         )
     else:
@@ -54,7 +60,12 @@ def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nda
         for start in range(0, len(positions), plan.batch_size):
             batch = positions[start : start + plan.batch_size]
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
+            loss = nn.functional.cross_entropy(model(client.x[batch]), client.y[batch])
+            for parameter, w in zip(model.parameters(), origin, strict=True):
+                loss = loss + plan.proximal / 2 * ((parameter - w) ** 2).sum()
+            loss.backward()
+            if plan.gradient_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), plan.gradient_norm)
             optimizer.step()
     return Layout(model).vector() - before
 

@@ -254,6 +254,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     The attacker knows the model, the size of a batch and the report. Where the reports say nothing
     it is given the cohort's sum, whose rank is that of all the examples in it.
     """
+    target.needs_classes("exact")
     began = time.monotonic()
     first_layer(target.model)
     samples = by_effort(effort, 1 << 19, 1 << 21, 1 << 24)

@@ -16,10 +16,11 @@ from torch import nn
 from fedveil._arrays import Float32s, Int64s
 from fedveil.attacks.effort import Effort
 from fedveil.attacks.views import Seen, seen
-from fedveil.data.datasets import Dataset, load
+from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
     ModelShape,
+    load_data,
     make_model,
     make_partition,
     make_protection,
@@ -31,7 +32,7 @@ from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Tra
 from fedveil.engine.target_epsilon import whole_run
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.federated.job import Job
-from fedveil.learning.trained_part import TrainedPart
+from fedveil.learning.trained_part import TrainedPart, taken
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.promise import Figure
@@ -39,6 +40,24 @@ from fedveil.protections.base import Protection
 from fedveil.record.kept_job import look_where_a_run_looked
 from fedveil.record.model_file import read_model
 from fedveil.record.run_folder import JOB, MODEL
+
+
+def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
+    """With examples of the type that the model takes."""
+    parts = [Examples(taken(model, part.x), part.y) for part in (dataset.train, dataset.test)]
+    return replace(dataset, train=parts[0], test=parts[1])
+
+
+def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
+    """The job on what its clients train on alone: what they hold out is no part of it."""
+    rows = np.sort(split.indices)
+    train = Examples(dataset.train.x[rows], dataset.train.y[rows])
+    owners = None if dataset.owners is None else dataset.owners[rows]
+    places = np.searchsorted(rows, split.indices)
+    data = job.model_dump()
+    data["evaluation"]["clients"] = 0.0
+    alone = replace(dataset, train=train, owners=owners)
+    return Job(**data), alone, Partition(places, split.offsets)
 
 
 @dataclass(frozen=True)
@@ -57,12 +76,27 @@ class Target:
     @classmethod
     def of(cls, job: Job) -> Target:
         """A job before its first round."""
-        dataset = load(job.data.name)
+        if job.keeps_state or job.training.algorithm != "fedavg":
+            raise AttackImpossible(
+                "attacks play the training of fedavg, in which clients keep nothing: they take no "
+                "training.algorithm and no clients.own_layers"
+            )
+        dataset = load_data(job)
         split = make_partition(job, dataset)
+        if job.evaluation.clients:
+            job, dataset, split = _trained_on(job, dataset, split)
         if job.clients.number is None:
             job = job.with_clients(split.clients)
         model = make_model(job, ModelShape(dataset.example_shape, dataset.classes))
-        return cls(job, dataset, split, model)
+        return cls(job, _as_taken(dataset, model), split, model)
+
+    def needs_classes(self, attack: str) -> None:
+        """Refuse a job that learns something else than classes of examples of one array."""
+        if self.job.task != "classification" or isinstance(self.dataset.example_shape, dict):
+            raise AttackImpossible(
+                f"the {attack} attack is on models of task = classification whose examples are one "
+                f"array: this job's task is {self.job.task}"
+            )
 
     @classmethod
     def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
@@ -143,7 +177,7 @@ class Target:
         """What the clients' local training gives from these weights: the job's own trainer."""
         train, split = self.dataset.train, self.partition
         data = ClientsData(self._seen_x, train.y, split.indices, split.offsets)
-        trainer = make_trainer(self.job, self.model)
+        trainer = make_trainer(self.job, self.model, self.dataset.example_shape)
         training = LocalTraining(trainer, data, training_entropy(self.job))
         training.open(round, self.weights)
         found = []

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from fedveil.attacks.effort import Effort
-from fedveil.engine.assembly import check_buffers
+from fedveil.engine.assembly import check_buffers, make_task
 from fedveil.engine.budget import prepared
 from fedveil.engine.target_epsilon import key_of_cost, solve
 from fedveil.errors import InvalidValue, JobError, ModelInvalid
@@ -27,10 +27,9 @@ from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import Protection
 from fedveil.protections.positions import POSITIONS
+from fedveil.record.measures import LOSS, USUAL, Better
 from fedveil.settings.settings import Settings
 
-#: The figures of a record that a target may be set for; the loss is reached from above.
-FIGURES = ("accuracy", "auc", "loss")
 Tell = Callable[[str], None]
 
 
@@ -39,24 +38,24 @@ class Goal(NamedTuple):
 
     figure: str
     value: float
+    better: Better = "higher"
 
     @classmethod
-    def of(cls, text: str) -> Goal:
-        """Of `accuracy=0.9`."""
+    def of(cls, text: str, measures: Mapping[str, Better] = USUAL) -> Goal:
+        """Of `accuracy=0.9`, one of these figures or the loss."""
+        known = {**measures, LOSS: "lower"}
         name, _, number = text.partition("=")
         try:
             value = float(number)
         except ValueError:
             value = float("nan")
-        if name not in FIGURES or value != value:
-            raise JobError(
-                [f"--target {text} is not FIGURE=NUMBER with one of {', '.join(FIGURES)}"]
-            )
-        return cls(name, value)
+        if name not in known or value != value:
+            raise JobError([f"--target {text} is not FIGURE=NUMBER with one of {', '.join(known)}"])
+        return cls(name, value, "lower" if known[name] == "lower" else "higher")
 
     def reached(self, value: float) -> bool:
         """Whether that is as good."""
-        return value <= self.value if self.figure == "loss" else value >= self.value
+        return value <= self.value if self.better == "lower" else value >= self.value
 
 
 class Asked(Settings):
@@ -128,8 +127,7 @@ class Comparison:
     solutions: Solutions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.asked.target is not None:
-            Goal.of(self.asked.target)
+        _ = self.goal
         listed: dict[str, list[Any]] = {
             "--protections": self.asked.protections,
             "--epsilons": self.asked.epsilons,
@@ -139,6 +137,13 @@ class Comparison:
             twice = [str(value) for value in dict.fromkeys(values) if values.count(value) > 1]
             if twice:
                 raise JobError([f"{option} has {', '.join(twice)} twice"])
+
+    @cached_property
+    def goal(self) -> Goal | None:
+        """What the runs are to reach, of the figures that the job's task has."""
+        if self.asked.target is None:
+            return None
+        return Goal.of(self.asked.target, make_task(self.job).measures)
 
     @cached_property
     def settings(self) -> Sequence[Setting]:

@@ -18,6 +18,7 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.loss import format_epsilon
 from fedveil.privacy.promise import Figure, told
 from fedveil.record.byte_count import shown_bytes
+from fedveil.record.measures import figures, title, word
 
 #: The ledger's lines, and what each is called.
 LEDGER = {
@@ -117,15 +118,16 @@ def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
 
 
 def _quality(found: Sequence[Line], goal: Goal | None) -> Table:
-    columns = ["setting", "accuracy", "loss", "AUC", "upload", "share"]
+    keys = _figures(found)
+    columns = ["setting", *map(word, keys), "upload", "share"]
     if goal is not None:
         columns.append(f"rounds to {goal.figure} {goal.value:g}")
     rows = []
     for line in found:
         row = [
             str(line.setting),
-            _spread(line.last("accuracy"), "{:.4f}"),
-            *(_spread(line.last(key), "{:.4f}", bounds=False) for key in ("loss", "auc")),
+            _spread(line.last(keys[0]), "{:.4f}"),
+            *(_spread(line.last(key), "{:.4f}", bounds=False) for key in keys[1:]),
             shown_bytes(line.upload) if line.runs else _NOTHING,
             f"{line.share:.1%}" if not math.isnan(line.share) else _NOTHING,
         ]
@@ -172,34 +174,42 @@ def _privacy(found: Sequence[Line]) -> Table:
 
 
 def plots(found: Sequence[Line]) -> Iterator[Plot]:
-    """The accuracy round by round, and, where positions were brought to epsilons, over these."""
-    curves = [_by_round(line) for line in found if line.runs]
+    """The figure that decides round by round, and, where positions were brought to epsilons, over
+    these."""
+    name = _figures(found)[0]
+    curves = [_by_round(line, name) for line in found if line.runs]
     if curves:
         note = "The mean over the seeds, and the least and the most."
-        title, x, y = "Accuracy in every round", Axis("round"), Axis("test accuracy")
-        yield Plot("accuracy", title, x, y, curves, note)
-    over = [*_over_epsilon(found)]
+        what, x, y = f"{title(name)} in every round", Axis("round"), Axis(f"test {word(name)}")
+        yield Plot(name, what, x, y, curves, note)
+    over = [*_over_epsilon(found, name)]
     if any(len(curve.x) > 1 for curve in over):
         note = "Positions without a finite epsilon are not in it."
         x = Axis("epsilon of the whole run", log=True)
-        title = "Accuracy against epsilon"
-        yield Plot("accuracy-epsilon", title, x, Axis("test accuracy"), over, note)
+        what = f"{title(name)} against epsilon"
+        yield Plot(f"{name}-epsilon", what, x, Axis(f"test {word(name)}"), over, note)
 
 
-def _by_round(line: Line) -> Curve:
-    each = [dict(zip(*run.figures("accuracy"), strict=True)) for run in line.runs]
+def _figures(found: Sequence[Line]) -> list[str]:
+    """What the runs measure, the figure that decides first."""
+    lasts = [run.last for line in found for run in line.runs]
+    return figures(lasts[0] if lasts else {})
+
+
+def _by_round(line: Line, name: str) -> Curve:
+    each = [dict(zip(*run.figures(name), strict=True)) for run in line.runs]
     rounds = sorted(set.intersection(*(set(one) for one in each)))
-    figures = [[one[r] for one in each] for r in rounds]
+    reached = [[one[r] for one in each] for r in rounds]
     spread = len(each) > 1
-    low, high = ([side(f) for f in figures] if spread else [] for side in (min, max))
-    return Curve(str(line.setting), rounds, [_mean(f) for f in figures], low, high)
+    low, high = ([side(f) for f in reached] if spread else [] for side in (min, max))
+    return Curve(str(line.setting), rounds, [_mean(f) for f in reached], low, high)
 
 
-def _over_epsilon(found: Sequence[Line]) -> Iterator[Curve]:
+def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
     """Each position's lines with a finite epsilon, those with other changes apart."""
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     for line in found:
-        spent, reached = line.spent("run_every_round"), line.last("accuracy")
+        spent, reached = line.spent("run_every_round"), line.last(key)
         if spent is not None and math.isfinite(spent.epsilon) and reached:
             name = str(Setting(line.setting.position, line.setting.changes))
             groups.setdefault(name, []).append((spent.epsilon, reached))

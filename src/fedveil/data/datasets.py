@@ -12,6 +12,7 @@ from fedveil.data.download import Progress, fetch_files, target
 from fedveil.data.examples import Dataset, Examples
 from fedveil.data.idx import IdxSet, read_idx
 from fedveil.errors import DataInvalid, DataUnavailable
+from fedveil.example_arrays import Targets
 
 __all__ = ["NAMES", "Available", "Dataset", "Examples", "Progress", "available", "fetch", "load"]
 
@@ -99,13 +100,18 @@ _CATALOGUE = {entry.name: entry for entry in _SETS}
 NAMES = tuple(_CATALOGUE)
 
 
-def load(name: str) -> Dataset:
+def load(name: str, targets: Targets = "class") -> Dataset:
     """The data set called `name`, or what the user's `package.module:function` returns.
 
     Never touches the network: `fetch` does. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
-        return own_dataset.read(name)
+        return own_dataset.read(name, targets)
+    if targets != "class":
+        raise DataInvalid(
+            f"data.name = {name} has classes, which task = classification learns: for another task "
+            f"name a function of yours"
+        )
     return _entry(name).read()
 
 

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedveil._arrays import Array, Float32s, Int64s
+from fedveil.data import inputs
+from fedveil.data.targets import checked, next_tokens, outputs
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
+from fedveil.example_arrays import Shape, Targets, alike, shape_of
 
-Features: TypeAlias = Float32s
+Features: TypeAlias = Array
 Labels: TypeAlias = Int64s
 
 #: Of every class, `holdout` sets one example in this many aside for testing.
 _TEST_ONE_IN = 5
-#: Every whole number up to this is a float32.
-_EXACT_IN_FLOAT32 = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """`x[i]` is an example, finite numbers; `y[i]` is its class, from 0.
+    """`x[i]` is an example, finite numbers; `y[i]` is its class, from 0, or another target.
 
-    Images of the built-in sets have the shape [1, 28, 28] and values in [-1, 1].
+    Images of the built-in sets have the shape [1, 28, 28] and values in [-1, 1]. Examples of
+    several inputs, or of different lengths, are structured (`example_arrays`).
     """
 
     x: Features
-    y: Labels
+    y: Array
 
     def __len__(self) -> int:
         return len(self.y)
@@ -39,6 +42,7 @@ class Examples:
 class Dataset:
     """Training and test examples of one shape.
 
+    `classes` is how many outputs a model needs: classes, where these are the `targets`.
     `owners[i]` is the client that owns training example i, numbered from 0 without gaps; None
     where the data has no owners.
     """
@@ -48,14 +52,20 @@ class Dataset:
     test: Examples
     classes: int
     owners: Labels | None = None
+    targets: Targets = "class"
 
     @property
-    def example_shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return self.train.x.shape[1:]
+    def example_shape(self) -> Shape:
+        """The shape of one example, or of each of its inputs."""
+        return shape_of(self.train.x)
+
+    @property
+    def labels(self) -> Labels | None:
+        """The classes of the training examples; None where something else is learnt."""
+        return self.train.y if self.targets == "class" else None
 
 
-def centred(pixels: Any) -> Features:
+def centred(pixels: Any) -> Float32s:
     """Pixels in [0, 1] as values in [-1, 1]: around zero a net learns in fewer rounds."""
     return 2 * np.asarray(pixels, np.float32) - 1
 
@@ -67,92 +77,53 @@ def make_dataset(
     *,
     classes: int | None = None,
     owners: Any = None,
+    targets: Targets = "class",
 ) -> Dataset:
     """A checked data set from pairs of arrays; raises `DataInvalid` with the first thing wrong.
 
     The number of classes is one more than the largest label where it is not given. Values are
-    kept as they are: nothing is scaled.
+    kept as they are: nothing is scaled. Targets of None are the next of the tokens.
     """
     parts = {
-        part: Examples(_features(name, f"x_{part}", x), _labels(name, f"y_{part}", y))
+        part: _examples(name, part, x, y, targets)
         for part, (x, y) in (("train", train), ("test", test))
     }
-    for part, examples in parts.items():
-        if len(examples.x) != len(examples.y):
-            raise DataInvalid(
-                f"data {name}: x_{part} has {len(examples.x)} examples and y_{part} has "
-                f"{len(examples.y)} labels, as many are needed"
-            )
-    shapes = {part: examples.x.shape[1:] for part, examples in parts.items()}
+    with suppress(ValueError):  # what does not fit is told below
+        parts = _alike(parts)
+    shapes = {part: shape_of(examples.x) for part, examples in parts.items()}
     if shapes["train"] != shapes["test"]:
         raise DataInvalid(
             f"data {name}: an example of x_train has shape {shapes['train']} and one of x_test "
             f"{shapes['test']}, the same is needed"
         )
-    highest = max(int(examples.y.max()) for examples in parts.values())
     return Dataset(
         name,
         parts["train"],
         parts["test"],
-        _classes(name, classes, highest),
+        outputs(targets, name, [examples.y for examples in parts.values()], classes),
         None if owners is None else _owners(name, owners, len(parts["train"])),
+        targets,
     )
 
 
-def _features(name: str, part: str, values: Any) -> Features:
-    array = np.asarray(values)
-    if array.dtype.kind not in "fiub":
-        raise DataInvalid(f"data {name}: {part} has dtype {array.dtype}, real numbers are needed")
-    if array.ndim < 2 or array.size == 0:
+def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Examples:
+    rows = inputs.checked(name, f"x_{part}", inputs.as_array(name, f"x_{part}", x))
+    if y is None:
+        return Examples(*next_tokens(name, f"x_{part}", rows))
+    learnt = checked(targets, name, f"y_{part}", y)
+    if len(rows) != len(learnt):
         raise DataInvalid(
-            f"data {name}: {part} has shape {array.shape}, [examples, ...] without a zero is needed"
+            f"data {name}: x_{part} has {len(rows)} examples and y_{part} has "
+            f"{len(learnt)} labels, as many are needed"
         )
-    if array.dtype.kind in "iu" and max(int(array.max()), -int(array.min())) > _EXACT_IN_FLOAT32:
-        raise DataInvalid(
-            f"data {name}: {part} holds whole numbers beyond 2^24, which float32 cannot tell apart"
-        )
-    with np.errstate(over="ignore"):  # what overflows float32 is found as infinity below
-        x = np.ascontiguousarray(array, np.float32)
-    if not np.isfinite(x).all():
-        first = int(np.argmin(np.isfinite(x).reshape(len(x), -1).all(axis=1)))
-        raise DataInvalid(
-            f"data {name}: {part} holds NaN or infinity (in float32) at example {first}, "
-            f"finite numbers are needed"
-        )
-    return x
+    return Examples(rows, learnt)
 
 
-def _labels(name: str, part: str, values: Any) -> Labels:
-    array = np.asarray(values)
-    if array.ndim != 1 or len(array) == 0:
-        raise DataInvalid(f"data {name}: {part} has shape {array.shape}, [examples] is needed")
-    if array.dtype.kind not in "fiub":
-        raise DataInvalid(f"data {name}: {part} has dtype {array.dtype}, whole numbers are needed")
-    wrong = ~((array >= 0) & (array < 2**31))  # so that NaN is wrong too
-    if array.dtype.kind == "f":
-        wrong |= array != np.floor(array)
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        raise DataInvalid(
-            f"data {name}: {part} holds {array[first]} at example {first}, a label is a whole "
-            f"number from 0"
-        )
-    return array.astype(np.int64)
-
-
-def _classes(name: str, classes: Any, highest: int) -> int:
-    if classes is None:
-        classes = highest + 1
-    elif isinstance(classes, bool) or not isinstance(classes, int | np.integer):
-        raise DataInvalid(f"data {name}: classes = {classes!r} is not a whole number")
-    if classes < 2:
-        raise DataInvalid(f"data {name}: classes = {classes}, at least 2 are needed")
-    if classes <= highest:
-        raise DataInvalid(
-            f"data {name}: the label {highest} is outside [0, {classes}), there are {classes} "
-            f"classes"
-        )
-    return int(classes)
+def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
+    """Of different lengths in both parts where they are in one."""
+    x = alike([examples.x for examples in parts.values()])
+    y = alike([examples.y for examples in parts.values()])
+    return {part: Examples(x[i], y[i]) for i, part in enumerate(parts)}
 
 
 def _owners(name: str, owners: Any, count: int) -> Labels:

@@ -4,9 +4,12 @@ The function takes no arguments and returns one of
 
     (x_train, y_train, x_test, y_test)              arrays, or what NumPy makes arrays of
     {"x_train": ..., "y_train": ..., "x_test": ..., "y_test": ..., "client_ids": ..., "classes": 3}
+    {"clients": {"a": part, "b": part}, "test": part, "classes": 3}
     (train, test) or (train, test, client_ids)      map-style torch Datasets of (x, y) items
 
-where client_ids says which client owns each training example, and it and classes may be left out.
+where client_ids says which client owns each training example, and it and classes may be left out; a
+part is a pair (x, y) or such a Dataset. An x may be a mapping of several inputs, or a list of
+arrays of different lengths. Where the next token is learnt there need be no y.
 """
 
 from __future__ import annotations
@@ -14,39 +17,42 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from fedveil import own_code
-from fedveil._arrays import Array
 from fedveil.data.examples import Dataset, make_dataset
+from fedveil.data.inputs import as_array
 from fedveil.errors import DataInvalid
+from fedveil.example_arrays import Targets, stacked
 
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 _OPTIONAL = ("client_ids", "classes")
+_BY_CLIENT = ("clients", "test")
 _ALLOWED = (
     "four arrays (x_train, y_train, x_test, y_test), a mapping with those keys, or two map-style "
     "Datasets (train, test) and, if wanted, the client_ids"
 )
 
 
-def read(name: str) -> Dataset:
+def read(name: str, targets: Targets = "class") -> Dataset:
     """Call the function that `name` names and check what it returns; raises `DataInvalid`."""
     key = f"data {name}"
     with _current_folder_importable():
         function = own_code.load(name, key=key, error=DataInvalid)
         with own_code.told(key, DataInvalid):
             result = function()
-        parts = _parts(name, result)
+        parts = _parts(name, result, targets)
     return make_dataset(
         name,
         (parts["x_train"], parts["y_train"]),
         (parts["x_test"], parts["y_test"]),
         classes=parts.get("classes"),
         owners=parts.get("client_ids"),
+        targets=targets,
     )
 
 
@@ -61,31 +67,76 @@ def _current_folder_importable() -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _parts(name: str, result: Any) -> dict[str, Any]:
+def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
     """What the function returned, by name; only client_ids and classes may be missing."""
     if isinstance(result, Mapping):
-        return _from_mapping(name, result)
+        if "clients" in result:
+            return _of_clients(name, result, targets)
+        return _from_mapping(name, result, targets)
     if isinstance(result, tuple | list) and len(result) == len(_REQUIRED):
-        return {key: _array(name, key, value) for key, value in zip(_REQUIRED, result, strict=True)}
+        return dict(zip(_REQUIRED, result, strict=True))
     if isinstance(result, tuple | list) and len(result) in (2, 3):
-        parts = dict(zip(_REQUIRED, _stacked(name, "train", result[0]), strict=False))
-        parts["x_test"], parts["y_test"] = _stacked(name, "test", result[1])
+        parts = dict(zip(_REQUIRED, _stacked(name, "train", result[0], targets), strict=False))
+        parts["x_test"], parts["y_test"] = _stacked(name, "test", result[1], targets)
         return parts | dict(zip(_OPTIONAL, result[2:], strict=False))
     raise DataInvalid(f"data {name}: the function returned {_described(result)}, not {_ALLOWED}")
 
 
-def _from_mapping(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    missing = [key for key in _REQUIRED if key not in result]
-    unknown = [str(key) for key in result if key not in _REQUIRED + _OPTIONAL]
+def _from_mapping(name: str, result: Mapping[str, Any], targets: Targets) -> dict[str, Any]:
+    needed = [key for key in _REQUIRED if targets != "tokens" or key.startswith("x")]
+    _check_keys(name, result, needed, (*_REQUIRED, *_OPTIONAL), _OPTIONAL)
+    return {"y_train": None, "y_test": None, **result}
+
+
+def _check_keys(
+    name: str,
+    result: Mapping[str, Any],
+    needed: Sequence[str],
+    allowed: Sequence[str],
+    optional: Sequence[str],
+) -> None:
+    missing = [key for key in needed if key not in result]
+    unknown = [str(key) for key in result if key not in allowed]
     if missing or unknown:
         problem = f"lacks {missing[0]}" if missing else f"holds {unknown[0]}"
         raise DataInvalid(
             f"data {name}: the mapping that the function returned {problem}, the keys are "
-            f"{', '.join(_REQUIRED)} and, if wanted, {' and '.join(_OPTIONAL)}"
+            f"{', '.join(needed)} and, if wanted, {' and '.join(optional)}"
         )
-    return {key: _array(name, key, result[key]) for key in _REQUIRED} | {
-        key: result[key] for key in _OPTIONAL if key in result
-    }
+
+
+def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[str, Any]:
+    """The parts of clients, one after another."""
+    _check_keys(name, result, _BY_CLIENT, (*_BY_CLIENT, "classes"), ("classes",))
+    clients = result["clients"]
+    if isinstance(clients, tuple | list):
+        clients = dict(enumerate(clients))
+    if not isinstance(clients, Mapping) or not clients:
+        raise DataInvalid(
+            f"data {name}: clients is {_described(clients)}, a part for each client is needed"
+        )
+    owners, x, y = list[Any](), [], []
+    for client, part in clients.items():
+        own_x, own_y = _pair(name, f"client {client}", part, targets)
+        x.append(as_array(name, f"x of client {client}", own_x))
+        if own_y is not None:
+            y.append(as_array(name, f"y of client {client}", own_y))
+        owners += [client] * len(x[-1])
+    try:
+        parts = {"x_train": stacked(x), "y_train": stacked(y) if y else None}
+    except ValueError as error:
+        raise DataInvalid(f"data {name}: clients' parts do not fit together: {error}") from None
+    parts["x_test"], parts["y_test"] = _pair(name, "test", result["test"], targets)
+    extra = {"classes": result["classes"]} if "classes" in result else {}
+    return {**parts, "client_ids": owners, **extra}
+
+
+def _pair(name: str, part: str, value: Any, targets: Targets) -> tuple[Any, Any]:
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return value[0], value[1]
+    if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):
+        return value, None
+    return _stacked(name, part, value, targets)
 
 
 def _described(result: Any) -> str:
@@ -94,17 +145,7 @@ def _described(result: Any) -> str:
     return f"an object of type {type(result).__name__}"
 
 
-def _array(name: str, part: str, value: Any) -> Array:
-    """`value` as an array; a torch tensor is recognised by its methods, without torch."""
-    try:
-        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    except Exception as error:  # a ragged list, or whatever an object's own __array__ raises
-        raise DataInvalid(
-            f"data {name}: {part} is not an array: {own_code.described(error)}"
-        ) from None
-
-
-def _stacked(name: str, part: str, dataset: Any) -> tuple[Array, Array]:
+def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any, Any]:
     """All items of a map-style Dataset, which has a length and is indexed by whole numbers."""
     is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not is_map_style or isinstance(dataset, tuple | list | Mapping | np.ndarray):
@@ -112,7 +153,7 @@ def _stacked(name: str, part: str, dataset: Any) -> tuple[Array, Array]:
             f"data {name}: the function returned {_described(dataset)} for {part}, not a "
             f"map-style Dataset; allowed are {_ALLOWED}"
         )
-    examples, labels = [], []
+    x, y = [], []
     for index in range(len(dataset)):
         with own_code.told(f"data {name}", DataInvalid, f"item {index} of the {part} Dataset"):
             item = dataset[index]
@@ -121,12 +162,27 @@ def _stacked(name: str, part: str, dataset: Any) -> tuple[Array, Array]:
                 f"data {name}: item {index} of the {part} Dataset is {_described(item)}, a pair "
                 f"(x, y) is needed"
             )
-        examples.append(_array(name, f"x of item {index} of the {part} Dataset", item[0]))
-        labels.append(_array(name, f"y of item {index} of the {part} Dataset", item[1]))
-        if examples[-1].shape != examples[0].shape or labels[-1].shape != ():
+        where = f"of item {index} of the {part} Dataset"
+        x.append(as_array(name, f"x {where}", _as_one(item[0]), uneven=False))
+        y.append(as_array(name, f"y {where}", _as_one(item[1]), uneven=False))
+        shapes = x[-1].shape[1:], x[0].shape[1:]
+        flat = targets == "class" and y[-1].shape != ()
+        if x[-1].ndim != x[0].ndim or shapes[0] != shapes[1] or flat:
             raise DataInvalid(
                 f"data {name}: item {index} of the {part} Dataset has an x of shape "
-                f"{examples[-1].shape} and a y of shape {labels[-1].shape}, {examples[0].shape} as "
+                f"{x[-1].shape} and a y of shape {y[-1].shape}, {x[0].shape} as "
                 f"in item 0 and one number are needed"
             )
-    return np.array(examples), np.array(labels)
+    return _together(x), _together(y)
+
+
+def _as_one(value: Any) -> Any:
+    """An item's several inputs as those of one example."""
+    return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _together(items: list[Any]) -> Any:
+    """The items as one array, or list of arrays of different lengths."""
+    if items and items[0].dtype.names is not None:
+        return stacked(items)
+    return items if len({item.shape for item in items}) > 1 else np.array(items)

@@ -200,6 +200,32 @@ def by_client(owners: Any, clients: int | None = None) -> Partition:
     return _grouped(holder, count)
 
 
+def held_out(whole: Partition, share: float, entropy: Entropy) -> tuple[Partition, Partition]:
+    """What each client keeps to train on, and what is held out: that share of its examples.
+
+    Of a client's n examples share * n, rounded, are held out, drawn at random; at least one, and
+    never all. A client of one example has none held out.
+    """
+    parts: tuple[list[Int64s], list[Int64s]] = ([], [])
+    for client in range(whole.clients):
+        own = whole.of(client)
+        count = min(max(round(share * len(own)), 1), len(own) - 1)
+        drawn = entropy.stream("held out", client).permutation(len(own))
+        for part, places in zip(parts, (drawn[count:], drawn[:count]), strict=True):
+            part.append(own[np.sort(places)])
+    if not any(map(len, parts[1])):
+        raise InvalidValue("evaluation.clients needs a client of two examples or more")
+    trained, tested = (_of_clients(part) for part in parts)
+    return trained, tested
+
+
+def _of_clients(parts: list[Int64s]) -> Partition:
+    offsets = np.cumsum([0, *map(len, parts)]).astype(np.int64)
+    indices = np.concatenate(parts)
+    indices.flags.writeable = offsets.flags.writeable = False
+    return Partition(indices, offsets)
+
+
 def _check_clients(clients: int, examples: int) -> None:
     integer("clients", clients, 1)
     if clients > examples:

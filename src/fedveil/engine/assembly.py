@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil.data.datasets import Dataset
-from fedveil.data.partition import Partition, partition
-from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
+from fedveil.data.datasets import Dataset, load
+from fedveil.data.partition import Partition, held_out, partition
+from fedveil.engine.client_rate import ScheduledTrainer, client_rate
+from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining, Training
+from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.executors.kept_training import (
+    Dynamic,
+    KeptTraining,
+    OwnLayers,
+    Scaffold,
+    Way,
+    local_steps,
+)
 from fedveil.engine.job_protection import make_protection as make_protection
 from fedveil.engine.job_protection import report_entropy as report_entropy
 from fedveil.engine.job_protection import training_entropy as training_entropy
 from fedveil.entropy import Seeded
-from fedveil.errors import ModelInvalid
+from fedveil.errors import DataInvalid, ModelInvalid
+from fedveil.example_arrays import Shape
 from fedveil.federated.job import Job
-from fedveil.learning import models
+from fedveil.learning import learning_task, models
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.dense_trainer import DenseCohortTrainer
 from fedveil.learning.device import check_device
+from fedveil.learning.learning_task import Task, plan_loss
+from fedveil.learning.losses import OWN
 from fedveil.learning.one_step_trainer import OneStepTrainer
+from fedveil.learning.own_layers import keep_own, own_names, whole
+from fedveil.learning.task_trainer import TaskTrainer
 from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
@@ -33,9 +50,12 @@ from fedveil.learning.weight_layout import Layout
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the data says about the model: and the fingerprint of the model it gave the caller."""
+    """What the data says about the model: and the fingerprint of the model it gave the caller.
 
-    example_shape: tuple[int, ...]
+    `classes` is how many outputs it needs, whatever the task.
+    """
+
+    example_shape: Shape
     classes: int
     fingerprint: str = ""
 
@@ -47,6 +67,8 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
     )
     if job.training.train == "head":
         model = only_head(model)
+    if job.clients.own_layers:
+        model = keep_own(model, job.clients.own_layers)
     Layout(model)  # refuses what cannot be trained, by name
     found = model_fingerprint(model)
     if shape.fingerprint and found != shape.fingerprint:
@@ -66,43 +88,99 @@ def model_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def training_plan(job: Job) -> TrainingPlan:
-    """What every client of the job does with its data."""
+def make_task(job: Job) -> Task:
+    """What the job learns."""
+    return learning_task.find(job.task, job.evaluation.metrics)
+
+
+def load_data(job: Job, name: str | None = None) -> Dataset:
+    """The job's examples, or those of a function, with what its task learns of them."""
+    return load(job.data.name if name is None else name, make_task(job).targets)
+
+
+def training_plan(job: Job, round: int = 1) -> TrainingPlan:
+    """What every client of the job does with its data in a round."""
     settings = job.training
     return TrainingPlan(
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         optimizer=settings.optimizer,
-        lr=settings.lr,
+        lr=client_rate(job, round),
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
+        loss=plan_loss(make_task(job)),
+        gradient_norm=settings.gradient_norm,
+        proximal=settings.dynamic if settings.algorithm == "feddyn" else settings.proximal,
+        corrected=settings.algorithm in ("scaffold", "feddyn"),
     )
 
 
-def make_trainer(job: Job, model: nn.Module) -> Trainer:
+def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
     """The trainer that `training.engine` names; auto takes the fastest that the model allows.
 
-    It trains on what the trained part of the model sees of examples.
+    It trains on what the trained part of the model sees of examples, which have that shape.
     Under `privacy.unit: example` it is the one that clips each example to the protection's norm.
+    A task's own loss, and batches that are no tensor, are the task's own loop's.
     """
-    settings, plan = job.training, training_plan(job)
+    settings, task, plan = job.training, make_task(job), training_plan(job, round)
     model = TrainedPart.of(model).module
     check_device("training.device", settings.device)
+    uneven = isinstance(shape, dict) or -1 in shape
     if job.privacy.unit == "example":
+        _refuse_own_batches(job, task, uneven=uneven)
         clip = make_protection(job, Layout(model).dimension).norm_clip
         rate = settings.sampling_rate or 1.0
-        return ClippedExamplesTrainer(model, plan, rate=rate, clip=clip, device=settings.device)
+        own = task.loss if plan.loss == OWN else None
+        return ClippedExamplesTrainer(
+            model, plan, rate=rate, clip=clip, device=settings.device, loss=own
+        )
+    if plan.loss == OWN or uneven:
+        if settings.engine == "vmap":
+            raise ModelInvalid(
+                f"training.engine = vmap takes examples of one array and a bundled loss, which "
+                f"task = {job.task} or its data does not have: engine loop does"
+            )
+        if plan.corrected or (settings.algorithm == "fednova" and _has_own(task, "train")):
+            raise ModelInvalid(
+                f"training.algorithm = {settings.algorithm} changes or counts each step of a "
+                f"client, which task = {job.task} takes by itself, or on such data"
+            )
+        return TaskTrainer(model, plan, task, settings.device)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
     if auto and settings.device != "cpu":
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
-    if auto and settings.device == "cpu":
+    if auto and settings.device == "cpu" and plan.loss == "cross_entropy":
         for kind in (OneStepTrainer, DenseCohortTrainer):
             trainer = kind.of(model, plan)
             if trainer is not None:
                 return trainer
     return LoopTrainer(model, plan, settings.device, chains=auto)
+
+
+def trainer_name(trainer: Trainer) -> str:
+    """What a record calls it: its class in words."""
+    words = re.findall("[A-Z][a-z]+", type(trainer).__name__.removesuffix("Trainer"))
+    return " ".join(words).lower()
+
+
+def _refuse_own_batches(job: Job, task: Task, *, uneven: bool) -> None:
+    own = [name for name in ("collate", "forward", "optimizer", "train") if _has_own(task, name)]
+    if own:
+        raise ModelInvalid(
+            f"privacy.unit = example takes each example's gradient alone, in one step of plain "
+            f"SGD: task = {job.task} brings its own {own[0]}"
+        )
+    if uneven:
+        raise ModelInvalid(
+            "privacy.unit = example takes each example's gradient alone, which needs examples of "
+            "one array and one shape"
+        )
+
+
+def _has_own(task: Task, name: str) -> bool:
+    return getattr(type(task), name) is not getattr(Task, name)
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
@@ -122,7 +200,24 @@ def check_buffers(job: Job, layout: Layout) -> None:
 
 
 def make_partition(job: Job, dataset: Dataset) -> Partition:
-    """Who holds which examples: the job's seed and split decide."""
+    """Who trains on which examples: the job's seed and split decide."""
+    return make_shares(job, dataset)[0]
+
+
+def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
+    """Who trains on which examples, and on which the model is tested for each client, if any."""
+    whole = _dealt(job, dataset)
+    if not job.evaluation.clients:
+        return whole, None
+    return held_out(whole, job.evaluation.clients, Seeded(job.seed, "evaluation at clients"))
+
+
+def _dealt(job: Job, dataset: Dataset) -> Partition:
+    if dataset.labels is None and job.data.split in ("shards", "dirichlet"):
+        raise DataInvalid(
+            f"data.split = {job.data.split} deals by classes, which task = {job.task} has none of: "
+            f"take iid or by_client"
+        )
     return partition(
         job.data.split,
         dataset.train.y,
@@ -134,12 +229,58 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
     )
 
 
+def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
+    """What the server begins with: the model's weights, and under scaffold the mean variate."""
+    weights = layout.vector()
+    variates = job.training.algorithm == "scaffold"
+    return np.concatenate([weights, np.zeros_like(weights)]) if variates else weights
+
+
+def make_way(job: Job, model: nn.Module) -> Way:
+    """What the clients of the job keep from round to round; `model` as `make_model` gives it."""
+    own = own_names(model)
+    layout = Layout(whole(model))
+    if job.training.algorithm == "scaffold":
+        return Scaffold(layout.trainable, job.training.lr)
+    if job.training.algorithm == "feddyn":
+        return Dynamic(layout.trainable, job.training.dynamic)
+    mask = np.zeros(layout.dimension, np.bool_)
+    for entry in layout.entries:
+        mask[entry.start : entry.stop] = entry.name in own
+    return OwnLayers(mask, layout.vector())
+
+
+def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraining:
+    """Training in which clients keep nothing; under fednova their updates are scaled."""
+    normal = job.training.normal_steps or 0.0
+
+    def scale(examples: int) -> float:
+        return normal / local_steps(job, examples)
+
+    nova = job.training.algorithm == "fednova"
+    return LocalTraining(trainer, data, training_entropy(job), scale if nova else None)
+
+
 def make_client_side(
-    job: Job, shape: ModelShape, data: ClientsData, model: npt.NDArray[np.float32]
+    job: Job,
+    shape: ModelShape,
+    data: ClientsData,
+    model: npt.NDArray[np.float32],
+    run: Path | None = None,
 ) -> ClientSide:
-    """The clients' side of the run."""
-    trainer = make_trainer(job, make_model(job, shape))
-    training = LocalTraining(trainer, data, training_entropy(job))
+    """The clients' side of the run; `run` is its folder, where clients keep anything."""
+
+    def trainer_of(round: int) -> Trainer:
+        model = whole(make_model(job, shape))
+        return make_trainer(job, model, shape.example_shape, round)
+
+    constant = job.training.lr_schedule == "constant"
+    trainer = trainer_of(1) if constant else ScheduledTrainer(job, trainer_of)
+    training: Training = local_training(job, trainer, data)
+    if job.keeps_state:
+        assert run is not None, "what clients keep lies in the run's folder"
+        way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
+        training = KeptTraining(job, way, trainer, data, entropy, ClientStates(run))
     return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
 
 
@@ -150,6 +291,7 @@ def worker_count(job: Job) -> int:
         return 0  # it fills the cores by itself, and which clients share a pass must not vary
     if wanted == "auto":
         # A function of the calling script or notebook exists in no other process.
-        here = job.training.device != "cpu" or job.model.startswith("__main__:")
+        own = (job.model, job.task)
+        here = job.training.device != "cpu" or any(n.startswith("__main__:") for n in own)
         wanted = 0 if here else len(os.sched_getaffinity(0))
     return min(int(wanted), job.clients_per_round)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from fedveil._validate import finite_vector, integer
 from fedveil.data.datasets import Dataset, load
@@ -26,31 +21,39 @@ from fedveil.engine.assembly import (
     ModelShape,
     check_buffers,
     make_model,
+    make_task,
     model_fingerprint,
     report_entropy,
+    start_vector,
 )
-from fedveil.engine.budget import thin_promise
+from fedveil.engine.budget import check_limit, thin_promise
+from fedveil.engine.callbacks import Beginning, Callback, Callbacks
 from fedveil.engine.canaries import Canaries
+from fedveil.engine.client_quality import HeldOut
 from fedveil.engine.cohorts import Cohorts
+from fedveil.engine.executors.client_states import open_states
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.job_protection import in_clear, whose
+from fedveil.engine.finished_run import Run
+from fedveil.engine.job_protection import in_clear
 from fedveil.engine.other_accounts import other_accounts
-from fedveil.engine.quality import ModelTest
+from fedveil.engine.own_quality import make_test
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
-from fedveil.engine.run_records import all_failed, check, counted, without_result
-from fedveil.engine.server_optimizer import ServerOptimizer
+from fedveil.engine.run_fingerprint import run_fingerprint
+from fedveil.engine.run_records import TRAINER, all_failed, check, counted, without_result
+from fedveil.engine.server_optimizer import make_optimizer
+from fedveil.engine.stopping import Stopping
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.message import take_array
 from fedveil.pages.kept_page import keep_page
-from fedveil.privacy.finding import Finding
-from fedveil.privacy.ledger import Ledger, Line
+from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.begun_rounds import Attempts
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.kept_job import keep_job
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
+from fedveil.record.measures import LOSS
 from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Metrics, Record, Recorder, find_board
 from fedveil.record.run_folder import METRICS, MODEL, RunFolder, uninterrupted
@@ -59,23 +62,6 @@ from fedveil.rounds.answers import ClientId, short
 from fedveil.rounds.loop import Outcome, drive
 
 Progress = Callable[[Record], None]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended: its metrics (a record a round), trained model, folder and ledger."""
-
-    job: Job
-    metrics: list[Record]
-    model: nn.Module
-    folder: Path
-    ledger: Ledger
-    #: Why it ended before its last round; None where it did not.
-    stopped: str | None = None
-    #: What an audit's canaries found, where the job has any.
-    audit: Finding | None = None
-    #: What it cost by other accounts than the ledger's.
-    others: Sequence[Line] = ()
 
 
 class Engine(ABC):
@@ -90,8 +76,9 @@ class Engine(ABC):
         """Look at the data; the job with its number of clients. What cannot run says so here."""
         return job
 
-    def check(self, job: Job, shape: ModelShape) -> None:  # noqa: B027 - it may train elsewhere
-        """Look at what the model is; what cannot train says so here."""
+    def check(self, job: Job, shape: ModelShape) -> str | None:
+        """Look at what the model is; what cannot train says so here. What trains it, if known."""
+        return None  # it may train elsewhere
 
     def try_out(  # noqa: B027 - as above
         self, job: Job, shape: ModelShape, folder: RunFolder
@@ -101,6 +88,10 @@ class Engine(ABC):
     @abstractmethod
     def protection(self, job: Job, dimension: int) -> Protection:
         """The protection, with the keys that this engine has for it."""
+
+    def held_out(self) -> HeldOut | None:
+        """The examples on which the model is tested for each client, where this engine has them."""
+        return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
         """What a resumed run must find again besides the model and the test examples."""
@@ -133,28 +124,34 @@ class Federation:
         stack: ExitStack,
         warn: Callable[[str], None] | None = None,
         dataset: Dataset | None = None,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         began = time.perf_counter()
         self._engine = engine
-        self._dataset = load(job.data.name) if dataset is None else dataset
+        task = make_task(job)
+        self._dataset = load(job.data.name, task.targets) if dataset is None else dataset
         self.job = job = engine.settle(job, self._dataset)
         shape = ModelShape(self._dataset.example_shape, self._dataset.classes)
         self._model = make_model(job, shape)
         shape = ModelShape(shape.example_shape, shape.classes, model_fingerprint(self._model))
-        engine.check(job, shape)
-        self._test = ModelTest(self._model, self._dataset.test, job.training.device)
+        self._trainer = engine.check(job, shape)
+        self._test = make_test(job, self._model, task, self._dataset.test, engine.held_out())
         self._layout = self._test.layout
         check_buffers(job, self._layout)
         if job.record.tensorboard:
             find_board()
-        self._weights = self._layout.vector()
-        self._protection = engine.protection(job, self._layout.dimension)
+        self._callbacks = Callbacks(job.record.callbacks, callbacks)
+        self._weights = start_vector(job, self._layout)
+        self._protection = engine.protection(job, len(self._weights))
         self._state: State = self._protection.initial_state()
         self._canaries = Canaries(job, self._protection)
         self._cohorts = Cohorts(job)
-        self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
+        self._optimizer = make_optimizer(job, self._layout.trainable)
+        self._stopping = Stopping(job.stopping)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
-        self._fingerprint = _fingerprint(job, self._dataset, engine.identify(), shape.fingerprint)
+        self._fingerprint = run_fingerprint(
+            job, self._dataset, engine.identify(), shape.fingerprint
+        )
         self._folder = open_folder()
         stack.callback(self._folder.close)
         engine.try_out(job, shape, self._folder)
@@ -162,11 +159,12 @@ class Federation:
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done = 0
         metrics = self._restore(Checkpoint.read(self._folder))
+        if job.keeps_state:
+            self._test.clients = open_states(self._folder.path, self._done)
         self._ledger.note_in_clear(in_clear(job, self._protection, leaves=engine.reports_leave))
         has_begun = engine.reports_leave and self._done > 0
         self._attempts = Attempts(self._folder, self._done, has_begun=has_begun)
-        own_names = [job.model, job.data.name, job.protection.name]
-        keep_job(self._folder, job, own_names)
+        keep_job(self._folder, job, job.own_names)
         self._recorder = Recorder(self._folder, metrics, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
         executor = engine.start(job, shape, self._protection, self._recorder.event)
@@ -200,6 +198,7 @@ class Federation:
             self._state = saved.protection
             self._ledger = Ledger.from_state(saved.ledger)
             self._canaries.restore(saved.canaries)
+            self._stopping.restore(saved.best, self._done, len(self._weights))
             if self._ledger.adaptive != self._protection.adaptive:
                 raise InvalidValue("field adaptive is not the protection's")
         metrics = Metrics.vouched(self._folder, saved.metrics_bytes, saved.metrics_digest)
@@ -209,10 +208,14 @@ class Federation:
 
     def run(self, progress: Progress | None = None) -> Run:
         """All rounds that are left."""
+        run = None
         try:
-            return self._run(progress)
+            run = self._run(progress)
+            return run
         except RunFolderError as error:  # nothing more can be written down
             raise RunStopped(str(error)) from error
+        finally:
+            self._callbacks.end(run)
 
     def _run(self, progress: Progress | None) -> Run:
         tell = progress or (lambda record: None)
@@ -220,8 +223,12 @@ class Federation:
         try:
             for record in self._recorder.records:
                 tell(record)
-            while self._done < self.job.rounds:
-                tell(self._round(self._done + 1))
+            self._callbacks.begin(Beginning(self.job, self._folder.path, self._done))
+            while self._done < self.job.rounds and stopped is None:
+                stopped = self._stopping.why(self._recorder.records)
+                if stopped is None:
+                    tell(record := self._round(self._done + 1))
+                    stopped = self._callbacks.round(record)
         except LimitReached as limit:
             stopped = str(limit)
         except (RunStopped, KeyboardInterrupt) as end:
@@ -235,6 +242,7 @@ class Federation:
         if failure is not None:
             self._recorder.event(f"ended after round {self._done} without a result: {failure}")
             raise RunFailed(f"{failure}; the record is in {self._folder.path}")
+        self._weights, which = self._stopping.kept(self._weights)
         self._layout.write(torch.from_numpy(self._weights))
         claim = self._ledger.figures(self.job.privacy.delta)["run_every_round"]
         audit = self._canaries.finding(claim)
@@ -245,11 +253,13 @@ class Federation:
             self._folder.write_atomically(MODEL, model_bytes(self._model))
             others = list(other_accounts(self.job, self._protection, self._done))
             keep_accounts(self._folder, others, self._recorder.event)
+            if which is not None:
+                self._recorder.event(which)
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
-            if self._recorder.records and "accuracy" not in self._recorder.records[-1]:
-                quality = self._test.quality(self._weights).items()
-                figures = ", ".join(f"{name} {value:.4f}" for name, value in quality)
-                self._recorder.event(f"the model at its end: {figures}")
+            if which or LOSS not in self._recorder.records[-1]:
+                quality = self._test.quality(self._weights)
+                figures = [f"{n} {v:.4f}" for n, v in quality.items() if isinstance(v, float)]
+                self._recorder.event(f"the model at its end: {', '.join(figures)}")
             keep_page(self._folder, self._recorder.event)
         records, path = self._recorder.records, self._folder.path
         return Run(self.job, records, self._model, path, self._ledger, stopped, audit, others)
@@ -259,7 +269,7 @@ class Federation:
         drawn = self._cohorts.draw(number)
         state = self._state
         spending = self._protection.spending(state)
-        self._check_limit(spending, drawn, number)
+        check_limit(self.job, self._ledger, spending, drawn, number)
         cohort = [*drawn, *self._canaries.clients]
         context = RoundContext(cohort, number, self._weights, state)
         server = self._protection.server_round(context)
@@ -287,6 +297,7 @@ class Federation:
             **counted(outcome),
             **self._canaries.counted(),
             **quality,
+            **({} if self._trainer is None else {TRAINER: self._trainer}),
             **self._protection.shown(state),
             **self._privacy(),
             **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
@@ -326,23 +337,7 @@ class Federation:
                 f"left, and count"
             )
 
-    def _check_limit(
-        self, spending: Sequence[Spending], cohort: list[ClientId], number: int
-    ) -> None:
-        limit = self.job.privacy.max_epsilon
-        if limit is None:
-            return
-        figures = self._ledger.preview(
-            spending, round=number, clients=cohort, delta=self.job.privacy.delta
-        )
-        ahead = figures["run_most_drawn"]
-        if ahead.epsilon > limit:
-            raise LimitReached(
-                f"round {number} would bring {whose(self.job, 'the most-drawn client')} to "
-                f"{ahead}, above privacy.max_epsilon = {limit:g}"
-            )
-
-    def _evaluate(self, number: int) -> dict[str, float]:
+    def _evaluate(self, number: int) -> dict[str, Any]:
         if number % self.job.evaluation.every and number != self.job.rounds:
             return {}
         return self._test.quality(self._weights)
@@ -370,6 +365,7 @@ class Federation:
                 self._recorder.event(f"round {number}: {outcome.void}")
             self._recorder.record(record)
             self._done = number
+            self._stopping.saw(self._recorder.records, self._weights)
             if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
                 self._checkpoint()
                 self._attempts.checkpointed(number)
@@ -385,15 +381,7 @@ class Federation:
             protection=self._state,
             ledger=self._ledger.to_state(),
             canaries=self._canaries.state(),
+            best=self._stopping.state(),
         ).write(self._folder)
-
-
-def _fingerprint(job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str) -> str:
-    """A digest of what a resumed run must find again; it may have more rounds."""
-    settings = json.dumps(job.model_dump(exclude={"rounds"}), sort_keys=True)
-    digest = hashlib.sha256(f"{settings} {model}".encode())
-    arrays: list[npt.NDArray[Any]] = [dataset.test.x, dataset.test.y, *more]
-    for array in arrays:
-        digest.update(repr((array.shape, array.dtype)).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+        if self._test.clients is not None:
+            self._test.clients.forget_before(self._done)

@@ -10,6 +10,7 @@ from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.federated.job import Job
 from fedveil.protections.base import BY_SIZE, TIMING, JobContext, Protection
 from fedveil.protections.positions import build
+from fedveil.protections.robust_sum import Combining
 from fedveil.rounds.answers import ClientId
 from fedveil.secagg.secret import Secret
 
@@ -50,6 +51,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         unit=job.privacy.unit,
         sampling_rate=job.training.sampling_rate or 1.0,
         turn_rate=job.clients.fraction if job.secret_turns else 1.0,
+        combining=Combining(job.server.aggregation, job.server.trim, job.server.norm_bound),
     )
     return build(job.protection.name, job.protection.settings, context)
 

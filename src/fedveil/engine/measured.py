@@ -11,7 +11,7 @@ from fedveil.federated.job import Job
 from fedveil.privacy.loss import format_epsilon
 
 #: The blocks that decide what a run reaches; the rest is the seed, and where and how it runs.
-_DECIDE = ("rounds", "clients", "data", "model", "training", "server")
+_DECIDE = ("rounds", "clients", "data", "model", "task", "training", "server")
 
 
 class Measured(NamedTuple):

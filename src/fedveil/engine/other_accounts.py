@@ -1,7 +1,9 @@
 """What a run costs by other accounts than the ledger's, each named as what it is.
 
-The ledger's lines are for a client's whole data replaced, and for whoever knows who took part, as
-the server does. Beside them, of Gaussian noise:
+The ledger's lines are for a client's whole data replaced, for whoever knows who took part, as the
+server does, and for the rounds that were run. Where what came of the rounds ended the run, their
+number was not fixed beforehand: what all rounds would have cost holds without that. Beside them,
+of Gaussian noise:
 
 - with a client added or removed in place of replaced, for comparison with papers;
 - where cohorts are drawn in secret (`clients.sampling: poisson`) and what comes of a round is a
@@ -14,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from fedveil.engine.target_epsilon import whole_run
 from fedveil.federated.job import Job
 from fedveil.privacy.added_or_removed import added_or_removed
 from fedveil.privacy.compose import compose
@@ -25,6 +28,16 @@ from fedveil.protections.base import Protection
 
 def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
     """The lines for a run of so many rounds; none where there is nothing to say."""
+    if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
+        whole = whole_run(protection, job.rounds, job.privacy.delta)
+        if math.isfinite(whole.epsilon):
+            yield Line(
+                *whole, f"all {job.rounds} rounds: what holds whenever stopping ends the run"
+            )
+    yield from _of_gaussian_noise(job, protection, rounds)
+
+
+def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
     ratio, delta = _ratio(protection), job.privacy.delta
     if ratio is None or delta == 0 or not rounds:
         return

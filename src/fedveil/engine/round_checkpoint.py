@@ -18,7 +18,9 @@ from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
 LATEST = f"{CHECKPOINT}/latest"
-_MESSAGES = ("optimizer", "protection", "ledger", "canaries")
+_MESSAGES = ("optimizer", "protection", "ledger", "canaries", "best")
+#: What is left out of the file where there is none.
+_RARE = ("canaries", "best")
 _PLAIN = {"round": int, "metrics_bytes": int, "metrics_digest": str, "fingerprint": str}
 
 
@@ -34,14 +36,17 @@ class Checkpoint:
     optimizer: Mapping[str, npt.NDArray[np.float64]]
     protection: Message
     ledger: Message
-    #: The evidence of an audit's canaries; left out of the file where there is none.
+    #: The evidence of an audit's canaries.
     canaries: Message = field(default_factory=dict)
+    #: The best model so far, where it is kept.
+    best: Message = field(default_factory=dict)
 
     def write(self, folder: RunFolder) -> None:
         """Replace the folder's checkpoint."""
         held = vars(self) | {name: encode(vars(self)[name]) for name in _MESSAGES}
-        if not self.canaries:
-            del held["canaries"]
+        for name in _RARE:
+            if not vars(self)[name]:
+                del held[name]
         folder.write_atomically(LATEST, sealed(held))
 
     @classmethod
@@ -55,7 +60,8 @@ class Checkpoint:
             return None
         with intact(path):
             held: dict[str, Any] = unsealed(path.read_bytes())
-            held.setdefault("canaries", encode({}))
+            for name in _RARE:
+                held.setdefault(name, encode({}))
             only_fields(held, *(field.name for field in fields(cls)))
             for name, kind in _PLAIN.items():
                 take(held, name, kind)

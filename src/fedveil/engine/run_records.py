@@ -9,6 +9,7 @@ from typing import Any, get_args
 from fedveil.errors import MessageInvalid
 from fedveil.privacy.promise import Promise
 from fedveil.protections.base import Whose
+from fedveil.record.measures import LOSS, MEASURES, Better, measures
 from fedveil.record.recorder import LOST, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
 
@@ -17,12 +18,13 @@ CANARIES = "canaries"
 
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
-_NEEDED = {
+NEEDED = {
     *("round", "void", "unit", "randomness", "in_clear", "rests_on_server"),
     *LOST, UNUSABLE, *_NUMBERS,
     *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
 }  # fmt: skip
-_QUALITY = {"loss", "accuracy", "auc"}
+#: What trained the clients, where the run knows.
+TRAINER = "trainer"
 _NOT_FINITE = "not finite"
 
 
@@ -70,8 +72,8 @@ def check(records: Sequence[Record], rounds: int) -> None:
     if len(records) != rounds:
         raise MessageInvalid(f"it holds {len(records)} records where {rounds} rounds are over")
     for number, record in enumerate(records, start=1):
-        measured = _QUALITY & set(record)
-        if not set(record) >= _NEEDED or measured not in (set(), _QUALITY):
+        quality = {LOSS, *measures(record)}
+        if not set(record) >= NEEDED or quality & set(record) not in (set(), quality):
             raise MessageInvalid(f"the record of round {number} lacks a key")
         wrong = [name for name, value in record.items() if not _fits(name, value)]
         if wrong or record["round"] != number:
@@ -97,6 +99,12 @@ def _fits(name: str, value: object) -> bool:
         return isinstance(value, str) or (value is None and name == "void")
     if name == "rests_on_server":
         return type(value) is bool
+    if name == TRAINER:
+        return isinstance(value, str)
+    if name == MEASURES:
+        return isinstance(value, Mapping) and set(value.values()) <= set(get_args(Better))
+    if isinstance(value, list):
+        return all(_fits(name, item) for item in value)
     return type(value) is int or (type(value) is float and name != "round")
 
 

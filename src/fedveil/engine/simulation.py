@@ -17,20 +17,24 @@ from fedveil.engine.assembly import (
     ModelShape,
     make_client_side,
     make_model,
-    make_partition,
     make_protection,
+    make_shares,
     make_trainer,
+    trainer_name,
     worker_count,
 )
+from fedveil.engine.callbacks import Callback
+from fedveil.engine.client_quality import HeldOut
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
-from fedveil.engine.federation import Run as Run
+from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.trial import batches_of, try_out
 from fedveil.federated.job import Job
+from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.protections.base import Protection
 from fedveil.record.kept_job import reopen
@@ -43,15 +47,18 @@ def simulate(
     *,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Run a job on this machine.
 
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
     round's record, `warn` with what the start of the run finds amiss; its events say so too.
+    `callbacks` are told beside those of `record.callbacks`.
     """
     with ExitStack() as stack:
         open_folder = partial(RunFolder.create, out, job.name)
-        return Federation(job, Simulator(), open_folder, stack, warn).run(progress)
+        begun = Federation(job, Simulator(), open_folder, stack, warn, callbacks=callbacks)
+        return begun.run(progress)
 
 
 def resume(
@@ -60,12 +67,13 @@ def resume(
     rounds: int | None = None,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Go on with a run that ended early, from its last complete round.
 
     Its own job decides everything, and one that was edited is refused; `rounds` gives the run
     more of them. With seeded randomness it ends with the bytes that it would have ended with if
-    nothing had happened. `progress` is called with the old records first.
+    nothing had happened. `progress` is called with the old records first, `callbacks` are not.
     """
 
     def load(path: Path) -> Job:
@@ -74,7 +82,8 @@ def resume(
 
     with ExitStack() as stack:
         opened, job = reopen(folder, load, stack)
-        return Federation(job, Simulator(), lambda: opened, stack, warn).run(progress)
+        begun = Federation(job, Simulator(), lambda: opened, stack, warn, callbacks=callbacks)
+        return begun.run(progress)
 
 
 class Simulator(Engine):
@@ -86,25 +95,33 @@ class Simulator(Engine):
     def __init__(self) -> None:
         self._dataset: Dataset
         self._partition: Partition
+        self._run: Path
+        self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Deal the examples; as many clients as the data has owners, where the job leaves it."""
         self._dataset = dataset
-        self._partition = make_partition(job, dataset)
+        self._partition, self._tested = make_shares(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
-    def check(self, job: Job, shape: ModelShape) -> None:
-        """Make a trainer once."""
-        make_trainer(job, make_model(job, shape))
+    def check(self, job: Job, shape: ModelShape) -> str:
+        """Make a trainer once; gives its name."""
+        model = whole(make_model(job, shape))
+        return trainer_name(make_trainer(job, model, shape.example_shape))
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
-        """With some client's examples."""
+        """With some client's examples; clients will keep what they keep in this folder."""
+        self._run = folder.path
         batches = batches_of(job, self._dataset, self._partition)
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
         """The keys come from the job's seed."""
         return make_protection(job, dimension)
+
+    def held_out(self) -> HeldOut | None:
+        """What each client does not train on."""
+        return None if self._tested is None else HeldOut(self._dataset.train, self._tested)
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
         """The training examples, and whose they are."""
@@ -113,7 +130,7 @@ class Simulator(Engine):
 
     def describe(self) -> Iterable[str]:
         """The sizes of the clients' parts."""
-        yield f"{self._dataset.name}: {self._partition.summary(self._dataset.train.y)}"
+        yield f"{self._dataset.name}: {self._partition.summary(self._dataset.labels)}"
 
     def start(
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
@@ -130,10 +147,10 @@ class Simulator(Engine):
         workers = worker_count(job)
         if workers == 0:
             model = np.empty(dimension, np.float32)
-            return InProcess(make_client_side(job, shape, data, model))
+            return InProcess(make_client_side(job, shape, data, model, self._run))
         pool = WorkerPool(workers, dimension, data)
         try:
-            pool.start(job, shape)
+            pool.start(job, shape, self._run)
         except BaseException:
             pool.close()
             raise

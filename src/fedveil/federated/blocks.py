@@ -8,11 +8,13 @@ from pydantic import Field
 
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.federated.stopping_settings import StoppingSettings
+from fedveil.federated.training_blocks import ServerSettings, TrainingSettings
 from fedveil.own_code import is_function
-from fedveil.protections.base import Cohort, Weighting, Whose
+from fedveil.protections.base import Cohort, Whose
 from fedveil.protections.positions import POSITIONS, fault_phases
 from fedveil.settings.checked_job import CheckedJob
-from fedveil.settings.settings import Block, Device, RunName, or_function
+from fedveil.settings.settings import Block, RunName, function_text, or_function
 
 DATASETS = (
     "digits",
@@ -25,7 +27,6 @@ DATASETS = (
 )
 #: The names that a fault plan may use, whatever the built-in position.
 PHASES = tuple(fault_phases(POSITIONS["not_encrypt"]))
-_NOISED = [name for name, p in POSITIONS.items() if p.noised(p.settings_type())]
 _BY_EXAMPLE = [n for n, p in POSITIONS.items() if "example" in p.units(p.settings_type())]
 MODELS = (
     "lenet",
@@ -38,8 +39,12 @@ MODELS = (
     "filters_linear",
     "scattering_linear",
 )
+TASKS = ("classification", "regression", "multilabel", "next_token")
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
+TRACKERS = ("fedveil.engine.trackers:MLflow", "fedveil.engine.trackers:WandB")
+ClassName = Annotated[str, function_text("package.module:Class")]
+TaskName = Annotated[str, or_function(*TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -60,6 +65,12 @@ class ClientsSettings(Block):
         description="fixed: as many clients in every round; poisson: each of them independently "
         "with probability `clients.fraction`, in secret, so that cohorts differ in size; under "
         "distributed_dp all are asked, and each draws for itself whether it adds its update",
+    )
+    own_layers: list[str] = Field(
+        default_factory=list,
+        description="the model's tensors that stay with each client from round to round, by "
+        "patterns of their names such as `head.*` or `*norm*`; no report tells of them. Every "
+        "figure of a round is then the mean over the clients that have trained, each with its own",
     )
 
 
@@ -90,67 +101,25 @@ class DataSettings(Block):
         return self.name in self.OWNED or is_function(self.name)
 
 
-class TrainingSettings(Block):
-    """What a client does with its examples in a round."""
-
-    train: Literal["all", "head"] = Field(
-        "all",
-        description="what is trained, and travels: all of the model; or its head, the last linear "
-        "layer, alone: what comes before it is fixed, and is computed once for every example",
-    )
-    epochs: int = Field(
-        10, ge=1, description="local epochs a round; left out under `privacy.unit: example`: 1"
-    )
-    batch_size: int = Field(
-        20,
-        ge=1,
-        description="examples in a local step; the last may be short. Under `privacy.unit: "
-        "example`: what the sum over the sampled batch is divided by, however many it holds",
-    )
-    sampling_rate: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="probability with which a client takes each of its examples into a round's "
-        "batch, secretly; under `privacy.unit: example`",
-    )
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the client's optimiser")
-    lr: float = Field(0.1, gt=0, description="the client's learning rate")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
-    device: Device = Field("cpu", description="where clients train")
-    engine: Literal["auto", "loop", "vmap"] = Field(
-        "auto",
-        description="loop: clients one after another, by torch's autograd; vmap: many at once; "
-        "auto: the fastest, which is vmap on a GPU where the model can; on a CPU, under SGD "
-        "without momentum or weight decay, several clients side by side where the model is dense "
-        "layers and a loop whose steps are written out where it is another plain chain; otherwise "
-        "loop",
-    )
-
-
-class ServerSettings(Block):
-    """What the server does with the aggregate; defaults as in Reddi et al. (2021)."""
-
-    weighting: Weighting = Field(
-        "by_size",
-        description="how clients count in the aggregate; left out: by_size, or equal under "
-        f"{', '.join(_NOISED)} and with pw_encrypt's central_eps, where by_size is an error",
-    )
-    optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
-        "none", description="the server's optimiser; none is federated averaging"
-    )
-    lr: float = Field(1.0, gt=0, description="the server's learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of `optimizer: momentum`")
-    beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay of adam and yogi")
-    beta2: float = Field(0.99, ge=0, lt=1, description="second-moment decay of adam and yogi")
-    tau: float = Field(0.001, gt=0, description="degree of adaptivity of adam and yogi")
-
-
 class EvaluationSettings(Block):
     """When the global model is tested."""
 
     every: int = Field(1, ge=1, description="test after every so many rounds, and after the last")
+    clients: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each client's examples that it does not train on, and on which the "
+        "model is tested client by client: the mean over clients, the mean of the worst tenth, and "
+        "the standard deviation. In simulation; 0: none",
+    )
+    metrics: list[str] | None = Field(
+        None,
+        description="what a bundled task measures, the first of which decides; null: "
+        "classification accuracy, auc (also balanced_accuracy, f1, f1_per_class, confusion); "
+        "regression rmse, mae, r2; multilabel f1, accuracy, auc (also exact_match); next_token "
+        "perplexity, accuracy",
+    )
 
 
 class PrivacySettings(Block):
@@ -266,6 +235,12 @@ class RecordSettings(Block):
     """What is written besides the run folder's own files."""
 
     tensorboard: bool = Field(False, description="also write TensorBoard event files")
+    callbacks: list[ClassName] = Field(
+        default_factory=list,
+        description="classes that are told when the run begins, after each round and at its end, "
+        "and may end it: `fedveil.engine.trackers:MLflow`, `fedveil.engine.trackers:WandB`, or "
+        "yours, derived from `fedveil.engine.callbacks.Callback`",
+    )
 
 
 class CheckpointSettings(Block):
@@ -285,9 +260,15 @@ class JobFields(CheckedJob):
     model: ModelName = Field(
         "lenet", description="a built-in model, or a function of yours that returns an nn.Module"
     )
+    task: TaskName = Field(
+        "classification",
+        description="what is learnt, or a fedveil.Task of yours: its loss, its metrics, how a "
+        "batch is made",
+    )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    stopping: StoppingSettings = Field(default_factory=StoppingSettings)
     protection: ProtectionSettings = Field(default_factory=ProtectionSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     audit: AuditSettings = Field(default_factory=AuditSettings)
@@ -302,7 +283,8 @@ class JobFields(CheckedJob):
             _ = self.protection.settings
         except InvalidValue as error:
             raise JobError([str(error)]) from None
-        if "weighting" not in self.server.model_fields_set and self.protection.noised:
+        equal = self.protection.noised or self.server.holds_reports
+        if "weighting" not in self.server.model_fields_set and equal:
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
         if "epochs" not in self.training.model_fields_set and self.privacy.unit == "example":
             self.__dict__["training"] = self.training.model_copy(update={"epochs": 1})
@@ -313,6 +295,18 @@ class JobFields(CheckedJob):
     def secret_turns(self) -> bool:
         """Whether clients draw for themselves in which rounds they are."""
         return self.clients.sampling == "poisson" and self.protection.position.secret_turns
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep anything from one round to the next."""
+        return bool(self.clients.own_layers) or self.training.algorithm in ("scaffold", "feddyn")
+
+    @property
+    def own_names(self) -> list[str]:
+        """The names that may be of the user's own code."""
+        named = [self.model, self.data.name, self.task, self.protection.name]
+        named += [self.training.lr_schedule, *self.record.callbacks]
+        return [name for name in named if name not in TRACKERS]
 
     @property
     def clients_per_round(self) -> int:

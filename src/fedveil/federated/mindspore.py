@@ -39,6 +39,7 @@ class Translation:
         self._fill_in_defaults()
         self._position()
         self._mode()
+        self._algorithm()
         self._refusals()
         self._cohort()
         self._late()
@@ -145,6 +146,33 @@ class Translation:
         if mode == "HYBRID_TRAINING":
             why = "is not supported: there the server trains too, on data of its own"
         self._refuse(keys.MODE, f"{why}; FEDERATED_LEARNING and CLOUD_TRAINING are allowed")
+
+    def _algorithm(self) -> None:
+        kind = _folded(self._theirs.get(keys.AGGREGATION, "FedAvg"))
+        if kind == "FEDPROX":
+            if keys.IID_RATE not in self._theirs:
+                self._refuse(keys.AGGREGATION, f"needs {keys.IID_RATE}, the weight of its term")
+                return
+            self._put("training.proximal", self._theirs[keys.IID_RATE], keys.IID_RATE)
+            self.notes.append(
+                f"{self._given(keys.IID_RATE)}: their FedProx takes each tensor's mean of the "
+                f"squares, which all but vanishes in a large one; training.proximal takes their "
+                f"sum, as the paper does"
+            )
+            return
+        if keys.IID_RATE in self._theirs:
+            self.ignored.append(self._written[keys.IID_RATE])
+        if kind == "SCAFFOLD":
+            self._put("training.algorithm", "scaffold", keys.AGGREGATION)
+        elif kind == "FEDNOVA":
+            self._refuse(
+                keys.AGGREGATION,
+                "is not supported: it takes the clients' numbers of steps in clear; a job of ours "
+                "has training.algorithm = fednova with training.normal_steps",
+            )
+        elif kind != "FEDAVG":
+            why = "is not supported: only FedAvg, FedProx and Scaffold are allowed"
+            self._refuse(keys.AGGREGATION, why)
 
     def _refusals(self) -> None:
         position = POSITIONS.get(self.native.get("protection", {}).get("name"))

@@ -22,6 +22,8 @@ TYPE = "encrypt.encrypt_type"
 TRAIN_TYPE = "encrypt.encrypt_train_type"
 SERVERS = "server_num"
 UPLOAD = "compression.upload_compress_type"
+AGGREGATION = "aggregation.aggregation_type"
+IID_RATE = "aggregation.iid_rate"
 
 #: Their key -> ours. Under `encrypt` the keys that fedveil adds to a block are taken too.
 CONVERTED = {
@@ -70,16 +72,16 @@ INTERPRETED = {
     f"which fedveil adds; {_listed(REFUSED_POSITIONS)} is refused",
     TRAIN_TYPE: f"the newer name of `{TYPE}`",
     **{alias: f"another name of `{key}`" for alias, key in ALIASES.items()},
+    AGGREGATION: "`FedAvg`: nothing; `FedProx`: `training.proximal`, from `aggregation.iid_rate`; "
+    "`Scaffold`: `training.algorithm: scaffold`; `FedNova` is refused, since it takes the clients' "
+    "numbers of steps in clear",
+    IID_RATE: "`training.proximal` under `FedProx`, where it must stand; ignored otherwise",
     SERVERS: f"1, as there, under {_listed(_ONE_SERVER)}; elsewhere it changes nothing and is "
     "ignored",
 }
 
 #: Their key -> the value that changes nothing, and why others are refused.
 REFUSED = {
-    "aggregation.aggregation_type": (
-        "FedAvg",
-        "FedProx, Scaffold and FedNova change how clients train and how updates are combined",
-    ),
     UPLOAD: ("NO_COMPRESS", "DIFF_SPARSE_QUANT changes what clients send"),
     "compression.download_compress_type": (
         "NO_COMPRESS",
@@ -107,7 +109,7 @@ _IGNORED_BECAUSE = {
         unsupervised.cluster_client_num unsupervised.eval_type encrypt.privacy_eval_type
         encrypt.laplace_eval.laplace_eval_eps""",
     "without effect there too, given the values that are allowed above": """
-        aggregation.iid_rate compression.upload_sparse_rate""",
+        compression.upload_sparse_rate""",
 }
 #: Their key -> why it changes no result.
 IGNORED = {key: why for why, names in _IGNORED_BECAUSE.items() for key in names.split()}

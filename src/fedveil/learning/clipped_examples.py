@@ -30,6 +30,7 @@ from fedveil._kernels import compiled
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.chain import Chain, unrolled
 from fedveil.learning.device import seed_torch
+from fedveil.learning.losses import Loss, mean_loss
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.sum_grid import MOST, as_update, clip_within
@@ -42,7 +43,7 @@ class ClippedExamplesTrainer:
     """Trains clients one after another, each by one such step.
 
     `rate` is the probability of an example, `clip` the bound on what it moves the update by;
-    infinite for none.
+    infinite for none. `loss` is that of a batch, where the plan names none.
     """
 
     chunk = least = 1
@@ -55,14 +56,16 @@ class ClippedExamplesTrainer:
         rate: float,
         clip: float = math.inf,
         device: str = "cpu",
+        loss: Loss | None = None,
     ) -> None:
         _refuse_mixing(model)
         self._layout = Layout(model)
         self._rate, self._clip = rate, clip
         self._share = plan.lr / plan.batch_size
         within = clip_within(clip, self._layout.dimension) if math.isfinite(clip) else clip
-        linear = _LinearHead.of(model, self._layout) if device == "cpu" else None
-        self._sums = linear or _AnyModel(model, device)
+        known = plan.loss == "cross_entropy" and device == "cpu"
+        linear = _LinearHead.of(model, self._layout) if known else None
+        self._sums = linear or _AnyModel(model, loss or mean_loss(plan.loss), device)
         self._within = within
         self._weights = np.empty(0, np.float32)
 
@@ -225,7 +228,8 @@ class _AnyModel:
     Where one raises, each of its companions is tried alone.
     """
 
-    def __init__(self, model: nn.Module, device: str) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, device: str) -> None:
+        self._batch_loss = loss
         self._device = torch.device(device)
         self._model = model.to(self._device).train()
         self._layout = Layout(self._model)
@@ -239,7 +243,7 @@ class _AnyModel:
         self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
         logits = functional_call(self._model, (parameters, self._given), (x[None],))
-        return nn.functional.cross_entropy(logits, y[None])
+        return self._batch_loss(logits, y[None])
 
     def add(
         self,

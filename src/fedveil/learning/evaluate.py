@@ -3,59 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Float32s, Float64s, Int64s
+from fedveil._arrays import Array, Int64s
+from fedveil.example_arrays import opened
+from fedveil.learning.learning_task import Task
+from fedveil.learning.task_trainer import on_device
 
 _BATCH = 1000
 
 
 @dataclass(frozen=True)
-class Quality:
-    """Mean cross-entropy, accuracy, and macro-averaged one-vs-rest area under the ROC curve."""
+class Scores:
+    """What a task keeps of a model's outputs on examples, a row each, and the mean loss."""
 
+    task: Task
+    kept: tuple[Array, ...]
     loss: float
-    accuracy: float
-    auc: float
+
+    def figures(self) -> dict[str, Any]:
+        """The loss and the task's metrics, of all examples."""
+        return {"loss": self.loss, **self.task.metrics(*self.kept)}
+
+    def of(self, rows: Int64s) -> dict[str, Any]:
+        """The task's metrics of some of the examples."""
+        return self.task.metrics(*(part[rows] for part in self.kept))
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, x: Float32s, y: Int64s, device: str = "cpu") -> Quality:
-    """The quality of `model` on the examples."""
+def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu") -> Scores:
+    """The model on the examples."""
     was_training = model.training
     model.eval()
-    parts = []
+    parts, loss = [], 0.0
     for start in range(0, len(y), _BATCH):
-        batch = torch.tensor(x[start : start + _BATCH], device=device)
-        parts.append(torch.log_softmax(model(batch).double(), dim=1).cpu().numpy())
+        rows = slice(start, start + _BATCH)
+        inputs, targets = on_device(task.collate(opened(x[rows]), opened(y[rows])), device)
+        outputs = task.forward(model, inputs)
+        loss += float(task.loss(outputs, targets)) * len(y[rows])
+        parts.append(task.scored(outputs, targets))
     model.train(was_training)
-    scores = np.concatenate(parts)
-    loss = -scores[np.arange(len(y)), y].mean()
-    return Quality(float(loss), float((scores.argmax(1) == y).mean()), macro_auc(scores, y))
-
-
-def macro_auc(scores: Float64s, y: Int64s) -> float:
-    """The mean over classes of Pr[an example of the class outscores one of the rest].
-
-    Ties count half. Classes that have no example, or all of them, say nothing and are left out;
-    NaN where no class says anything or a score is not a number.
-    """
-    if np.isnan(scores).any():
-        return float("nan")
-    areas = []
-    for label in np.unique(y):
-        inside = y == label
-        positives, negatives = int(inside.sum()), int((~inside).sum())
-        if negatives:
-            ranks = _ranks(scores[:, label])[inside].sum()
-            areas.append((ranks - positives * (positives + 1) / 2) / (positives * negatives))
-    return float(np.mean(areas)) if areas else float("nan")
-
-
-def _ranks(values: Float64s) -> Float64s:
-    """Each value's place in the order, from 1; equal values share the mean of their places."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[which]
+    kept = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+    return Scores(task, kept, loss / len(y))

@@ -11,6 +11,7 @@ from torch import nn
 from fedveil import own_code
 from fedveil.entropy import Entropy
 from fedveil.errors import ModelInvalid
+from fedveil.example_arrays import Shape
 from fedveil.learning.oriented_filters import FilterBank, OrientedFilters
 from fedveil.learning.trained_part import only_head
 
@@ -149,24 +150,26 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 }
 
 
-def build(name: str, shape: Sequence[int], classes: int, entropy: Entropy) -> nn.Module:
+def build(name: str, shape: Shape, classes: int, entropy: Entropy) -> nn.Module:
     """The model that a job names, its initial weights drawn from `entropy`.
 
     A user's `package.module:function` is called with those of the arguments `shape` (of one
-    example) and `classes` that it has.
+    example, or of each of its inputs) and `classes`, or `outputs`, that it has.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(entropy.integer(1 << 63))
         if name in MODELS:
+            if isinstance(shape, dict) or -1 in shape:
+                raise ModelInvalid(f"model = {name} needs examples of one array and one shape")
             return MODELS[name](shape, classes)
         return _user_model(name, shape, classes)
 
 
-def _user_model(name: str, shape: Sequence[int], classes: int) -> nn.Module:
+def _user_model(name: str, shape: Shape, classes: int) -> nn.Module:
     key = f"model = {name!r}"
     function = own_code.load(name, key=key, error=ModelInvalid, built_in=MODELS)
     with own_code.told(key, ModelInvalid):
-        model = own_code.called(function, shape=tuple(shape), classes=classes)
+        model = own_code.called(function, shape=shape, classes=classes, outputs=classes)
     if not isinstance(model, nn.Module):
         raise ModelInvalid(f"{key} returned a {type(model).__name__}, not an nn.Module")
     return model.cpu()

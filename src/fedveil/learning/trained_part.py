@@ -15,9 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Float32s
+from fedveil._arrays import Array
 from fedveil.errors import ModelInvalid
+from fedveil.example_arrays import is_plain
 
+#: Every whole number up to this is a float32.
+_EXACT_IN_FLOAT32 = 1 << 24
 #: What a model has of which only the head is trained; copies of the model have it too.
 _MARK = "_fedveil_only_head"
 
@@ -54,15 +57,19 @@ class TrainedPart:
         return cls(model, head, features)
 
     @torch.no_grad()
-    def seen(self, x: Float32s, device: str = "cpu") -> Float32s:
-        """What the module sees of examples.
+    def seen(self, x: Array, device: str = "cpu") -> Array:
+        """What the module sees of examples: float32, and whole numbers where the model looks them
+        up.
 
         Each goes through the fixed layers alone and on one thread, so that its features are the
         same bytes whoever computes them, beside which others; more at once only where all of
         these layers say that this changes nothing (`examples_at_once`).
         """
+        x = taken(self.whole, x)
         if self.features is None:
             return x
+        if not is_plain(x):
+            raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = copy.deepcopy(self.whole).to(device).eval()
         features, head = _split(whole)
         size = min((getattr(m, "examples_at_once", 1) for m in features.children()), default=1)
@@ -80,6 +87,20 @@ class TrainedPart:
         if self.features is None:
             return []
         return ["only the last layer is trained: what comes before it is computed once"]
+
+
+def taken(model: nn.Module, x: Array) -> Array:
+    """Whole numbers as int64 where an embedding takes them, and as float32 elsewhere."""
+    if not is_plain(x) or x.dtype == np.float32:
+        return x
+    if any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules()):
+        return x if x.dtype.kind == "f" else x.astype(np.int64)
+    if x.dtype.kind in "iu" and max(int(x.max()), -int(x.min())) > _EXACT_IN_FLOAT32:
+        raise ModelInvalid(
+            "the examples hold whole numbers beyond 2^24, which float32 cannot tell apart, and the "
+            "model has no nn.Embedding that would look them up"
+        )
+    return x.astype(np.float32)
 
 
 def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:

@@ -8,7 +8,7 @@ rounding, for the same clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Float32s, Int64s
+from fedveil._arrays import Array, Float32s, Int64s
 from fedveil.entropy import Entropy
+from fedveil.example_arrays import is_plain
 from fedveil.learning.chain import Chain
 from fedveil.learning.device import seed_torch
 from fedveil.learning.fused_linear import FusedSteps
+from fedveil.learning.losses import mean_loss
 from fedveil.learning.pooling import fuse_pools
 from fedveil.learning.weight_layout import Layout
 
@@ -35,11 +37,24 @@ class TrainingPlan:
     lr: float
     momentum: float
     weight_decay: float
+    #: A name of `losses.LOSSES`, or that of a task's own.
+    loss: str = "cross_entropy"
+    #: The L2 norm that each step's gradient is shortened to; None: it is left as it is.
+    gradient_norm: float | None = None
+    #: Whether clients' gradients get a term of their own (`ClientData.correction`).
+    corrected: bool = False
+    #: FedProx's mu: the gradient gets mu * (w - w at the round's start), before it is shortened.
+    proximal: float = 0.0
 
     @property
     def plain_sgd(self) -> bool:
         """SGD without state: w -= lr * (gradient + weight_decay * w)."""
-        return self.optimizer == "sgd" and self.momentum == 0
+        return self.optimizer == "sgd" and self.momentum == 0 and not self.changes_gradients
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether a step is taken along something else than the gradient of the loss."""
+        return self.corrected or self.gradient_norm is not None or self.proximal > 0
 
     @property
     def bare_sgd(self) -> bool:
@@ -54,6 +69,22 @@ class ClientData:
     x: torch.Tensor
     y: torch.Tensor
     entropy: Entropy
+    #: The same as arrays where torch has no type for them (`example_arrays`).
+    structured: tuple[Array, Array] | None = None
+    #: What each of its gradients gets added, where the plan says so.
+    correction: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Array, y: Array, entropy: Entropy) -> ClientData:
+        """Of arrays of any kind."""
+        if is_plain(x) and is_plain(y):
+            return cls(torch.from_numpy(x), torch.from_numpy(y), entropy)
+        return cls(torch.empty(len(x), 0), torch.empty(len(y)), entropy, (x, y))
+
+    @property
+    def rows(self) -> tuple[Array, Array]:
+        """The examples and what is learnt of them, as arrays."""
+        return self.structured or (self.x.numpy(), self.y.numpy())
 
     def __len__(self) -> int:
         return len(self.y)
@@ -114,12 +145,13 @@ class LoopTrainer:
         self._model = model.to(self._device)
         if self._images:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        chains = chains and plan.loss == "cross_entropy"
         self._chain = Chain.of(self._model) if plan.bare_sgd and chains else None
         if self._images and self._chain is None and self._device.type == "cpu":
             fuse_pools(model)
         self._layout = Layout(self._model)
         self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
-        self._loss = nn.CrossEntropyLoss()
+        self._loss = mean_loss(plan.loss)
         self._fused = FusedSteps(model) if plan.bare_sgd and self._chain is None else None
         self._row = np.empty((1, self._layout.dimension), np.float32)
         self._weights = np.empty(0, np.float32)
@@ -153,8 +185,23 @@ class LoopTrainer:
         optimizer = make_optimizer(self._parameters, self._plan)
         for x, y in self._batches(client):
             optimizer.zero_grad(set_to_none=True)
-            self._loss(self._model(x), y).backward()
+            torch.autograd.backward(self._loss(self._model(x), y))
+            self._change_gradients(start, client.correction)
             optimizer.step()
+
+    @torch.no_grad()
+    def _change_gradients(self, start: torch.Tensor, correction: torch.Tensor | None) -> None:
+        if correction is not None:
+            moved = self._layout.views(correction.to(self._device))
+            for entry, term in zip(self._layout.entries, moved, strict=True):
+                if entry.tensor.grad is not None:
+                    entry.tensor.grad.add_(term)
+        if self._plan.proximal:
+            for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
+                if entry.tensor.grad is not None:
+                    entry.tensor.grad.add_(entry.tensor - w, alpha=self._plan.proximal)
+        if self._plan.gradient_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._plan.gradient_norm)
 
     def _batches(self, client: ClientData) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for positions in client.batches(self._plan):
@@ -182,8 +229,12 @@ class LoopTrainer:
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
     """A fresh optimiser, as every client of every round begins with."""
-    if plan.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+    if plan.optimizer != "sgd":
+        kinds: dict[str, Callable[..., torch.optim.Optimizer]]
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        kind = kinds.get(plan.optimizer, torch.optim.Adagrad)
+        made: torch.optim.Optimizer = kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+        return made
     return torch.optim.SGD(
         parameters, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
     )

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 from fedveil._arrays import Float32s, Int64s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.device import seed_torch
+from fedveil.learning.losses import LOSSES
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
 
@@ -33,6 +34,7 @@ class VmapTrainer:
     def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
         self._device = torch.device(device)
         self._plan = plan
+        self._losses = LOSSES[plan.loss]
         self._model = model.to(self._device).train()
         self._layout = Layout(self._model)
         buffers = [e.name for e in self._layout.entries if e.fate == "buffer"]
@@ -52,7 +54,7 @@ class VmapTrainer:
         counts: torch.Tensor,
     ) -> torch.Tensor:
         logits = functional_call(self._model, (parameters, self._layout.kept), (x,))
-        losses = nn.functional.cross_entropy(logits, y, reduction="none")
+        losses = self._losses(logits, y)
         return (losses * counts).sum() / counts.sum().clamp(min=1)
 
     def start(self, weights: Float32s) -> None:
@@ -86,12 +88,28 @@ class VmapTrainer:
         for step in range(max(map(len, schedules))):
             x, y, counts = self._step_batch(data, schedules, step)
             detached = {name: row.detach() for name, row in rows.items()}
-            for name, gradient in self._gradients(detached, x, y, counts).items():
+            gradients = self._gradients(detached, x, y, counts)
+            for name, gradient in self._changed(gradients, detached, start).items():
                 rows[name].grad = gradient
             optimizer.step()
             for i, schedule in enumerate(schedules):
                 if len(schedule) == step + 1:
                     self._take_out(rows, i, start, updates[i])
+
+    def _changed(
+        self, gradients: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], start: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """What a step is taken along; each client's gradient is shortened for itself."""
+        if self._plan.proximal:
+            for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
+                gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)
+        if self._plan.gradient_norm is not None:
+            norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+            # As torch's clip_grad_norm_ does it.
+            factors = (self._plan.gradient_norm / (norms + 1e-6)).clamp(max=1)
+            for gradient in gradients.values():
+                gradient *= factors.view(-1, *[1] * (gradient.ndim - 1))
+        return gradients
 
     def _step_batch(
         self,

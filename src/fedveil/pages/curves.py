@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
+from fedveil.record.measures import LOSS, USUAL, deciding, figures, measures, title, word
 
-_QUALITY = {"accuracy": "Accuracy", "loss": "Loss", "auc": "AUC"}
 _NOTES = {
     "accuracy": "On the test examples.",
     "loss": "Mean cross-entropy on the test examples.",
@@ -20,9 +20,24 @@ _ROUND = Axis("round")
 
 
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Accuracy, loss and AUC after every round that looked."""
-    for key, title in _QUALITY.items():
-        yield from _together(key, title, runs, key, Axis(title), _NOTES[key])
+    """What the runs measure of their models, and the loss, after every round that looked."""
+    names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
+    for key in names:
+        usual = all(measures(run.last) == USUAL for run in runs.values())
+        note = _NOTES[key] if usual else "On the test examples."
+        yield from _together(key, title(key), runs, key, Axis(title(key)), note)
+
+
+def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
+    """How good the model is for clients, where a run has looked."""
+    name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
+    words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
+             "spread": "the standard deviation"}  # fmt: skip
+    for part, what in words.items():
+        note = f"On what each client holds out, which a deployed server would not see: {what}."
+        heading = f"{title(name)} at clients: {part.replace('_', ' ')}"
+        key, axis = f"clients_{part}", Axis(word(name))
+        yield from _together(key, heading, runs, key, axis, note)
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:

@@ -5,6 +5,7 @@ The first screen of a run's page and the last lines of its command are these.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from fedveil.privacy.ledger import Line
 from fedveil.privacy.promise import Promise
 from fedveil.protections.positions import POSITIONS
 from fedveil.protections.pw_encrypt import PWEncrypt
+from fedveil.record.measures import best, deciding, figures, word
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import JOB
 
@@ -66,31 +68,49 @@ def vertical_ending(run: ReadRun, leader: ReadRun, accounts: Sequence[Line]) -> 
     return Ending(quality, promise, Fact(_NEXT, *_next_of_vertical(run, leader, worst)))
 
 
-def best_round(run: ReadRun) -> tuple[int, float] | None:
-    """The round after which accuracy was highest, the first of those."""
-    rounds, accuracy = run.figures("accuracy")
+class Best(NamedTuple):
+    """The round after which the model was best, the first of those, by the figure that decides."""
+
+    round: int
+    name: str
+    figure: float
+
+    def __str__(self) -> str:
+        return f"{self.round}, {word(self.name)} {self.figure:.4f}"
+
+
+def best_round(run: ReadRun) -> Best | None:
+    """Of a run that has looked at its model."""
+    name, better = deciding(run.last)
+    rounds, figures = run.figures(name)
     if not rounds:
         return None
-    best = max(accuracy)
-    return rounds[accuracy.index(best)], best
+    value = best(figures, better)
+    return Best(rounds[figures.index(value)], name, value)
 
 
 def _quality(run: ReadRun, last: Record) -> Fact:
-    if "accuracy" not in last:
+    (name, _), others = deciding(last), figures(last)[1:]
+    if name not in last:
         at_end = run.said("the model at its end: ")
         return Fact(
             _QUALITY, at_end or "not measured yet", "on the test examples" if at_end else ""
         )
-    rounds, _ = run.figures("accuracy")
-    best = best_round(run)
-    assert best is not None, "there is an accuracy"
-    text = (
-        f"loss {last['loss']:.4f}, AUC {last['auc']:.4f} on the test examples after round "
-        f"{rounds[-1]} of {run.job['rounds']}"
-    )
-    if best[1] > last["accuracy"]:
-        text += f"; round {best[0]} had {best[1]:.4f}"
-    return Fact(_QUALITY, f"accuracy {last['accuracy']:.4f}", text)
+    rounds, _ = run.figures(name)
+    found = best_round(run)
+    assert found is not None, "there is a figure"
+    shown = [f"{word(key)} {last[key]:.4f}" for key in others if key in last]
+    where = f"on the test examples after round {rounds[-1]} of {run.job['rounds']}"
+    text = f"{', '.join(shown)} {where}".strip()
+    if found.figure != last[name] and not math.isnan(last[name]):
+        text += f"; round {found.round} had {found.figure:.4f}"
+    if "clients_mean" in last:
+        text += (
+            f"; at clients {last['clients_mean']:.4f} on average, "
+            f"{last['clients_worst_tenth']:.4f} at the worst tenth, "
+            f"spread {last['clients_spread']:.4f}"
+        )
+    return Fact(_QUALITY, f"{word(name)} {last[name]:.4f}", text)
 
 
 def _promise(last: Record) -> Fact:

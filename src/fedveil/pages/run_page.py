@@ -39,7 +39,8 @@ def run_page(run: ReadRun) -> Page:
 
 
 def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
-    yield Section("Every round", [*curves.quality({run.job["name"]: run})])
+    alone = {run.job["name"]: run}
+    yield Section("Every round", [*curves.quality(alone), *curves.at_clients(alone)])
     yield Section("What was promised", _promises(run, last))
     yield Section("What is not protected", [Points(list(_open(last)))])
     costs: list[Part] = [*curves.traffic(run), *curves.seconds(run), _costs(run)]
@@ -69,12 +70,14 @@ def what_was_trained(run: ReadRun) -> Table:
     best = best_round(run)
     rows = {
         "model": f"{job['model']}, trained: {training['train']}",
+        "task": job.get("task", "classification"),
         "data": f"{data['name']}, split {data['split']}",
         "whose": run.said(f"{data['name']}: "),
         "clients": f"{clients['number']}; in a round {100 * clients['fraction']:.4g}% of them, "
         f"sampling {clients['sampling']}",
         "training": f"epochs {training['epochs']}, batches of {training['batch_size']}, "
         f"{training['optimizer']}, learning rate {training['lr']:g}, on {training['device']}",
+        "trained by": last.get("trainer", ""),
         "server": f"{server['optimizer']}, rate {server['lr']:g}, clients weighted "
         f"{server['weighting']}",
         "protection": protection["name"],
@@ -82,7 +85,7 @@ def what_was_trained(run: ReadRun) -> Table:
         "randomness": last.get("randomness", ""),
         "rounds": f"{len(run.records)} of {job['rounds']}",
         "time": f"{duration(seconds(run.records))} in rounds" if run.records else "",
-        "best round": "" if best is None else f"{best[0]}, accuracy {best[1]:.4f}",
+        "best round": "" if best is None else str(best),
         "made by": run.said("began: ") or run.said("went on after "),
         "seed": job["seed"],
     }

@@ -13,25 +13,30 @@ from fedveil.pages.run_page import duration, found, how_far, seconds
 from fedveil.pages.table import Table
 from fedveil.privacy.promise import told
 from fedveil.record.byte_count import shown_bytes
+from fedveil.record.measures import figures, word
 from fedveil.record.run_folder import JOB
 from fedveil.settings.differences import differences
 
-_COLUMNS = (
-    "run", "protection", "rounds", "accuracy", "best", "loss", "AUC", "epsilon", "upload", "time"
-)  # fmt: skip
 _NOTHING = "-"
 
 
 def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
     """Federated runs beside each other, in their order; each is called by its folder."""
     named = _named(runs)
+    keys = list(dict.fromkeys(key for run in runs for key in figures(run.last)))
+    shown = [word(key) for key in keys]
     table = Table(
-        _COLUMNS,
-        [[name, *_row(run)] for name, run in named.items()],
+        ["run", "protection", "rounds", shown[0], "best", *shown[1:], "epsilon", "upload", "time"],
+        [[name, *_row(run, keys)] for name, run in named.items()],
         "After the last round; epsilon for a client drawn in every round; upload of a client in a "
         "round. A click on a column's name sorts by it.",
     )
-    plots = [*curves.quality(named), *curves.epsilon(named), *curves.upload(named)]
+    plots = [
+        *curves.quality(named),
+        *curves.at_clients(named),
+        *curves.epsilon(named),
+        *curves.upload(named),
+    ]
     attacks = [
         Section(f"{section.title} in {name}", section.parts)
         for name, run in named.items()
@@ -63,10 +68,10 @@ def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
     }
 
 
-def _row(run: ReadRun) -> list[str]:
+def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
     last, best = run.last, best_round(run)
-    shown = [f"{last[key]:.4f}" if key in last else _NOTHING for key in ("accuracy", "loss", "auc")]
-    shown.insert(1, _NOTHING if best is None else f"{best[1]:.4f} (round {best[0]})")
+    shown = [f"{last[key]:.4f}" if key in last else _NOTHING for key in keys]
+    shown.insert(1, _NOTHING if best is None else f"{best.figure:.4f} (round {best.round})")
     return [
         str(run.job["protection"]["name"]),
         f"{len(run.records)} of {run.job['rounds']}",

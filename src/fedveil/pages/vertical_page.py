@@ -21,7 +21,7 @@ _STEP = Axis("step")
 
 def is_vertical(run: ReadRun) -> bool:
     """Whether a folder's job is one of split training."""
-    return "task" in run.job
+    return "task" in run.job and "protection" not in run.job
 
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:

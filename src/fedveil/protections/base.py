@@ -32,6 +32,7 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.answered import Answered
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.reading import Reading
+from fedveil.protections.robust_sum import Combination, Combining
 from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import ServerHalf
 from fedveil.secagg.secret import Secret
@@ -66,10 +67,11 @@ class JobContext:
     keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
     and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
     from `seed` too, as the job's reports then do. `delta`: what the run's epsilon is stated at.
-    `masks`: whether secure aggregation masks; without, a simulation adds the same numbers bare.
+    `masks`: whether secure aggregation masks; without, a simulation adds the numbers bare.
     `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
     the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
-    `poisson`: cohorts are secret, `clients_per_round` what is expected; all, with a `turn_rate`.
+    `combining`: of reports. `poisson`: cohorts are secret, `clients_per_round` what is expected, or
+    all where there is a `turn_rate`.
     """
 
     weighting: Weighting
@@ -88,6 +90,7 @@ class JobContext:
     unit: Whose = "client"
     sampling_rate: float = 1.0
     turn_rate: float = 1.0
+    combining: Combining = field(default_factory=Combining)
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,9 @@ class Protection(ABC):
     amplified: ClassVar[bool] = False
     #: Whether secret cohorts are the clients' own: all answer, most with their noise alone.
     secret_turns: ClassVar[bool] = False
+    #: How its server may combine reports; whether they may hold control variates beside updates.
+    combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
+    takes_variates: ClassVar[bool] = False
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
 

@@ -175,6 +175,7 @@ class DistributedDP(Clipped, SecureSum):
     """
 
     name = block = "distributed_dp"
+    takes_variates = True
     settings_type = DistributedDPSettings
     settings: DistributedDPSettings
     perturbs = secret_turns = True

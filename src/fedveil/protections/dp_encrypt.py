@@ -35,6 +35,7 @@ from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 from fedveil.protections.grid_report import GridReport
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
+from fedveil.protections.robust_sum import Combining, Sum
 from fedveil.rounds.answers import ClientId
 from fedveil.settings.settings import Settings
 
@@ -84,6 +85,8 @@ class DPEncrypt(Protection):
     cost_parameter = "dp_eps"
     advice = (_delta_small,)
     dialect = Dialect()
+    takes_variates = True
+    combinations = ("mean", "median", "trimmed_mean")
 
     def __init__(self, settings: DPEncryptSettings, context: JobContext) -> None:
         super().__init__(settings, context)
@@ -126,7 +129,7 @@ class DPEncrypt(Protection):
         return [Spending(self._loss)]
 
     def server_round(self, context: RoundContext) -> DPEncryptServerRound:
-        return DPEncryptServerRound(context, self._form)
+        return DPEncryptServerRound(context, self._form, self.context.combining)
 
     def client_round(self, context: ClientContext) -> DPEncryptClientRound:
         return DPEncryptClientRound(context, self._form)
@@ -150,10 +153,10 @@ class DPEncryptServerRound(OneReportRound):
 
     sums = ("_sum",)
 
-    def __init__(self, context: RoundContext, form: _Form) -> None:
+    def __init__(self, context: RoundContext, form: _Form, combining: Combining) -> None:
         super().__init__(context)
         self._form = form
-        self._sum = form.empty_sum()
+        self._sum = combining.sum(form.empty_sum())
 
     @property
     def longest(self) -> int:
@@ -204,14 +207,8 @@ class _Form(Protocol):
     def read(self, message: Message) -> npt.NDArray[Any]:
         """The values of an untrusted report, in steps, checked completely."""
 
-    def empty_sum(self) -> _Sum:
+    def empty_sum(self) -> Sum:
         """A sum of no reports."""
-
-
-class _Sum(Protocol):
-    def add(self, vector: npt.NDArray[Any]) -> None: ...
-    def merge(self, other: Any) -> None: ...
-    def value(self) -> npt.NDArray[np.float64]: ...
 
 
 class _GridForm(GridReport):
@@ -285,8 +282,8 @@ class _WholeSum:
     def __init__(self, length: int) -> None:
         self._total = np.zeros(length, np.int64)
 
-    def add(self, vector: npt.NDArray[np.int32]) -> None:
-        self._total += vector
+    def add(self, vector: npt.NDArray[np.int32], weight: int = 1) -> None:
+        self._total += weight * vector
 
     def merge(self, other: _WholeSum) -> None:
         self._total += other._total

@@ -25,6 +25,7 @@ from fedveil.protections.base import (
 from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
+from fedveil.protections.robust_sum import Combining
 from fedveil.rounds.answers import ClientId
 from fedveil.settings.settings import Settings
 
@@ -52,6 +53,8 @@ class NotEncrypt(Protection):
     settings: NotEncryptSettings
     perturbs = False
     dialect = Dialect()
+    takes_variates = True
+    combinations = ("mean", "median", "trimmed_mean", "norm_bound")
     #: An app without fedveil does the same.
     for_apps = False
 
@@ -65,7 +68,7 @@ class NotEncrypt(Protection):
         return [Spending(PrivacyLoss(math.inf, per="update"))]
 
     def server_round(self, context: RoundContext) -> NotEncryptServerRound:
-        return NotEncryptServerRound(context, self.largest_weight)
+        return NotEncryptServerRound(context, self.largest_weight, self.context.combining)
 
     def client_round(self, context: ClientContext) -> NotEncryptClientRound:
         return NotEncryptClientRound(context, self.largest_weight)
@@ -85,10 +88,15 @@ class NotEncryptServerRound(OneReportRound):
 
     sums = ("_sum", "_total")
 
-    def __init__(self, context: RoundContext, largest_weight: int | None) -> None:
+    def __init__(
+        self,
+        context: RoundContext,
+        largest_weight: int | None,
+        combining: Combining = Combining(),  # noqa: B008 - it is frozen
+    ) -> None:
         super().__init__(context)
         self._largest = largest_weight
-        self._sum = ExactSum(len(context.model))
+        self._sum = combining.sum(ExactSum(len(context.model)))
         self._total = 0
 
     @property

@@ -24,7 +24,7 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, Value
 from fedveil.packing import packed_size
 from fedveil.rounds.answers import short
-from fedveil.vertical.compression import restored
+from fedveil.vertical.compression import Compression, compressed, restored
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES
 
@@ -37,6 +37,14 @@ def tensor_message(
     """What lets the other party have a tensor; `fields` are what has become of its values."""
     name = _name_of(transfer, training)
     return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, **fields}
+
+
+def fields_of(tensor: torch.Tensor, crosses: Compression | None) -> dict[str, npt.NDArray[Any]]:
+    """What a tensor's values cross as: as they are, or compressed."""
+    if crosses is None:
+        return {"data": to_wire(tensor)}
+    data, ranges = compressed(tensor.detach().float().cpu().numpy(), crosses.bits)
+    return {"data": data, "ranges": ranges}
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:

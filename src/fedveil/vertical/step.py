@@ -21,10 +21,11 @@ from fedveil.learning.device import seed_torch
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
 from fedveil.vertical import schedule
-from fedveil.vertical.compression import Errors, Place, compressed, restored, staging
+from fedveil.vertical.compression import Errors, Place, restored, staging
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
+    fields_of,
     from_wire,
     is_finite,
     tensor_message,
@@ -290,19 +291,16 @@ class Step:
     def _values_of(self, transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
         """What a tensor's values cross as: as they are, or compressed."""
         crosses = transfer.crossing.compressed(gradient=transfer.gradient)
-        if crosses is None:
-            return {"data": to_wire(tensor)}
+        if crosses is None or not (crosses.error_feedback and self.training):
+            return fields_of(tensor, crosses)
         values = tensor.detach().float().cpu().numpy()
         place = transfer.crossing.part, transfer.gradient
-        feeds_back = crosses.error_feedback and self.training
         positions = self._micros[transfer.micro].positions
-        if feeds_back:
-            values = values + self.context.errors.of(place, positions, values)
-        data, ranges = compressed(values, crosses.bits)
-        if feeds_back:
-            told = restored(data, ranges, values.shape, crosses.bits)
-            self.left_out[place].append((positions, values - told))
-        return {"data": data, "ranges": ranges}
+        values = values + self.context.errors.of(place, positions, values)
+        fields = fields_of(torch.from_numpy(values), crosses)
+        told = restored(fields["data"], fields["ranges"], values.shape, crosses.bits)
+        self.left_out[place].append((positions, values - told))
+        return fields
 
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
         """Refuse to send what overflowed, and name those whose values were last computed with."""

@@ -69,9 +69,13 @@ class Sight:
         # A trainer changes a model's layers: this one is nobody else's.
         model = make_model(job, ModelShape(data.example_shape, data.classes))
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._training = UnrolledTraining(
-            model, training_plan(job), target.weights, device=self._device
-        )
+        plan = training_plan(job)
+        if plan.optimizer not in ("sgd", "adam") or plan.changes_gradients:
+            raise AttackImpossible(
+                "gradient inversion knows the steps of sgd and adam along the gradient itself: it "
+                "does not follow training.gradient_norm, training.proximal and other optimizers"
+            )
+        self._training = UnrolledTraining(model, plan, target.weights, device=self._device)
         x = data.train.x
         self._mean = x.mean(0, dtype=np.float64)
         self._box = float(x.min()), max(float(x.max()), float(x.min()) + 1e-6)
@@ -153,6 +157,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     says nothing by itself, the aggregate of its cohort, whose clients are sought together where
     they are few.
     """
+    target.needs_classes("gradient")
     began = time.perf_counter()
     allowed = bounds(effort)
     sight = Sight(target, allowed)

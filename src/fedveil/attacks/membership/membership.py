@@ -44,6 +44,7 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """All attacks on the trained model, and on the reports of one round."""
+    target.needs_classes("membership")
     began = time.perf_counter()
     count = by_effort(effort, 4, 16, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)

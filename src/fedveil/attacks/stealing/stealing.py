@@ -97,12 +97,13 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     full, or as many as it has. The attacker knows the job and the test examples, reads each report,
     and the sum where the reports say nothing.
     """
+    target.needs_classes("steal")
     began = time.monotonic()
     wanted = by_effort(effort, 200, 1_000, 4_000)
     target = with_examples(target, wanted)
     loot, trapped = steal(target, watch=watch)
     pictures = []
-    if (picture := loot.picture(target.dataset.example_shape)) is not None:
+    if (picture := loot.picture(target.dataset.train.x.shape[1:])) is not None:
         pictures.append(watch.picture(f"steal-{target.job.protection.name}.png", picture))
     return trapped.finding(
         "steal",

@@ -18,8 +18,9 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from fedveil._arrays import Array
+from fedveil.engine.client_rate import ScheduledTrainer
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld
 from fedveil.learning.trainer import ClientData, Trainer
@@ -47,15 +48,13 @@ class Made(Answer):
 class ClientsData:
     """All clients' examples; client c owns those that `indices[offsets[c]:offsets[c + 1]]` name."""
 
-    x: npt.NDArray[np.float32]
-    y: npt.NDArray[np.int64]
+    x: Array
+    y: Array
     indices: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
 
     @classmethod
-    def of_one(
-        cls, client: ClientId, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]
-    ) -> ClientsData:
+    def of_one(cls, client: ClientId, x: Array, y: Array) -> ClientsData:
         """The examples of one client, the others having none."""
         offsets = np.zeros(client + 2, np.int64)
         offsets[-1] = len(y)
@@ -73,7 +72,7 @@ class ClientsData:
     def of(self, client: ClientId, entropy: Entropy) -> ClientData:
         """The client's own examples."""
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
-        return ClientData(torch.from_numpy(self.x[mine]), torch.from_numpy(self.y[mine]), entropy)
+        return ClientData.of(self.x[mine], self.y[mine], entropy)
 
 
 class Training(ABC):
@@ -97,11 +96,21 @@ class Training(ABC):
 
 
 class LocalTraining(Training):
-    """Trains the clients of one round after another, each on its own examples."""
+    """Trains the clients of one round after another, each on its own examples.
 
-    def __init__(self, trainer: Trainer, data: ClientsData, entropy: Entropy) -> None:
+    `scale`: what the update of a client with so many examples is multiplied by.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: ClientsData,
+        entropy: Entropy,
+        scale: Callable[[int], float] | None = None,
+    ) -> None:
         self.trainer = trainer
         self.data = data
+        self._scale = scale
         self.chunk, self.least = trainer.chunk, trainer.least
         self._entropy = entropy
         self._round = 0
@@ -110,6 +119,8 @@ class LocalTraining(Training):
 
     def open(self, round: int, model: Update) -> None:
         self._round = round
+        if isinstance(self.trainer, ScheduledTrainer):
+            self.trainer.set_round(round)
         self.trainer.start(model)
 
     def examples(self, client: ClientId) -> int:
@@ -126,12 +137,14 @@ class LocalTraining(Training):
         )
         while waiting:
             effort = Effort()
-            with _noting_warnings(effort):
+            with noting_warnings(effort):
                 rows, failures = next(trained)
             for row, failure in zip(rows, failures, strict=True):
                 effort.training_s = time.perf_counter() - began
                 client = waiting.popleft()
                 if failure is None:
+                    if self._scale is not None:
+                        row = row * np.float32(self._scale(self.data.examples(client)))
                     yield Trained(client, row, effort=effort)
                 else:
                     self.failure = failure
@@ -232,7 +245,7 @@ class ClientSide:
 def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> Answer:
     began = time.perf_counter()
     try:
-        with _noting_warnings(effort):
+        with noting_warnings(effort):
             report = respond()
     except ClientWithheld as why:
         return Withheld(client, str(why), effort=effort)
@@ -242,7 +255,8 @@ def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> A
 
 
 @contextmanager
-def _noting_warnings(effort: Effort) -> Iterator[None]:
+def noting_warnings(effort: Effort) -> Iterator[None]:
+    """Leave what is warned of with the effort."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Pipe, wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ class WorkerSetup:
     exchange: tuple[int, dict[str, Span]]
     import_path: list[str]
     shape: ModelShape
+    run: Path
     number: int = 0
 
 
@@ -151,14 +153,15 @@ class WorkerPool(Executor):
         self._owner: dict[ClientId, _Worker] = {}
         self._least = 1
 
-    def start(self, job: Job, shape: ModelShape) -> None:
-        """Tell the workers what they serve, and wait until each is ready."""
+    def start(self, job: Job, shape: ModelShape, run: Path) -> None:
+        """Tell the workers what they serve, in which run's folder, and wait for each of them."""
         setup = WorkerSetup(
             job=job,
             data=(self._data.descriptor, self._data.spans),
             exchange=(self._exchange.descriptor, self._exchange.spans),
             import_path=sys.path,
             shape=shape,
+            run=run,
         )
         for worker in self._workers:
             worker.send(("setup", replace(setup, number=worker.number)))

@@ -24,13 +24,13 @@ class Span:
     """Where an array lies in a block."""
 
     offset: int
-    dtype: str
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
         """Its size."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 class SharedBlock:
@@ -47,7 +47,7 @@ class SharedBlock:
         spans: dict[str, Span] = {}
         offset = 0
         for name, (dtype, shape) in shapes.items():
-            spans[name] = Span(offset, np.dtype(dtype).str, shape)
+            spans[name] = Span(offset, np.dtype(dtype), shape)
             offset += -(-spans[name].nbytes // _ALIGNMENT) * _ALIGNMENT
         descriptor = _anonymous_file()
         os.posix_fallocate(descriptor, 0, max(offset, 1))

@@ -60,7 +60,7 @@ def _client_side(setup: WorkerSetup, exchange: SharedBlock) -> ClientSide:
     sys.path[:] = [p for p in setup.import_path if p not in sys.path] + sys.path
     block = SharedBlock(*setup.data)
     data = ClientsData(**{name: block.array(name) for name in block.spans})
-    return make_client_side(setup.job, setup.shape, data, exchange.array("model"))
+    return make_client_side(setup.job, setup.shape, data, exchange.array("model"), setup.run)
 
 
 def _serve(

@@ -5,15 +5,24 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-import numpy as np
 import torch
 
-from fedveil.data.datasets import load
-from fedveil.engine.assembly import ModelShape, make_model, make_partition, make_trainer
-from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
-from fedveil.engine.job_protection import job_digest, training_entropy
+from fedveil._arrays import Array
+from fedveil.engine.assembly import (
+    ModelShape,
+    load_data,
+    local_training,
+    make_model,
+    make_partition,
+    make_task,
+    make_trainer,
+)
+from fedveil.engine.executors.client_side import ClientsData, Trained
+from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError
+from fedveil.example_arrays import Targets, is_plain, ragged, shape_of, values
 from fedveil.federated.job import Job
+from fedveil.flower.job.told_shape import told_shape
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.message import Message, take, take_array
@@ -31,10 +40,10 @@ _MOST_SEEN = 16
 def own_data(job: Job, client: ClientId, function: str | None) -> ClientsData:
     """The client's examples: what its own function gives, or its part of the job's data set."""
     if function is None:
-        data = load(job.data.name)
+        data = load_data(job)
         split = make_partition(job, data)
         return ClientsData(data.train.x, data.train.y, split.indices, split.offsets)
-    data = load(function)
+    data = load_data(job, function)
     return ClientsData.of_one(client, data.train.x, data.train.y)
 
 
@@ -46,7 +55,7 @@ class Training:
 
     def __init__(self, job: Job, common: Message) -> None:
         self._shape = ModelShape(
-            example_shape=tuple(map(int, take(common, "example_shape", np.ndarray))),
+            example_shape=told_shape(common),
             classes=take(common, "classes", int),
             fingerprint=take(common, "fingerprint", str),
         )
@@ -62,12 +71,13 @@ class Training:
                 f"{Layout(model).dimension}"
             )
         self._part = TrainedPart.of(model)
-        self._trainer = make_trainer(job, model)
+        self._targets = make_task(job).targets
+        self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """The client's update, and the number of its examples; raises whatever goes wrong."""
         data = self._seen(client, function)
-        training = LocalTraining(self._trainer, data, training_entropy(self._job))
+        training = local_training(self._job, self._trainer, data)
         training.open(self._round, self.model)
         # More threads may add in another order: one gives the simulator's bytes.
         torch.set_num_threads(1)
@@ -85,29 +95,41 @@ class Training:
         if name in _seen_before:
             return _seen_before[name]
         data = own_data(self._job, client, function)
-        _check_shape(data, self._shape)
+        data = replace(data, x=_of_shape(data, self._shape))
         if self._job.privacy.unit == "client":
             # Else one example would decide about the others' contributions; training leaves it out.
-            _check_labels(data, self._shape)
-        if self._part.features is None:
-            return data
+            _check_targets(data, self._shape, self._targets)
         own = data.only(client)
         seen = replace(own, x=self._part.seen(own.x, self._job.training.device))
-        if len(_seen_before) < _MOST_SEEN:
+        if self._part.features is not None and len(_seen_before) < _MOST_SEEN:
             _seen_before[name] = seen
         return seen
 
 
-def _check_shape(data: ClientsData, shape: ModelShape) -> None:
-    if data.x.shape[1:] != shape.example_shape:
+def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
+    """The client's examples, of different lengths where the job's are."""
+    x = data.x
+    if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
+        x = ragged(x)
+    if shape_of(x) != shape.example_shape:
         raise DeploymentError(
-            f"this client's examples have shape {data.x.shape[1:]}, the job's have "
-            f"{shape.example_shape}"
+            f"this client's examples have shape {shape_of(x)}, the job's have {shape.example_shape}"
         )
+    return x
 
 
-def _check_labels(data: ClientsData, shape: ModelShape) -> None:
-    if data.y.max() >= shape.classes:
+def _check_targets(data: ClientsData, shape: ModelShape, targets: Targets) -> None:
+    if targets == "own":
+        return
+    if targets in ("numbers", "bits"):
+        if data.y.shape[1] != shape.classes:
+            raise DeploymentError(
+                f"this client has {data.y.shape[1]} targets for an example, the job has "
+                f"{shape.classes}"
+            )
+        return
+    highest = values(data.y).max()
+    if highest >= shape.classes:
         raise DeploymentError(
-            f"this client has the label {data.y.max()}, the job's are in [0, {shape.classes})"
+            f"this client has the label {highest}, the job's are in [0, {shape.classes})"
         )

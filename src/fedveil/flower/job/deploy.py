@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fedveil import own_code
 from fedveil._version import __version__
-from fedveil.data.datasets import load
-from fedveil.engine.assembly import make_partition
+from fedveil.engine.assembly import load_data, make_partition
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB, ROSTER
@@ -36,8 +35,18 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
             f"simulator; on other machines they would be let into a model that is used: leave it "
             f"out"
         )
+    if job.keeps_state:
+        raise DeploymentError(
+            "clients.own_layers and training.algorithm = scaffold and feddyn let clients keep "
+            "something from round to round, which clients on other machines do not: leave them out"
+        )
+    if job.evaluation.clients:
+        raise DeploymentError(
+            f"evaluation.clients = {job.evaluation.clients:g}: on other machines each client's "
+            f"figure would leave it without a line in the ledger: leave it out"
+        )
     if job.clients.number is None:
-        job = job.with_clients(make_partition(job, load(job.data.name)).clients)
+        job = job.with_clients(make_partition(job, load_data(job)).clients)
     data = job.model_dump()
     data["privacy"]["randomness"] = "seeded" if seeded else "secure"
     return Job(**data)
@@ -59,7 +68,7 @@ def write_app(folder: Path, job: Job) -> list[Path]:
     }
     if job.protection.position.needs_roster(job.protection.settings):
         files[ROSTER] = _ROSTER
-    files |= _own_modules([job.model, job.data.name, job.protection.name])
+    files |= _own_modules(job.own_names)
     taken = [
         path
         for path, text in files.items()

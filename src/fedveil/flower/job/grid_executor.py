@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-import numpy as np
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
@@ -15,6 +14,7 @@ from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.job import job_client
 from fedveil.flower.job.members import Members
+from fedveil.flower.job.told_shape import telling
 from fedveil.flower.records import addressed_records, common_record, encoded_message, to_records
 from fedveil.message import Message, encode
 from fedveil.protections.base import Protection, RoundContext
@@ -137,7 +137,7 @@ class GridExecutor(Executor):
             return common
         return common | {
             "weights": context.model,
-            "example_shape": np.array(shape.example_shape, np.int64),
+            "example_shape": telling(shape.example_shape),
             "classes": shape.classes,
             "fingerprint": shape.fingerprint,
         }

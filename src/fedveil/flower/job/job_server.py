@@ -15,7 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.federation import Engine, Federation, Run
+from fedveil.engine.federation import Engine, Federation
+from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
 from fedveil.engine.trial import batches_of_the_test, try_out
 from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_notes

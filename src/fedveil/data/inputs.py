@@ -1,0 +1,90 @@
+"""What a user gives as the inputs of examples, as one checked array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedveil import own_code
+from fedveil._arrays import Array
+from fedveil.errors import DataInvalid
+from fedveil.example_arrays import is_plain, joined, ragged
+
+
+def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
+    """`value` as an array; mappings, and lists of arrays of different lengths, as one of fields.
+
+    These lists where `uneven` allows them. A torch tensor is recognised by its methods.
+    """
+    if isinstance(value, Mapping):
+        return _several(name, part, value)
+    try:
+        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    except Exception as error:  # a ragged list, or whatever an object's own __array__ raises
+        items = _items(value) if uneven else None
+        if items is None:
+            raise DataInvalid(
+                f"data {name}: {part} is not an array: {own_code.described(error)}"
+            ) from None
+    return ragged(items)
+
+
+def _items(value: Any) -> list[Array] | None:
+    """The arrays of a list, which differ in their first dimension alone; None for another."""
+    try:
+        items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
+    except Exception:
+        return None
+    shapes = {item.shape[1:] for item in items}
+    fits = all(item.ndim and item.dtype.kind in "fiub" for item in items)
+    return items if fits and len(shapes) == 1 else None
+
+
+def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
+    columns = {}
+    for key, column in value.items():
+        if not isinstance(key, str) or not key.isidentifier():
+            raise DataInvalid(
+                f"data {name}: {part} has an input called {key!r}, a name that the model's forward "
+                f"can have as an argument is needed"
+            )
+        array = as_array(name, f"{part}[{key!r}]", column)
+        columns[key] = checked(name, f"{part}[{key!r}]", array, alone=False)
+    lengths = {key: len(column) for key, column in columns.items()}
+    if not lengths or len(set(lengths.values())) > 1:
+        said = ", ".join(f"{length} of {key}" for key, length in lengths.items()) or "none"
+        raise DataInvalid(f"data {name}: {part} has {said}, as many examples of each are needed")
+    return joined(columns)
+
+
+def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
+    """Real numbers, floating ones as finite float32; `alone`: not one of several inputs."""
+    if not is_plain(array):
+        for field in array.dtype.names or ():
+            if array.dtype[field].base.kind == "f":
+                _finite(name, part, array[field])
+        return array
+    if array.dtype.kind not in "fiub":
+        raise DataInvalid(f"data {name}: {part} has dtype {array.dtype}, real numbers are needed")
+    if array.ndim < 1 + alone or array.size == 0:
+        raise DataInvalid(
+            f"data {name}: {part} has shape {array.shape}, [examples, ...] without a zero is needed"
+        )
+    if array.dtype.kind != "f":
+        whole = array.dtype.kind in "iu" and not alone
+        return np.ascontiguousarray(array, np.int64 if whole else array.dtype)
+    with np.errstate(over="ignore"):  # what overflows float32 is found as infinity below
+        x = np.ascontiguousarray(array, np.float32)
+    _finite(name, part, x)
+    return x
+
+
+def _finite(name: str, part: str, x: Array) -> None:
+    if not np.isfinite(x).all():
+        first = int(np.argmin(np.isfinite(x).reshape(len(x), -1).all(axis=1)))
+        raise DataInvalid(
+            f"data {name}: {part} holds NaN or infinity (in float32) at example {first}, "
+            f"finite numbers are needed"
+        )

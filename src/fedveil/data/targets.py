@@ -1,0 +1,128 @@
+"""What is learnt of each example, checked by its kind, and how many outputs it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedveil._arrays import Array, Float32s, Int64s
+from fedveil.data import inputs
+from fedveil.errors import DataInvalid
+from fedveil.example_arrays import Targets, is_plain, is_ragged, items, ragged, values
+
+#: A token that is not there: nothing is learnt of it.
+NO_TOKEN = -100
+
+
+def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
+    """The targets of some examples; raises `DataInvalid` with the first thing wrong."""
+    array = inputs.as_array(name, part, value)
+    if kind == "own":
+        return inputs.checked(name, part, array, alone=False)
+    if kind == "tokens":
+        return _tokens(name, part, array)
+    if not is_plain(array):
+        raise DataInvalid(f"data {name}: {part} is no plain array, [examples] or more is needed")
+    return _labels(name, part, array) if kind == "class" else _rows(kind, name, part, array)
+
+
+def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
+    """How many outputs the model needs: classes, numbers, truth values or different tokens.
+
+    Tasks of the user's declare it; without that it is 1.
+    """
+    if kind in ("numbers", "bits"):
+        widths = {part.shape[1] for part in parts}
+        if len(widths) > 1 or declared not in (None, *widths):
+            raise DataInvalid(
+                f"data {name}: y_train and y_test have {' and '.join(map(str, widths))} columns "
+                f"where {declared or 'as many'} are needed"
+            )
+        return int(widths.pop())
+    if kind == "own":
+        return 1 if declared is None else _whole(name, declared)
+    return _classes(name, declared, max(int(values(part).max()) for part in parts))
+
+
+def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
+    """Tokens but the last of each example, and those that come next."""
+    _tokens(name, part, x)
+    if is_plain(x):
+        if x.ndim != 2 or x.shape[1] < 2:
+            raise DataInvalid(
+                f"data {name}: {part} has shape {x.shape}, [examples, tokens] is needed"
+            )
+        return x[:, :-1], x[:, 1:].astype(np.int64)
+    examples = items(x)
+    short = [i for i, example in enumerate(examples) if len(example) < 2]
+    if short:
+        raise DataInvalid(
+            f"data {name}: example {short[0]} of {part} has no two tokens, the next one is learnt"
+        )
+    return ragged([e[:-1] for e in examples]), ragged([e[1:] for e in examples])
+
+
+def _tokens(name: str, part: str, array: Array) -> Array:
+    whole = is_plain(array) or is_ragged(array.dtype)
+    tokens = values(array) if whole else array
+    if not whole or tokens.dtype.kind not in "iu":
+        raise DataInvalid(f"data {name}: {part} has dtype {tokens.dtype}, tokens are whole numbers")
+    if ((tokens < 0) & (tokens != NO_TOKEN)).any():
+        raise DataInvalid(
+            f"data {name}: {part} holds {tokens.min()}, a token is a whole number from 0, or "
+            f"{NO_TOKEN} where nothing is to be learnt"
+        )
+    return array.astype(np.int64) if is_plain(array) else array
+
+
+def _rows(kind: Targets, name: str, part: str, array: Array) -> Float32s:
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2:
+        raise DataInvalid(
+            f"data {name}: {part} has shape {array.shape}, [examples] or [examples, outputs] is "
+            f"needed"
+        )
+    y: Float32s = inputs.checked(name, part, array).astype(np.float32)
+    if kind == "bits" and not np.isin(y, (0, 1)).all():
+        first = int(np.argmin(np.isin(y, (0, 1)).all(axis=1)))
+        raise DataInvalid(
+            f"data {name}: {part} holds something else than 0 and 1 at example {first}"
+        )
+    return y
+
+
+def _labels(name: str, part: str, array: Array) -> Int64s:
+    if array.ndim != 1 or len(array) == 0:
+        raise DataInvalid(f"data {name}: {part} has shape {array.shape}, [examples] is needed")
+    if array.dtype.kind not in "fiub":
+        raise DataInvalid(f"data {name}: {part} has dtype {array.dtype}, whole numbers are needed")
+    wrong = ~((array >= 0) & (array < 2**31))  # so that NaN is wrong too
+    if array.dtype.kind == "f":
+        wrong |= array != np.floor(array)
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise DataInvalid(
+            f"data {name}: {part} holds {array[first]} at example {first}, a label is a whole "
+            f"number from 0"
+        )
+    return array.astype(np.int64)
+
+
+def _classes(name: str, classes: Any, highest: int) -> int:
+    classes = highest + 1 if classes is None else _whole(name, classes)
+    if classes < 2:
+        raise DataInvalid(f"data {name}: classes = {classes}, at least 2 are needed")
+    if classes <= highest:
+        raise DataInvalid(
+            f"data {name}: the label {highest} is outside [0, {classes}), there are {classes} "
+            f"classes"
+        )
+    return int(classes)
+
+
+def _whole(name: str, classes: Any) -> int:
+    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 0:
+        raise DataInvalid(f"data {name}: classes = {classes!r} is not a whole number")
+    return int(classes)

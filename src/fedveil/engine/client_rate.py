@@ -1,0 +1,64 @@
+"""The clients' learning rate in each round, and training with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from fedveil import own_code
+from fedveil._arrays import Float32s
+from fedveil.errors import InvalidValue
+from fedveil.federated.job import Job
+from fedveil.learning.trainer import ClientData, Trained, Trainer
+
+
+def client_rate(job: Job, round: int) -> float:
+    """The rate of a round, which the job and the round's number decide alone."""
+    settings = job.training
+    if settings.lr_schedule == "constant":
+        return settings.lr
+    past = (round - 1) / settings.lr_rounds
+    if settings.lr_schedule == "step":
+        rate = settings.lr * settings.lr_factor ** math.floor(past)
+    elif settings.lr_schedule == "cosine":
+        left = (1 + math.cos(math.pi * min(past, 1.0))) / 2
+        rate = settings.lr * (settings.lr_factor + (1 - settings.lr_factor) * left)
+    else:
+        rate = _own_rate(settings.lr_schedule, round, settings.lr)
+    if not (math.isfinite(rate) and rate > 0):
+        raise InvalidValue(
+            f"training.lr_schedule = {settings.lr_schedule!r} gives the rate {rate!r} in round "
+            f"{round}: a number above 0 is needed"
+        )
+    return rate
+
+
+def _own_rate(name: str, round: int, lr: float) -> float:
+    key = f"training.lr_schedule = {name!r}"
+    schedule = own_code.load(name, key=key, error=InvalidValue)
+    with own_code.told(key, InvalidValue):
+        return float(own_code.called(schedule, round=round, lr=lr))
+
+
+class ScheduledTrainer:
+    """Trains each round's clients with another trainer where the round has another rate.
+
+    `make` gives the trainer of a round.
+    """
+
+    def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
+        self._job, self._make = job, make
+        self._rate, self._trainer = client_rate(job, 1), make(1)
+        self.chunk, self.least = self._trainer.chunk, self._trainer.least
+
+    def set_round(self, round: int) -> None:
+        """Have the rate of this round, before it is started."""
+        rate = client_rate(self._job, round)
+        if rate != self._rate:
+            self._rate, self._trainer = rate, self._make(round)
+
+    def start(self, weights: Float32s) -> None:
+        self._trainer.start(weights)
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        return self._trainer.train(clients)

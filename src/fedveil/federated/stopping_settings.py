@@ -1,0 +1,42 @@
+"""When a run ends by what it measures, and which round's model it leaves."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedveil.settings.settings import Block, text
+
+MetricName = Annotated[str, text("a name of a record's figure", r"[a-z][a-z0-9_]*")]
+
+
+class StoppingSettings(Block):
+    """When a run ends before its last round, and which model it leaves.
+
+    What is chosen by the test examples is measured by them too well: a model that is to be judged
+    needs others.
+    """
+
+    metric: MetricName | None = Field(
+        None,
+        description="the figure of the rounds' records that decides; null: the first of "
+        "`evaluation.metrics`",
+    )
+    target: float | None = Field(
+        None, description="the run ends when the figure is as good; null: it does not"
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="the run ends when so many tests have brought no better figure; null: it does "
+        "not",
+    )
+    keep: Literal["last", "best"] = Field(
+        "last", description="the model that is saved: of the last round, or of the best tested one"
+    )
+
+    @property
+    def may_end(self) -> bool:
+        """Whether a run may end before its last round."""
+        return self.target is not None or self.patience is not None

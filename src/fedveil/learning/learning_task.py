@@ -1,0 +1,253 @@
+"""What is learnt: how a batch is made, its loss, and what is measured of a model.
+
+A task of the user's is a class of these: `loss` is all that it must have.
+
+    class Robust(fedveil.Task):
+        def loss(self, outputs, targets):
+            return torch.nn.functional.huber_loss(outputs, targets)
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil import own_code
+from fedveil._arrays import Array
+from fedveil.errors import TaskInvalid
+from fedveil.example_arrays import Opened, Targets
+from fedveil.learning import task_metrics
+from fedveil.learning.losses import IGNORED, OWN, mean_loss
+from fedveil.learning.task_metrics import Better, Metric
+from fedveil.learning.trainer import TrainingPlan, make_optimizer
+
+#: A tensor, or one for each input by its name, or some in their order.
+Tensors: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor] | Sequence[torch.Tensor]"
+
+
+class Task(ABC):
+    """What is learnt of examples."""
+
+    #: How the data's y is checked: as "class", "numbers", "bits", "tokens" or not ("own").
+    targets: ClassVar[Targets] = "own"
+    #: What examples of different lengths are filled up with, and what their targets are.
+    padding: ClassVar[int] = 0
+    target_padding: ClassVar[int] = 0
+    #: The figures that `metrics` gives and which way each is better; the first one decides.
+    measures: Mapping[str, Better] = {}
+
+    @abstractmethod
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        """The mean loss of a batch, of the model's outputs and what `collate` made of y."""
+
+    def collate(self, x: Opened, y: Opened) -> tuple[Tensors, Tensors]:
+        """A batch of some examples: a model is called with a tensor, or by the inputs' names.
+
+        Both come as arrays, as lists of arrays where lengths differ, or as one of these for each
+        input.
+        """
+        return as_tensors(x, self.padding), as_tensors(y, self.target_padding)
+
+    def forward(self, model: nn.Module, inputs: Tensors) -> Any:
+        """The model's outputs."""
+        if isinstance(inputs, torch.Tensor):
+            return model(inputs)
+        return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+
+    def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
+        """What of a batch the metrics are made of: arrays with a row for each example."""
+        return outputs.detach().cpu().numpy(), targets.cpu().numpy()
+
+    def metrics(self, *scored: Array) -> dict[str, Any]:
+        """The figures of held-out examples, whose `scored` lie one after another."""
+        return {}
+
+    def optimizer(
+        self, parameters: Sequence[torch.Tensor], plan: TrainingPlan
+    ) -> torch.optim.Optimizer:
+        """What a client of a round begins with."""
+        return make_optimizer(parameters, plan)
+
+    def train(
+        self, model: nn.Module, batches: Iterator[tuple[Tensors, Tensors]], plan: TrainingPlan
+    ) -> None:
+        """A client's whole training in a round: the model holds the server's weights."""
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        start = [p.detach().clone() for p in parameters]
+        optimizer = self.optimizer(parameters, plan)
+        for inputs, targets in batches:
+            optimizer.zero_grad(set_to_none=True)
+            torch.autograd.backward(self.loss(self.forward(model, inputs), targets))
+            _change_gradients(parameters, start, plan)
+            optimizer.step()
+
+
+def _change_gradients(
+    parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], plan: TrainingPlan
+) -> None:
+    """What the plan makes of a step's gradients."""
+    if plan.proximal:
+        for parameter, w in zip(parameters, start, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - w, alpha=plan.proximal)
+    if plan.gradient_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, plan.gradient_norm)
+
+
+def as_tensors(part: Opened, padding: int = 0) -> Tensors:
+    """Examples as tensors; those of different lengths filled up to the longest."""
+    if isinstance(part, dict):
+        return {name: _tensor(column, padding) for name, column in part.items()}
+    return _tensor(part, padding)
+
+
+def _tensor(column: Array | list[Array], padding: int) -> torch.Tensor:
+    if not isinstance(column, list):
+        return torch.from_numpy(column if column.flags.writeable else column.copy())
+    longest = max(map(len, column))
+    whole = np.full((len(column), longest, *column[0].shape[1:]), padding, column[0].dtype)
+    for row, item in zip(whole, column, strict=True):
+        row[: len(item)] = item
+    return torch.from_numpy(whole)
+
+
+class _Bundled(Task):
+    """A task whose metrics stand in a table; `loss_name` is what a plan calls its loss."""
+
+    loss_name: ClassVar[str]
+    table: ClassVar[Mapping[str, Metric]]
+    usual: ClassVar[Sequence[str]]
+    #: Metrics that are more than a number.
+    lists: ClassVar[Sequence[str]] = ("f1_per_class", "confusion")
+
+    def __init__(self, metrics: Sequence[str] | None = None) -> None:
+        self.chosen = list(metrics or self.usual)
+        strangers = [name for name in self.chosen if name not in self.table]
+        if strangers:
+            raise TaskInvalid(
+                f"evaluation.metrics holds {strangers[0]!r}, which is not one of "
+                f"{', '.join(self.table)}"
+            )
+        numbers = [name for name in self.chosen if name not in self.lists]
+        self.measures = {name: task_metrics.better(name) for name in numbers}
+        self._loss = mean_loss(self.loss_name)
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return self._loss(outputs, targets)
+
+    def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
+        rows = outputs.double().reshape(targets.shape).cpu().numpy()
+        return rows, targets.double().cpu().numpy()
+
+    def metrics(self, *scored: Array) -> dict[str, Any]:
+        return {name: self.table[name](*scored) for name in self.chosen}
+
+
+class Classification(_Bundled):
+    """One of some classes, by cross-entropy."""
+
+    targets = "class"
+    loss_name = "cross_entropy"
+    table = task_metrics.CLASSES
+    usual = ("accuracy", "auc")
+
+    def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
+        return torch.log_softmax(outputs.double(), dim=1).cpu().numpy(), targets.cpu().numpy()
+
+    def metrics(self, *scored: Array) -> dict[str, Any]:
+        scores, y = scored
+        loss = -scores[np.arange(len(y)), y].mean()
+        return {"loss": float(loss), **super().metrics(scores, y)}
+
+
+class Regression(_Bundled):
+    """Numbers, by their mean squared error."""
+
+    targets = "numbers"
+    loss_name = "mean_square"
+    table = task_metrics.NUMBERS
+    usual = ("rmse", "mae", "r2")
+
+    def metrics(self, *scored: Array) -> dict[str, Any]:
+        outputs, y = scored
+        return {"loss": float(np.square(outputs - y).mean()), **super().metrics(outputs, y)}
+
+
+class MultiLabel(_Bundled):
+    """Truth values, each by its own cross-entropy."""
+
+    targets = "bits"
+    loss_name = "binary_cross_entropy"
+    table = task_metrics.BITS
+    usual = ("f1", "accuracy", "auc")
+
+    def metrics(self, *scored: Array) -> dict[str, Any]:
+        scores, y = scored
+        loss = np.logaddexp(0, scores) - scores * y
+        return {"loss": float(loss.mean()), **super().metrics(scores, y)}
+
+
+class NextToken(_Bundled):
+    """The token after each, of scores [examples, tokens, vocabulary]."""
+
+    targets = "tokens"
+    target_padding = IGNORED
+    loss_name = "next_token"
+    table: ClassVar[Mapping[str, Metric]] = {
+        "perplexity": lambda told, _: _perplexity(told),
+        "accuracy": lambda told, _: float(told[:, 2].sum() / max(told[:, 1].sum(), 1)),
+    }
+    usual = ("perplexity", "accuracy")
+
+    def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
+        """The sum of each example's losses, how many tokens it has, and how many are right."""
+        logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
+        losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)
+        there = targets != IGNORED
+        right = (outputs.argmax(2) == targets) & there
+        told = torch.stack([losses.sum(1), there.sum(1).double(), right.sum(1).double()], dim=1)
+        return told.cpu().numpy(), there.any(1).cpu().numpy()
+
+    def metrics(self, *scored: Array) -> dict[str, Any]:
+        told, _ = scored
+        loss = float((told[:, 0] / np.maximum(told[:, 1], 1)).mean())
+        return {"loss": loss, **super().metrics(*scored)}
+
+
+def _perplexity(told: Array) -> float:
+    mean = told[:, 0].sum() / max(told[:, 1].sum(), 1)
+    return float(np.exp(min(mean, math.log(np.finfo(np.float64).max))))
+
+
+BUNDLED: dict[str, type[_Bundled]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "multilabel": MultiLabel,
+    "next_token": NextToken,
+}
+
+
+def find(name: str, metrics: Sequence[str] | None = None) -> Task:
+    """The task that a job names; raises `TaskInvalid`."""
+    if name in BUNDLED:
+        return BUNDLED[name](metrics)
+    key = f"task = {name!r}"
+    made = own_code.load(name, key=key, error=TaskInvalid, built_in=BUNDLED)
+    with own_code.told(key, TaskInvalid):
+        task = made()
+    if not isinstance(task, Task):
+        raise TaskInvalid(f"{key} gives a {type(task).__name__}, not a fedveil.Task")
+    if metrics is not None:
+        raise TaskInvalid(f"evaluation.metrics is for the bundled tasks: {key} has its own")
+    return task
+
+
+def plan_loss(task: Task) -> str:
+    """What a training plan calls the task's loss: by its name where any trainer may take it."""
+    return task.loss_name if type(task) in BUNDLED.values() else OWN  # type: ignore[attr-defined]

@@ -1,0 +1,147 @@
+"""What is measured of a model's outputs on held-out examples, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from fedveil._arrays import Array, Bools, Float64s, Int64s
+
+#: Which way a figure is better.
+Better = Literal["higher", "lower"]
+#: A figure, or one for each class.
+Metric = Callable[[Array, Array], Any]
+
+
+def accuracy(scores: Float64s, y: Int64s) -> float:
+    """The share of examples whose highest score is their class's."""
+    return float((scores.argmax(1) == y).mean())
+
+
+def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
+    """The mean over the classes that occur of the share of their examples that are right."""
+    right = scores.argmax(1) == y
+    return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
+
+
+def confusion(scores: Float64s, y: Int64s) -> list[list[int]]:
+    """How often an example of a class, a row, is taken for one of another, a column."""
+    classes = scores.shape[1]
+    counted = np.bincount(y * classes + scores.argmax(1), minlength=classes**2)
+    found: list[list[int]] = counted.reshape(classes, classes).tolist()
+    return found
+
+
+def f1_per_class(scores: Float64s, y: Int64s) -> list[float]:
+    """Of each class, twice its right ones over those that it has and those that it is given."""
+    table = np.array(confusion(scores, y))
+    both = table.sum(0) + table.sum(1)
+    return [2 * int(table[i, i]) / int(n) if n else math.nan for i, n in enumerate(both)]
+
+
+def f1(scores: Float64s, y: Int64s) -> float:
+    """The mean over the classes that occur, or are given."""
+    each = f1_per_class(scores, y)
+    return float(np.nanmean(each))
+
+
+def macro_auc(scores: Float64s, y: Int64s) -> float:
+    """The mean over classes of Pr[an example of the class outscores one of the rest].
+
+    Ties count half. Classes that have no example, or all of them, say nothing and are left out;
+    NaN where no class says anything or a score is not a number.
+    """
+    if np.isnan(scores).any():
+        return math.nan
+    return _mean(area(scores[:, label], y == label) for label in np.unique(y))
+
+
+def area(scores: Float64s, inside: Bools) -> float | None:
+    """Pr[one inside outscores one of the rest]; None where there are none of either."""
+    positives, negatives = int(inside.sum()), int((~inside).sum())
+    if not positives or not negatives:
+        return None
+    ranks = _ranks(scores)[inside].sum()
+    return float((ranks - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def _ranks(values: Float64s) -> Float64s:
+    """Each value's place in the order, from 1; equal values share the mean of their places."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[which]
+
+
+def _mean(figures: Any) -> float:
+    known = [figure for figure in figures if figure is not None]
+    return float(np.mean(known)) if known else math.nan
+
+
+def rmse(outputs: Float64s, y: Float64s) -> float:
+    """The root of the mean squared error."""
+    return math.sqrt(np.square(outputs - y).mean())
+
+
+def mae(outputs: Float64s, y: Float64s) -> float:
+    """The mean absolute error."""
+    return float(np.abs(outputs - y).mean())
+
+
+def r2(outputs: Float64s, y: Float64s) -> float:
+    """The share of the targets' variance that is explained, the mean over the outputs.
+
+    NaN where no target varies.
+    """
+    about = np.square(y - y.mean(0)).sum(0)
+    left = np.square(outputs - y).sum(0)
+    return _mean(1 - left[i] / about[i] if about[i] else None for i in range(len(about)))
+
+
+def bit_accuracy(scores: Float64s, y: Float64s) -> float:
+    """The share of truth values that are right."""
+    return float(((scores > 0) == (y > 0.5)).mean())
+
+
+def exact_match(scores: Float64s, y: Float64s) -> float:
+    """The share of examples whose truth values are all right."""
+    return float(((scores > 0) == (y > 0.5)).all(1).mean())
+
+
+def bit_f1(scores: Float64s, y: Float64s) -> float:
+    """The mean over the labels that occur, or are given, of their F1."""
+    given, true = scores > 0, y > 0.5
+    both = given.sum(0) + true.sum(0)
+    return _mean(2 * h / n if n else None for h, n in zip((given & true).sum(0), both, strict=True))
+
+
+def bit_auc(scores: Float64s, y: Float64s) -> float:
+    """The mean over the labels of the area under the ROC curve."""
+    if np.isnan(scores).any():
+        return math.nan
+    return _mean(area(scores[:, i], y[:, i] > 0.5) for i in range(y.shape[1]))
+
+
+CLASSES: Mapping[str, Metric] = {
+    "accuracy": accuracy,
+    "auc": macro_auc,
+    "balanced_accuracy": balanced_accuracy,
+    "f1": f1,
+    "f1_per_class": f1_per_class,
+    "confusion": confusion,
+}
+NUMBERS: Mapping[str, Metric] = {"rmse": rmse, "mae": mae, "r2": r2}
+BITS: Mapping[str, Metric] = {
+    "accuracy": bit_accuracy,
+    "exact_match": exact_match,
+    "f1": bit_f1,
+    "auc": bit_auc,
+}
+#: The figures of which less is better.
+LOWER = ("loss", "rmse", "mae", "perplexity")
+
+
+def better(name: str) -> Better:
+    """Which way a bundled figure is better."""
+    return "lower" if name in LOWER else "higher"

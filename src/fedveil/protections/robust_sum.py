@@ -1,0 +1,103 @@
+"""How a server that sees single reports may combine them: by more than their sum.
+
+    median        the middle of the reports' values, entry by entry
+    trimmed_mean  their mean, entry by entry, without a share of the largest and of the smallest
+    norm_bound    their mean, each shortened to an L2 norm where it is longer
+
+All are functions of what the reports say, and cost no privacy. A few clients that lie can move the
+first two by no more than the others' spread (Yin et al., 2018), and the third by no more than the
+bound. Nothing depends on the order of the reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.protections.exact_sum import MAX_MAGNITUDE
+
+Combination: TypeAlias = Literal["mean", "median", "trimmed_mean", "norm_bound"]
+#: Entries of all reports that are sorted at once.
+_ENTRIES = 1 << 20
+
+
+class Sum(Protocol):
+    """A running sum of reports."""
+
+    def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None: ...
+    def merge(self, other: Any) -> None: ...
+    def value(self) -> npt.NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True)
+class Combining:
+    """What a job says of it."""
+
+    kind: Combination = "mean"
+    trim: float = 0.1
+    norm_bound: float = 1.0
+
+    def sum(self, plain: Sum) -> Sum:
+        """What takes the place of `plain`, an empty sum."""
+        if self.kind == "norm_bound":
+            return BoundedSum(plain, self.norm_bound)
+        if self.kind == "mean":
+            return plain
+        return MiddleSum(0.5 if self.kind == "median" else self.trim)
+
+
+class BoundedSum:
+    """A sum whose terms are shortened before they are added."""
+
+    def __init__(self, plain: Sum, bound: float) -> None:
+        self._plain, self._bound = plain, bound
+
+    def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
+        norm = float(np.linalg.norm(vector.astype(np.float64)))
+        if norm > self._bound:
+            vector = (vector * (self._bound / norm)).astype(np.float32)
+        self._plain.add(vector, weight)
+
+    def merge(self, other: BoundedSum) -> None:
+        self._plain.merge(other._plain)
+
+    def value(self) -> npt.NDArray[np.float64]:
+        return self._plain.value()
+
+
+class MiddleSum:
+    """Holds all reports; its value is their number times the mean of those in the middle.
+
+    `cut` is the share that is left out at each end, entry by entry; at most, all but the one or the
+    two in the middle are.
+    """
+
+    def __init__(self, cut: float) -> None:
+        self._cut = cut
+        self._rows: list[npt.NDArray[Any]] = []
+
+    def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None:
+        """Raises ValueError, and adds nothing, if an entry is NaN or too large."""
+        if weight != 1:
+            raise ValueError("reports count equally")
+        if not max(vector.max(initial=0), -vector.min(initial=0)) <= MAX_MAGNITUDE:
+            raise ValueError("an entry is not finite or too large")
+        self._rows.append(vector.copy())
+
+    def merge(self, other: MiddleSum) -> None:
+        self._rows += other._rows
+
+    def value(self) -> npt.NDArray[np.float64]:
+        count = len(self._rows)
+        out = int(min(self._cut * count, (count - 1) // 2))
+        total = np.empty(len(self._rows[0]))
+        size = max(1, _ENTRIES // count)
+        for start in range(0, len(total), size):
+            part = np.stack([row[start : start + size] for row in self._rows]).astype(np.float64)
+            part.sort(axis=0)
+            total[start : start + size] = part[out : count - out].mean(axis=0)
+        total *= count
+        return total

@@ -1,0 +1,75 @@
+"""The clients' learning rate by round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedveil
+import parts
+from fedveil.engine.assembly import ModelShape, make_model
+from fedveil.engine.client_rate import client_rate
+from fedveil.errors import InvalidValue
+from fedveil.federated.job import Job
+from fedveil.learning.weight_layout import Layout
+
+
+def falling(round: int, lr: float) -> float:
+    """A schedule of one's own."""
+    return lr / round
+
+
+def nothing() -> float:
+    """One that no client can train with."""
+    return 0.0
+
+
+def job(**training: Any) -> Job:
+    return Job(
+        rounds=3,
+        clients={"number": 4, "fraction": 1.0},
+        data={"name": "parts:data"},
+        model="parts:linear",
+        training={"epochs": 1, "batch_size": 1000, "lr": 0.5, **training},
+        simulation={"workers": 0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({}, [0.5, 0.5, 0.5]),
+        ({"lr_schedule": "step", "lr_rounds": 2, "lr_factor": 0.5}, [0.5, 0.5, 0.25, 0.25, 0.125]),
+        ({"lr_schedule": "cosine", "lr_rounds": 2, "lr_factor": 0.2}, [0.5, 0.3, 0.1, 0.1]),
+        ({"lr_schedule": "test_client_rate:falling"}, [0.5, 0.25, 0.5 / 3]),
+    ],
+)
+def test_rates_of_rounds(settings: dict[str, Any], rates: list[float]) -> None:
+    found = [client_rate(job(**settings), round) for round in range(1, len(rates) + 1)]
+    assert found == pytest.approx(rates)
+
+
+def test_a_rate_that_nobody_can_train_with_is_refused() -> None:
+    with pytest.raises(InvalidValue) as told:
+        client_rate(job(lr_schedule="test_client_rate:nothing"), 2)
+    assert str(told.value) == (
+        "training.lr_schedule = 'test_client_rate:nothing' gives the rate 0.0 in round 2: a number "
+        "above 0 is needed"
+    )
+
+
+def test_clients_train_with_the_rate_of_the_round(tmp_path: Path) -> None:
+    run = fedveil.simulate(job(lr_schedule="step", lr_rounds=1, lr_factor=0.5), tmp_path / "run")
+    data = parts.data()
+    x, y = data["x_train"].astype(np.float64), data["y_train"]
+    w = Layout(make_model(run.job, ModelShape((6,), 3))).vector().astype(np.float64)
+    for rate in (0.5, 0.25, 0.125):  # one step of every client is one on all examples
+        scores = x @ w[:18].reshape(3, 6).T + w[18:]
+        p = np.exp(scores - scores.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        p[np.arange(len(y)), y] -= 1
+        w -= rate * np.concatenate([(p.T @ x).ravel(), p.sum(0)]) / len(y)
+    np.testing.assert_allclose(Layout(run.model).vector(), w, atol=1e-5)

@@ -1,0 +1,209 @@
+"""Whole runs of every task: what they learn, record and show, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedveil
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.membership import membership
+from fedveil.attacks.target import Target
+from fedveil.comparing.comparison import Asked, Comparison
+from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
+from fedveil.pages import curves
+from fedveil.pages.ending import ending
+from fedveil.pages.read_run import read_run
+from fedveil.pages.runs_page import runs_page
+from fedveil.record.measures import word
+from fedveil.run_display import describe
+
+
+def job(named: str, own: str, task: str, **change: Any) -> fedveil.Job:
+    settings = {
+        "rounds": 3, "clients": {"number": 6, "fraction": 1.0},
+        "data": {"name": f"task_parts:{named}"}, "model": f"task_parts:{own}", "task": task,
+        "training": {"epochs": 5, "batch_size": 10, "lr": 0.5}, "simulation": {"workers": 0},
+    }  # fmt: skip
+    for key, value in change.items():
+        held = settings.get(key)
+        settings[key] = {**held, **value} if isinstance(held, dict) else value
+    return fedveil.Job(**settings)
+
+
+def timeless(run: fedveil.Run) -> list[str]:
+    return [
+        json.dumps({k: v for k, v in record.items() if not k.startswith("seconds_")})
+        for record in run.metrics
+    ]
+
+
+RUNS = {
+    "regression": (job("slope", "linear", "regression"), "rmse", "loop"),
+    "multilabel": (job("signs", "linear", "multilabel"), "f1", "loop"),
+    "next_token": (job("counting", "tokens", "next_token"), "perplexity", "loop"),
+    "uneven": (job("uneven_counting", "tokens", "next_token"), "perplexity", "task"),
+    "inputs": (job("inputs", "words", "classification"), "accuracy", "task"),
+    "own": (job("slope", "linear", "task_parts:Pinball"), "kept", "task"),
+    "step": (
+        job("slope", "linear", "task_parts:OwnStep", training={"lr": 0.1}), "kept", "task"
+    ),
+}  # fmt: skip
+REACHED = {
+    "rmse": lambda v: v < 0.2,
+    "f1": lambda v: v > 0.9,
+    "perplexity": lambda v: v < 3,
+    "accuracy": lambda v: v > 0.8,
+    "kept": lambda v: v > 0.6,
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_task_is_learnt_recorded_and_shown(tmp_path: Path, name: str) -> None:
+    settings, figure, trainer = RUNS[name]
+    run = fedveil.simulate(settings, tmp_path / "run")
+    last = run.metrics[-1]
+    assert REACHED[figure](last[figure]), last
+    assert last["loss"] < run.metrics[0]["loss"]
+    assert last["trainer"] == trainer
+    assert word(figure) in describe(last)
+    read = read_run(tmp_path / "run")
+    assert ending(read).quality.value.startswith(f"{word(figure)} {last[figure]:.4f}")
+    assert next(plot.name for plot in curves.quality({"run": read})) == figure
+    (table,) = runs_page([read]).sections[0].parts
+    assert table.columns[3] == word(figure)
+
+
+def test_workers_and_a_resumed_run_give_the_same_bytes(tmp_path: Path) -> None:
+    settings = RUNS["inputs"][0]
+    alone = fedveil.simulate(settings, tmp_path / "alone")
+    spread = fedveil.Job(**{**settings.model_dump(), "rounds": 1, "simulation": {"workers": 1}})
+    fedveil.simulate(spread, tmp_path / "spread")
+    went_on = fedveil.resume(tmp_path / "spread", rounds=3)
+    assert timeless(went_on) == timeless(alone)
+
+
+@pytest.mark.parametrize("data", ["slope", "signs"])
+def test_a_run_may_train_by_vmap(tmp_path: Path, data: str) -> None:
+    settings, _, _ = RUNS["regression" if data == "slope" else "multilabel"]
+    fast = fedveil.Job(**{**settings.model_dump(), "training": {
+        **settings.training.model_dump(), "engine": "vmap"}})  # fmt: skip
+    slow, quick = (fedveil.simulate(j, tmp_path / j.training.engine) for j in (settings, fast))
+    assert quick.metrics[-1]["trainer"] == "vmap"
+    assert quick.metrics[0]["loss"] == pytest.approx(slow.metrics[0]["loss"], rel=1e-4)
+
+
+def test_classification_keeps_its_keys_and_measures_more_where_asked(tmp_path: Path) -> None:
+    plain = job("signs", "linear", "classification", data={"name": "parts:data"}, rounds=1)
+    usual = fedveil.simulate(plain, tmp_path / "usual").metrics[-1]
+    assert {"loss", "accuracy", "auc"} <= set(usual)
+    assert "measures" not in usual
+    asked = ["balanced_accuracy", "f1", "f1_per_class", "confusion"]
+    more = fedveil.Job(**{**plain.model_dump(), "evaluation": {"metrics": asked}})
+    record = fedveil.simulate(more, tmp_path / "more").metrics[-1]
+    assert record["measures"] == {"balanced_accuracy": "higher", "f1": "higher"}
+    assert record["f1"] == pytest.approx(sum(record["f1_per_class"]) / 3)
+    assert sum(map(sum, record["confusion"])) == 90
+    assert "accuracy" not in record
+    assert fedveil.resume(tmp_path / "more", rounds=2).metrics[0] == record
+
+
+def test_an_example_of_a_regression_can_be_promised_something(tmp_path: Path) -> None:
+    private = job(
+        "slope", "linear", "regression", rounds=2, privacy={"unit": "example"},
+        protection={"name": "dp_encrypt"},
+        training={"epochs": 1, "batch_size": 10, "sampling_rate": 0.5},
+    )  # fmt: skip
+    last = fedveil.simulate(private, tmp_path / "run").metrics[-1]
+    assert last["trainer"] == "clipped examples"
+    assert math.isfinite(last["epsilon_run_every_round"])
+
+
+SENTENCES: list[tuple[fedveil.Job, type[Exception], str]] = [
+    (
+        job("slope", "linear", "regression", data={"split": "dirichlet"}),
+        DataInvalid,
+        "data.split = dirichlet deals by classes, which task = regression has none of: take iid "
+        "or by_client",
+    ),
+    (
+        job("slope", "linear", "regression", data={"name": "digits"}),
+        DataInvalid,
+        "data.name = digits has classes, which task = classification learns: for another task "
+        "name a function of yours",
+    ),
+    (
+        job("slope", "linear", "regression", evaluation={"metrics": ["accuracy"]}),
+        TaskInvalid,
+        "evaluation.metrics holds 'accuracy', which is not one of rmse, mae, r2",
+    ),
+    (
+        job("slope", "linear", "task_parts:slope"),
+        TaskInvalid,
+        "task = 'task_parts:slope' gives a dict, not a fedveil.Task",
+    ),
+    (
+        job("slope", "linear", "task_parts:Pinball", training={"engine": "vmap"}),
+        ModelInvalid,
+        "training.engine = vmap takes examples of one array and a bundled loss, which task = "
+        "task_parts:Pinball or its data does not have: engine loop does",
+    ),
+    (
+        job("inputs", "words", "classification", model="mlp"),
+        ModelInvalid,
+        "model = mlp needs examples of one array and one shape",
+    ),
+    (
+        job(
+            "slope", "linear", "task_parts:OwnStep", privacy={"unit": "example"},
+            protection={"name": "dp_encrypt"},
+            training={"epochs": 1, "sampling_rate": 0.5},
+        ),
+        ModelInvalid,
+        "privacy.unit = example takes each example's gradient alone, in one step of plain SGD: "
+        "task = task_parts:OwnStep brings its own optimizer",
+    ),
+    (
+        job("signs", "words", "multilabel", model="task_parts:single"),
+        ModelInvalid,
+        "it gives a tensor of shape (10, 1) where (10, 3) is needed",
+    ),
+    (
+        job("slope", "linear", "task_parts:Unsaid"),
+        ModelInvalid,
+        "the task's metrics lack missing, which its measures have",
+    ),
+    (
+        job("slope", "linear", "task_parts:Named"),
+        ModelInvalid,
+        "the task's metrics have 'round', which a record cannot hold",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "error", "sentence"), SENTENCES)
+def test_what_cannot_be_is_told_before_the_first_round(
+    tmp_path: Path, settings: fedveil.Job, error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error) as caught:
+        fedveil.simulate(settings, tmp_path / "run")
+    assert sentence in str(caught.value)
+
+
+def test_attacks_on_classes_refuse_other_tasks() -> None:
+    with pytest.raises(AttackImpossible, match="the membership attack is on models of task = cl"):
+        membership.attack(Target.of(RUNS["regression"][0]), "quick", Watch())
+
+
+def test_a_comparison_aims_at_what_the_task_measures() -> None:
+    asked = Asked(protections=["not_encrypt"], target="rmse=1")
+    goal = Comparison(RUNS["regression"][0], asked).goal
+    assert goal is not None
+    assert goal.reached(0.5)
+    assert not goal.reached(2)
+    with pytest.raises(JobError, match="with one of rmse, mae, r2, loss"):
+        Comparison(RUNS["regression"][0], Asked(protections=["signds"], target="accuracy=1"))

@@ -1,0 +1,126 @@
+"""Runs that end by what they measure, and runs that leave their best model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedveil
+from fedveil.engine.quality import ModelTest
+from fedveil.engine.stopping import Stopping
+from fedveil.errors import RunStopped
+from fedveil.federated.job import Job
+from fedveil.federated.stopping_settings import StoppingSettings
+
+#: The round after which the figure of `wandering` is best.
+BEST = 4
+
+
+def job(**changes: Any) -> Job:
+    base: dict[str, Any] = {
+        "rounds": 6,
+        "clients": {"number": 4, "fraction": 0.5},
+        "data": {"name": "parts:data"},
+        "model": "parts:linear",
+        "training": {"epochs": 1, "batch_size": 20, "lr": 0.3},
+        "simulation": {"workers": 0},
+    }
+    return Job(**base | changes)
+
+
+def measured(*figures: float, metric: str = "accuracy") -> list[dict[str, Any]]:
+    """The records of rounds with these figures; NaN: not tested."""
+    tested = [{} if f == -1 else {"loss": 1.0, "accuracy": 0.0} | {metric: f} for f in figures]
+    return [{"round": number, **figure} for number, figure in enumerate(tested, start=1)]
+
+
+def test_a_target_ends_a_run() -> None:
+    stopping = Stopping(StoppingSettings(target=0.9))
+    assert stopping.why(measured(0.5, 0.89)) is None
+    assert stopping.why(measured(0.5, -1, 0.9)) == (
+        "accuracy 0.9000 in round 3 reaches stopping.target = 0.9"
+    )
+    lower = Stopping(StoppingSettings(metric="loss", target=0.5))
+    assert lower.why(measured(0.6, metric="loss")) is None
+    assert lower.why(measured(0.6, 0.4, metric="loss")) == (
+        "loss 0.4000 in round 2 reaches stopping.target = 0.5"
+    )
+
+
+def test_patience_counts_tests_without_a_better_figure() -> None:
+    stopping = Stopping(StoppingSettings(patience=2))
+    assert stopping.why(measured(0.5, 0.7, 0.6)) is None
+    assert stopping.why(measured(0.5, 0.7, 0.6, -1, 0.8)) is None
+    assert stopping.why(measured(0.5, 0.7, float("nan"), -1, 0.7)) == (
+        "accuracy was best in round 2, and stopping.patience = 2 tests have brought no better one"
+    )
+
+
+def test_a_figure_that_is_not_measured_is_named() -> None:
+    with pytest.raises(RunStopped, match=r"metric = 'rmse' is no figure .*: they have loss, acc"):
+        Stopping(StoppingSettings(metric="rmse", target=0.1)).why(measured(0.5))
+
+
+def test_a_run_that_reached_its_target_ends_and_says_why(tmp_path: Path) -> None:
+    whole = fedveil.simulate(job(), tmp_path / "whole")
+    third = whole.metrics[2]["loss"]
+    assert all(record["loss"] > third for record in whole.metrics[:2])
+    run = fedveil.simulate(
+        job(stopping={"metric": "loss", "target": third + 1e-9}), tmp_path / "run"
+    )
+    assert len(run.metrics) == 3
+    assert run.stopped is not None
+    assert run.stopped.startswith("loss ")
+    again = fedveil.resume(run.folder)
+    assert (len(again.metrics), again.stopped) == (3, run.stopped)
+
+
+@pytest.fixture
+def wandering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure that the weights decide, and that goes up and down."""
+    original = ModelTest.quality
+
+    def quality(self: ModelTest, weights: np.ndarray) -> dict[str, float]:
+        return original(self, weights) | {"accuracy": float(abs(np.sin(99 * weights[0])))}
+
+    monkeypatch.setattr(ModelTest, "quality", quality)
+
+
+@pytest.mark.usefixtures("wandering")
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_best_model_is_kept_through_an_interruption(tmp_path: Path, every: int) -> None:
+    best_kept = job(stopping={"keep": "best"}, checkpoint={"every": every})
+    run = fedveil.simulate(best_kept, tmp_path / "run")
+    best = max(run.metrics, key=lambda record: record["accuracy"])["round"]
+    assert best == BEST
+    until_then = fedveil.simulate(job(rounds=best), tmp_path / "until then")
+    assert model(run.folder) == model(until_then.folder)
+    assert f"the model is that of round {best}, the best one tested" in events(run.folder)
+
+    def cut(record: dict[str, Any]) -> None:
+        if record["round"] == best + 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(best_kept, tmp_path / "cut", progress=cut)
+    assert model(fedveil.resume(tmp_path / "cut").folder) == model(run.folder)
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def events(folder: Path) -> str:
+    return (folder / "events.log").read_text()
+
+
+def test_what_all_rounds_cost_is_said_of_a_run_that_may_end_early(tmp_path: Path) -> None:
+    early = job(stopping={"target": 0.0}, protection="dp_encrypt", privacy={"max_epsilon": None})
+    run = fedveil.simulate(early, tmp_path / "run")
+    assert len(run.metrics) == 1
+    (line,) = [line for line in run.others if line.what.startswith("all 6 rounds")]
+    assert line.what == "all 6 rounds: what holds whenever stopping ends the run"
+    assert line.epsilon > 2 * run.metrics[-1]["epsilon_run_every_round"]

@@ -1,0 +1,96 @@
+"""What is measured of a model, against scikit-learn's figures and by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as known
+from torch import nn
+
+from fedveil.entropy import Seeded
+from fedveil.learning import task_metrics as ours
+from fedveil.learning.evaluate import score
+from fedveil.learning.learning_task import NextToken, as_tensors, find
+from fedveil.learning.losses import LOSSES, mean_loss
+
+DRAW = Seeded(5).generator()
+SCORES, LABELS = DRAW.normal(size=(300, 4)), DRAW.integers(0, 4, 300)
+TOLD, TRUE = DRAW.normal(size=(200, 2)), DRAW.normal(size=(200, 2))
+BITS = DRAW.integers(0, 2, (200, 2)).astype(float)
+
+
+def test_classes_against_scikit_learn() -> None:
+    guess = SCORES.argmax(1)
+    assert ours.confusion(SCORES, LABELS) == known.confusion_matrix(LABELS, guess).tolist()
+    each = known.f1_score(LABELS, guess, average=None)
+    assert ours.f1_per_class(SCORES, LABELS) == pytest.approx(each)
+    assert ours.f1(SCORES, LABELS) == pytest.approx(each.mean())
+    expected = known.balanced_accuracy_score(LABELS, guess)
+    assert ours.balanced_accuracy(SCORES, LABELS) == pytest.approx(expected)
+
+
+def test_a_class_that_never_occurs_is_left_out() -> None:
+    scores, y = np.eye(3)[[0, 0, 1, 1]], np.array([0, 1, 1, 1])
+    assert math.isnan(ours.f1_per_class(scores, y)[2])
+    assert ours.f1(scores, y) == pytest.approx((2 / 3 + 4 / 5) / 2)
+    assert ours.balanced_accuracy(scores, y) == pytest.approx((1 + 2 / 3) / 2)
+
+
+def test_numbers_against_scikit_learn() -> None:
+    assert ours.rmse(TOLD, TRUE) == pytest.approx(known.mean_squared_error(TRUE, TOLD) ** 0.5)
+    assert ours.mae(TOLD, TRUE) == pytest.approx(known.mean_absolute_error(TRUE, TOLD))
+    assert ours.r2(TOLD, TRUE) == pytest.approx(known.r2_score(TRUE, TOLD))
+    assert math.isnan(ours.r2(TOLD, np.ones_like(TRUE)))
+
+
+def test_truth_values_against_scikit_learn() -> None:
+    guess = (TOLD > 0).astype(float)
+    assert ours.bit_f1(TOLD, BITS) == pytest.approx(known.f1_score(BITS, guess, average="macro"))
+    assert ours.bit_auc(TOLD, BITS) == pytest.approx(known.roc_auc_score(BITS, TOLD))
+    assert ours.exact_match(TOLD, BITS) == pytest.approx(known.accuracy_score(BITS, guess))
+    assert ours.bit_accuracy(TOLD, BITS) == pytest.approx((guess == BITS).mean())
+
+
+def test_perplexity_counts_the_tokens_that_are_there() -> None:
+    logits = torch.tensor([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [5.0, 5.0]]])
+    y = torch.tensor([[0, 0], [1, -100]])
+    task = NextToken()
+    figures = task.metrics(*task.scored(logits, y))
+    losses = [math.log(1 + math.exp(-2)), math.log(1 + math.e), math.log(2)]
+    assert figures["perplexity"] == pytest.approx(math.exp(sum(losses) / 3))
+    assert figures["accuracy"] == pytest.approx(1 / 3)
+    assert float(task.loss(logits, y)) == pytest.approx((sum(losses[:2]) / 2 + losses[2]) / 2)
+    assert figures["loss"] == pytest.approx(float(task.loss(logits, y)))
+
+
+@pytest.mark.parametrize("name", ["classification", "regression", "multilabel"])
+def test_the_loss_of_a_record_is_the_loss_that_is_trained(name: str) -> None:
+    y = {"classification": LABELS[:200], "regression": TRUE, "multilabel": BITS}[name]
+    y = y if name == "classification" else y.astype(np.float32)
+    x = SCORES[:200].astype(np.float32)
+    model = nn.Linear(4, 4 if name == "classification" else 2)
+    task = find(name)
+    figures = score(model, task, x, y).figures()
+    trained = task.loss(model(torch.from_numpy(x)), torch.from_numpy(y))
+    assert figures["loss"] == pytest.approx(trained.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_batchs_loss_is_the_mean_of_its_examples(name: str) -> None:
+    outputs = torch.from_numpy(DRAW.normal(size=(6, 5, 3) if name == "next_token" else (6, 3)))
+    y = torch.from_numpy(DRAW.integers(0, 2, outputs.shape)).double()
+    if name in ("cross_entropy", "next_token"):
+        y = y[..., 0].long()
+    each = LOSSES[name](outputs, y)
+    assert each.shape == (6,)
+    alone = [float(mean_loss(name)(outputs[i : i + 1], y[i : i + 1])) for i in range(6)]
+    assert each.tolist() == pytest.approx(alone)
+    assert float(mean_loss(name)(outputs, y)) == pytest.approx(float(each.mean()))
+
+
+def test_lines_of_different_lengths_are_filled_up() -> None:
+    batch = as_tensors([np.array([1, 2, 3]), np.array([4])], padding=-100)
+    assert batch.tolist() == [[1, 2, 3], [4, -100, -100]]  # type: ignore[union-attr]

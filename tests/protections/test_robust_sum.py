@@ -1,0 +1,110 @@
+"""Reports that are seen one by one, combined by more than their sum."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.engine.job_protection import make_protection
+from fedveil.errors import ReportRejected
+from fedveil.federated.job import Job
+from fedveil.protections.base import JobContext, RoundContext
+from fedveil.protections.exact_sum import ExactSum
+from fedveil.protections.positions import POSITIONS, build
+from fedveil.protections.robust_sum import Combining
+from job_checks import problems
+from round_parts import client_half, report_of, server_half
+
+MODEL = np.zeros(3, np.float32)
+UPDATES = {1: [0, 1, -1], 2: [1, 2, 0], 3: [2, 3, 1], 4: [3, 4, 2], 5: [900, -900, 900]}
+
+
+def aggregate(combining: Combining, name: str = "not_encrypt", order: Any = UPDATES) -> Any:
+    context = JobContext("equal", 3, len(UPDATES), 1, combining=combining)
+    protection = build(name, POSITIONS[name].settings_type(), context)
+    halves = [server_half(protection, list(UPDATES), MODEL) for _ in range(2)]
+    for place, client in enumerate(order):
+        half = client_half(protection, client, MODEL)
+        report = report_of(half, {"round": 7}, UPDATES[client])
+        halves[place % 2].receive(client, report)
+    halves[0].merge(pickle.loads(pickle.dumps(halves[1])))
+    return halves[0].aggregate()
+
+
+def test_the_middle_is_the_others() -> None:
+    median = aggregate(Combining("median"))
+    np.testing.assert_allclose(median.update, [2, 2, 1])
+    assert median.reports == 5
+    np.testing.assert_allclose(aggregate(Combining("trimmed_mean", trim=0.2)).update, [2, 2, 1])
+    np.testing.assert_allclose(
+        aggregate(Combining("trimmed_mean", trim=0.1)).update, [181.2, -178, 180.4]
+    )
+
+
+def test_a_long_report_is_shortened() -> None:
+    bounded = aggregate(Combining("norm_bound", norm_bound=3.0)).update
+    rows = np.array(list(UPDATES.values()), float)
+    norms = np.linalg.norm(rows, axis=1)
+    rows *= np.minimum(1, 3 / norms)[:, None]
+    np.testing.assert_allclose(bounded, rows.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed_mean", "norm_bound"])
+def test_order_and_trees_change_nothing(kind: Any) -> None:
+    combining = Combining(kind, trim=0.3)
+    first, other = (aggregate(combining, order=o) for o in (list(UPDATES), [4, 5, 2, 1, 3]))
+    assert first.update.tobytes() == other.update.tobytes()
+
+
+def test_noised_reports_have_a_median_too() -> None:
+    context = JobContext("equal", 3, len(UPDATES), 1)
+    protection = build("dp_encrypt", POSITIONS["dp_encrypt"].settings_type(), context)
+    round = RoundContext(list(UPDATES), 7, MODEL)
+    seen = [
+        protection.reading(round, report_of(client_half(protection, c, MODEL), {"round": 7}, u))
+        for c, u in UPDATES.items()
+    ]
+    expected = np.median([reading.estimate for reading in seen], axis=0)
+    np.testing.assert_allclose(aggregate(Combining("median"), "dp_encrypt").update, expected)
+
+
+def test_a_job_says_how() -> None:
+    job = Job(server={"aggregation": "trimmed_mean", "trim": 0.3})
+    assert make_protection(job, 3).context.combining == Combining("trimmed_mean", 0.3)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**41])
+def test_what_is_no_number_is_refused(value: float) -> None:
+    context = JobContext("equal", 3, 1, 1, combining=Combining("median"))
+    protection = build("not_encrypt", POSITIONS["not_encrypt"].settings_type(), context)
+    half = server_half(protection, [1], MODEL)
+    with pytest.raises(ReportRejected, match="not finite or too large"):
+        half.receive(1, {"round": 7, "update": np.array([0, value, 0], np.float32)})
+
+
+def test_where_they_count_equally_and_where_they_are_refused() -> None:
+    assert Job(server={"aggregation": "median"}).server.weighting == "equal"
+    assert Job(server={"aggregation": "norm_bound"}).server.weighting == "by_size"
+    assert problems("server: {aggregation: trimmed_mean, weighting: by_size}") == [
+        "server.weighting = by_size has no meaning under server.aggregation = trimmed_mean: only "
+        "equal is allowed"
+    ]
+    assert problems("{server: {aggregation: median}, protection: pw_encrypt}") == [
+        "server.aggregation = median is refused under protection.name = pw_encrypt, whose server "
+        "has the sum of reports alone, or reports that are clipped already: take not_encrypt or "
+        "dp_encrypt, or mean"
+    ]
+    for name, position in POSITIONS.items():
+        able = name in ("not_encrypt", "dp_encrypt")
+        assert ("median" in position.combinations) is able
+
+
+def test_reports_are_held_and_not_their_buffers() -> None:
+    total, buffer = Combining("median").sum(ExactSum(1)), np.zeros(1, np.float32)
+    for value in (1, 2, 9):
+        buffer[0] = value
+        total.add(buffer)
+    assert total.value() == 6
