@@ -107,7 +107,8 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     if "clients_mean" in last:
         text += (
             f"; at clients {last['clients_mean']:.4f} on average, "
-            f"{last['clients_worst_tenth']:.4f} at the worst tenth, spread {last['clients_spread']:.4f}"
+            f"{last['clients_worst_tenth']:.4f} at the worst tenth, "
+            f"spread {last['clients_spread']:.4f}"
         )
     return Fact(_QUALITY, f"{word(name)} {last[name]:.4f}", text)
 

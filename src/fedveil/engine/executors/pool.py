@@ -69,6 +69,7 @@ class WorkerSetup:
     exchange: tuple[int, dict[str, Span]]
     import_path: list[str]
     shape: ModelShape
+    own: bytes
     number: int = 0
 
 
@@ -151,14 +152,18 @@ class WorkerPool(Executor):
         self._owner: dict[ClientId, _Worker] = {}
         self._least = 1
 
-    def start(self, job: Job, shape: ModelShape) -> None:
-        """Tell the workers what they serve, and wait until each is ready."""
+    def start(self, job: Job, shape: ModelShape, own: bytes = b"") -> None:
+        """Tell the workers what they serve, and wait until each is ready.
+
+        `own` is what the job names of the calling script (`own_code.packed`).
+        """
         setup = WorkerSetup(
             job=job,
             data=(self._data.descriptor, self._data.spans),
             exchange=(self._exchange.descriptor, self._exchange.spans),
             import_path=sys.path,
             shape=shape,
+            own=own,
         )
         for worker in self._workers:
             worker.send(("setup", replace(setup, number=worker.number)))
