@@ -17,6 +17,7 @@ import typer
 from fedveil.attacks.effort import Effort, Watch
 from fedveil.errors import JobError
 from fedveil.job_arguments import Overrides, load
+from fedveil.json_answer import AsJson, alone, answer
 from fedveil.plain_text import console, say
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def _add_federated(attack: Attack) -> None:
         overrides: Overrides = None,
         effort: Try = "quick",
         out: Out = None,
+        json: AsJson = False,
     ) -> None:
         from fedveil.attacks.target import Target
 
@@ -113,14 +115,18 @@ def _add_federated(attack: Attack) -> None:
                 target = Target.of(job)
                 folder = _new_folder(out, job, attack, stack)
             asked = [target.under(name) for name in protections] if protections else [target]
-            _mount(attack, asked, effort, folder)
+            _mount(attack, asked, effort, folder, json=json)
 
     app.command(attack.name, help=attack.help)(command)
 
 
 def _add_vertical(attack: Attack) -> None:
     def command(
-        where: Where = None, overrides: Overrides = None, effort: Try = "quick", out: Out = None
+        where: Where = None,
+        overrides: Overrides = None,
+        effort: Try = "quick",
+        out: Out = None,
+        json: AsJson = False,
     ) -> None:
         from fedveil.attacks.split.split_target import SplitTarget
 
@@ -134,7 +140,7 @@ def _add_vertical(attack: Attack) -> None:
                 job = command_line.load(where, overrides)
                 target = SplitTarget.of(job)
                 folder = _new_folder(out, job, attack, stack)
-            _mount(attack, [target], effort, folder)
+            _mount(attack, [target], effort, folder, json=json)
 
     app.command(attack.name, help=attack.help)(command)
 
@@ -177,19 +183,26 @@ def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) ->
     return folder
 
 
-def _mount(attack: Attack, targets: Sequence[Any], effort: Effort, folder: Folder) -> None:
+def _mount(
+    attack: Attack, targets: Sequence[Any], effort: Effort, folder: Folder, *, json: bool
+) -> None:
     """Against each target in turn; a finding is written as soon as it is there."""
     from fedveil.record.finding_lines import FINDINGS, add_finding
 
-    for target in targets:
-        began = time.perf_counter()
-        with progress() as step:
-            watch = Watch(step, lambda name, data: _keep(folder(), name, data))
-            found = attack.mount(target, effort, watch)
-        found = replace(found, attack=attack.name, seconds=time.perf_counter() - began)
-        add_finding(folder(), found)
-        show(found)
-    say(f"written to {folder().path / FINDINGS}")
+    findings = []
+    with alone(json):
+        for target in targets:
+            began = time.perf_counter()
+            with progress() as step:
+                watch = Watch(step, lambda name, data: _keep(folder(), name, data))
+                found = attack.mount(target, effort, watch)
+            found = replace(found, attack=attack.name, seconds=time.perf_counter() - began)
+            add_finding(folder(), found)
+            findings.append(found)
+            show(found)
+        say(f"written to {folder().path / FINDINGS}")
+    if json:
+        answer(findings)
 
 
 def _keep(folder: RunFolder, name: str, data: bytes) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,8 +18,12 @@ from fedveil._version import __version__
 from fedveil.errors import JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, Exit, ended
 from fedveil.job_arguments import JobPath, Overrides, load, remarks
+from fedveil.json_answer import AsJson, alone, answer
 from fedveil.plain_text import console, say
 from fedveil.starter import DEFAULT_JOB
+
+if TYPE_CHECKING:
+    from fedveil.federated.job import Job
 
 app = typer.Typer(
     cls=Commands,
@@ -71,6 +76,7 @@ def run(
         Path | None,
         typer.Option(help="Go on with the run in this folder; --set rounds=N gives it more."),
     ] = None,
+    json: AsJson = False,
 ) -> None:
     """Train: every round's figures as they come, and everything in the run's folder."""
     from fedveil.federated.job import Job
@@ -91,11 +97,15 @@ def run(
         rounds = settings.rounds
         train = partial(fedveil.simulate, settings, out)
     from fedveil.pages.read_run import read_run
-    from fedveil.run_display import RunDisplay
+    from fedveil.run_display import RunDisplay, of_run
 
-    with RunDisplay(console(), rounds) as display:
-        result = train(progress=display.show, warn=display.warn)
-    display.summary(read_run(result.folder))
+    with alone(json):
+        with RunDisplay(console(), rounds) as display:
+            result = train(progress=display.show, warn=display.warn)
+        found = read_run(result.folder)
+        display.summary(found)
+    if json:
+        answer(of_run(found))
 
 
 app.command()(pages_cli.report)
@@ -117,6 +127,7 @@ def budget(
         float | None,
         typer.Option(help="Find the protection's parameter with which a run costs at most this."),
     ] = None,
+    json: AsJson = False,
 ) -> None:
     """What a run will have cost a client's privacy, before it starts."""
     from rich.table import Table
@@ -126,10 +137,19 @@ def budget(
     from fedveil.engine.measured import measured
     from fedveil.privacy.loss import format_delta, format_epsilon
 
+    solved = None
     if target_epsilon is None:
         lines = project_job(settings)
     else:
         solved, lines = solve_job(settings, target_epsilon)
+    if json:
+        costs = [{"for": ln.what, "epsilon": ln.epsilon, "delta": ln.delta} for ln in lines]
+        known = [row._asdict() for row in measured(settings)]
+        answer(
+            {"solved": None if solved is None else str(solved), "costs": costs, "measured": known}
+        )
+        return
+    if solved is not None:
         say(str(solved))
     table = Table(box=None, pad_edge=False)
     for column in ("epsilon", "delta", "promise", "for"):
@@ -151,26 +171,32 @@ def audit(
     trials: Annotated[
         int, typer.Option(min=1000, help="Outputs of each mechanism for each of two inputs.")
     ] = 20_000,
+    json: AsJson = False,
 ) -> None:
     """Try to refute what every mechanism claims, or print what a run's audit and attacks found.
 
     Exits 1 where a claim is refuted.
     """
     if folder is not None:
-        _print_findings(folder)
+        with alone(json):
+            _print_findings(folder, json=json)
         return
     from fedveil.audit_cases import cases
 
-    refuted = False
-    for case in cases():
-        result = case.audit(trials)
-        refuted |= result.refuted
-        say(f"{case.name}: {result}")
+    refuted, found = False, []
+    with alone(json):
+        for case in cases():
+            result = case.audit(trials)
+            refuted |= result.refuted
+            found.append({"mechanism": case.name, "refuted": result.refuted, "said": str(result)})
+            say(f"{case.name}: {result}")
+    if json:
+        answer(found)
     if refuted:
         raise typer.Exit(Exit.FAILED)
 
 
-def _print_findings(folder: Path) -> None:
+def _print_findings(folder: Path, *, json: bool) -> None:
     from fedveil.privacy.promise import Figure
     from fedveil.record.finding_lines import read_findings
 
@@ -184,6 +210,10 @@ def _print_findings(folder: Path) -> None:
         promised = Figure(finding.epsilon, finding.delta)
         verdict = "refuted" if finding.refutes else "not refuted"
         say(f"{finding}; saw {finding.saw}; promised: {promised}: {verdict}")
+    if json:
+        answer(
+            [{**dataclasses.asdict(finding), "refutes": finding.refutes} for finding in findings]
+        )
     if any(finding.refutes for finding in findings):
         raise typer.Exit(Exit.FAILED)
 
@@ -246,14 +276,22 @@ def identity(
 
 
 @job_app.command()
-def show(job: JobPath = None, overrides: Overrides = None) -> None:
+def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False) -> None:
     """Check a job and print it with every key."""
-    typer.echo(load(job, overrides, default=DEFAULT_JOB).to_yaml(), nl=False)
+    _print_job(load(job, overrides, default=DEFAULT_JOB), json=json)
+
+
+def _print_job(job: Job, *, json: bool) -> None:
+    if json:
+        answer(job.model_dump(mode="json"))
+    else:
+        typer.echo(job.to_yaml(), nl=False)
 
 
 @job_app.command()
 def convert(
     theirs: Annotated[Path, typer.Argument(help="A YAML file of MindSpore Federated's server.")],
+    json: AsJson = False,
 ) -> None:
     """Print the native form of a MindSpore job file."""
     from fedveil.federated.job import Job
@@ -261,17 +299,21 @@ def convert(
     settings, notes = Job.convert(theirs)
     remarks("note", notes)
     remarks("warning", settings.warnings)
-    typer.echo(settings.to_yaml(), nl=False)
+    _print_job(settings, json=json)
 
 
 @data_app.command("list")
-def list_data() -> None:
+def list_data(json: AsJson = False) -> None:
     """What data sets there are, and which are on this machine."""
     from rich.table import Table
     from rich.text import Text
 
     from fedveil.data.datasets import available
 
+    if json:
+        facts = ("name", "origin", "shape", "classes", "how")
+        answer([{f: getattr(e, f) for f in facts} | {"here": e.here()} for e in available()])
+        return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "what", "example", "classes", "here", "how to get it"):
         table.add_column(column, overflow="fold")

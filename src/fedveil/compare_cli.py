@@ -15,12 +15,14 @@ from fedveil.attacks.effort import Effort
 from fedveil.errors import JobError, MissingExtra
 from fedveil.exits import Exit
 from fedveil.job_arguments import JobPath, Overrides, load, remarks
+from fedveil.json_answer import AsJson, alone, answer
 from fedveil.plain_text import console, say
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
     from fedveil.comparing.comparison import Goal
     from fedveil.comparing.comparison_folder import ComparisonFolder, Result
+    from fedveil.comparing.comparison_table import Line
 
 _Listed = Annotated[
     str | None, typer.Option(help="Positions of the switch, with commas; without it the job's own.")
@@ -65,6 +67,7 @@ def compare(
     overrides: Overrides = None,
     out: _Out = None,
     resume: _Resume = None,
+    json: AsJson = False,
 ) -> None:
     """Compare positions of the switch: same data, same start, same cohorts, one report."""
     others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
@@ -78,6 +81,7 @@ def compare(
     from fedveil.comparing.comparison_folder import ComparisonFolder
 
     with ExitStack() as stack:
+        stack.enter_context(alone(json))
         if resume is not None:
             folder = ComparisonFolder.reopen(resume, stack)
         else:
@@ -98,8 +102,18 @@ def compare(
         with folder.going_on():
             results = _run(folder)
         _show(folder, results, folder.comparison.goal)
+    if json:
+        from fedveil.comparing.comparison_table import lines
+
+        answer([_told(line) for line in lines(results)])
     if all(result.run is None for result in results):
         raise typer.Exit(Exit.FAILED)
+
+
+def _told(line: Line) -> dict[str, object]:
+    """A setting's runs."""
+    runs = [{"folder": run.folder, "last": run.last} for run in line.runs]
+    return {"setting": str(line.setting), "runs": runs, "failures": list(line.failures)}
 
 
 def _run(folder: ComparisonFolder) -> list[Result]:

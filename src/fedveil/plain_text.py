@@ -6,9 +6,14 @@ from typing import Any
 
 from rich.console import Console
 
+#: Whether what would go to standard output goes to standard error (`json_answer`).
+to_stderr = False
+
 
 def console(**settings: Any) -> Console:
     """A console on which `[red]` and `:train:` stand for themselves."""
+    if to_stderr and "file" not in settings:
+        settings["stderr"] = True
     return Console(markup=False, emoji=False, highlight=False, **settings)
 
 

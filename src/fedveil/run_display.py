@@ -93,6 +93,22 @@ class RunDisplay:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def of_run(run: ReadRun) -> dict[str, object]:
+    """What a run has come to, for a program: where everything is, and the latest figures."""
+    best = best_round(run)
+    return {
+        "folder": run.folder,
+        "model": run.folder / MODEL if run.finished else None,
+        "rounds": len(run.records),
+        "ended_early": run.stopped,
+        "seconds": seconds(run.records),
+        "best_round": None if best is None else best[0],
+        "last": run.last,
+        "accounts": [{"for": a.what, "epsilon": a.epsilon, "delta": a.delta} for a in run.accounts],
+        "findings": list(run.findings),
+    }
+
+
 def fitted(line: str, room: int) -> str:
     """A round's figures in so many characters: those that can be read up later go first."""
     parts = line.split(_BETWEEN)

@@ -15,7 +15,7 @@ import fedveil
 from fedveil.engine.run_records import without_report, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.errors import JobError, RoundVoid, RunFailed
-from fedveil.federated.blocks import ServerSettings
+from fedveil.federated.training_blocks import ServerSettings
 
 Command = Callable[..., tuple[int, str, str]]
 ROUNDS = ("--set", "rounds=5")

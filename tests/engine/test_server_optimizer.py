@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from fedveil.engine.server_optimizer import ServerOptimizer
+from fedveil.engine.server_optimizer import ServerOptimizer, make_optimizer
 from fedveil.errors import MessageInvalid
-from fedveil.federated.blocks import ServerSettings
+from fedveil.federated.job import Job
+from fedveil.federated.training_blocks import ServerSettings
 
 STEPS = [0.5, -0.25, 0.125, 0.0]
 
@@ -63,3 +64,20 @@ def test_another_optimizers_state_is_refused() -> None:
     optimizer = ServerOptimizer(ServerSettings(optimizer="adam"), np.ones(1, np.bool_))
     with pytest.raises(MessageInvalid, match=r"another server\.optimizer"):
         optimizer.restore({"m": np.zeros(1)})
+
+
+def test_a_variate_moves_by_the_share_that_is_drawn() -> None:
+    settings = Job(clients={"number": 8, "fraction": 0.25}, training={"algorithm": "scaffold"})
+    optimizer = make_optimizer(settings, np.ones(2, np.bool_))
+    moved = optimizer.step(np.array([1, 2, 3, 4], np.float32), np.array([0.5, 0.0, 0.4, -0.8]))
+    np.testing.assert_allclose(moved, [1.5, 2, 4, 2], rtol=1e-6)  # 0.25 / 0.1 of the variates
+
+
+def test_what_feddyn_holds_is_kept() -> None:
+    settings = Job(clients={"number": 8, "fraction": 0.25}, training={"algorithm": "feddyn"})
+    one, other = (make_optimizer(settings, np.ones(2, np.bool_)) for _ in range(2))
+    weights, d = np.zeros(2, np.float32), np.array([1.0, -2.0])
+    weights = one.step(weights, d)
+    np.testing.assert_allclose(weights, 1.25 * d)
+    other.restore(dict(one.state()))
+    np.testing.assert_array_equal(one.step(weights, d), other.step(weights, d))

@@ -171,8 +171,8 @@ def test_everything_that_cannot_be_taken_over_is_named_at_once_in_their_words():
         "ssl = 1 is not a block of keys",
         "server_mode = 'HYBRID_TRAINING' is not supported: there the server trains too, on data "
         "of its own; FEDERATED_LEARNING and CLOUD_TRAINING are allowed",
-        "aggregation.aggregation_type = 'FedSGD' is not supported: only FedAvg and FedProx are "
-        "allowed",
+        "aggregation.aggregation_type = 'FedSGD' is not supported: only FedAvg, FedProx and "
+        "Scaffold are allowed",
         "compression.upload_compress_type = 'DIFF_SPARSE_QUANT' is not supported: "
         "DIFF_SPARSE_QUANT changes what clients send; only NO_COMPRESS is allowed",
         "compression.download_compress_type = 'QUANT' is not supported: QUANT changes the model "
@@ -202,6 +202,14 @@ def test_fedprox_is_read_with_its_rate():
     assert any("takes each tensor's mean of the squares" in note for note in conversion.notes)
     with pytest.raises(JobError, match=r"'FedProx' needs aggregation\.iid_rate, the weight"):
         translate(changed(("aggregation", {"aggregation_type": "FedProx"})))
+
+
+def test_scaffold_is_read_and_fednova_is_refused():
+    of_kind = translate(changed(("aggregation", {"aggregation_type": "Scaffold", "iid_rate": 1})))
+    assert of_kind.job.training.algorithm == "scaffold"
+    assert of_kind.ignored == ["aggregation.iid_rate"]
+    with pytest.raises(JobError, match="takes the clients' numbers of steps in clear"):
+        translate(changed(("aggregation", {"aggregation_type": "FedNova"})))
 
 
 # --- the switch ---------------------------------------------------------------------------------

@@ -76,6 +76,11 @@ class Target:
     @classmethod
     def of(cls, job: Job) -> Target:
         """A job before its first round."""
+        if job.keeps_state or job.training.algorithm != "fedavg":
+            raise AttackImpossible(
+                "attacks play the training of fedavg, in which clients keep nothing: they take no "
+                "training.algorithm and no clients.own_layers"
+            )
         dataset = load_data(job)
         split = make_partition(job, dataset)
         if job.evaluation.clients:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,16 @@ from torch import nn
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition, held_out, partition
 from fedveil.engine.client_rate import ScheduledTrainer, client_rate
-from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
+from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining, Training
+from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.executors.kept_training import (
+    Dynamic,
+    KeptTraining,
+    OwnLayers,
+    Scaffold,
+    Way,
+    local_steps,
+)
 from fedveil.engine.job_protection import make_protection as make_protection
 from fedveil.engine.job_protection import report_entropy as report_entropy
 from fedveil.engine.job_protection import training_entropy as training_entropy
@@ -30,6 +40,7 @@ from fedveil.learning.device import check_device
 from fedveil.learning.learning_task import Task, plan_loss
 from fedveil.learning.losses import OWN
 from fedveil.learning.one_step_trainer import OneStepTrainer
+from fedveil.learning.own_layers import keep_own, own_names, whole
 from fedveil.learning.task_trainer import TaskTrainer
 from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
@@ -56,6 +67,8 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
     )
     if job.training.train == "head":
         model = only_head(model)
+    if job.clients.own_layers:
+        model = keep_own(model, job.clients.own_layers)
     Layout(model)  # refuses what cannot be trained, by name
     found = model_fingerprint(model)
     if shape.fingerprint and found != shape.fingerprint:
@@ -97,7 +110,8 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
         weight_decay=settings.weight_decay,
         loss=plan_loss(make_task(job)),
         gradient_norm=settings.gradient_norm,
-        proximal=settings.proximal,
+        proximal=settings.dynamic if settings.algorithm == "feddyn" else settings.proximal,
+        corrected=settings.algorithm in ("scaffold", "feddyn"),
     )
 
 
@@ -125,6 +139,11 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
             raise ModelInvalid(
                 f"training.engine = vmap takes examples of one array and a bundled loss, which "
                 f"task = {job.task} or its data does not have: engine loop does"
+            )
+        if plan.corrected or (settings.algorithm == "fednova" and _has_own(task, "train")):
+            raise ModelInvalid(
+                f"training.algorithm = {settings.algorithm} changes or counts each step of a "
+                f"client, which task = {job.task} takes by itself, or on such data"
             )
         return TaskTrainer(model, plan, task, settings.device)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
@@ -210,17 +229,58 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
     )
 
 
+def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
+    """What the server begins with: the model's weights, and under scaffold the mean variate."""
+    weights = layout.vector()
+    variates = job.training.algorithm == "scaffold"
+    return np.concatenate([weights, np.zeros_like(weights)]) if variates else weights
+
+
+def make_way(job: Job, model: nn.Module) -> Way:
+    """What the clients of the job keep from round to round; `model` as `make_model` gives it."""
+    own = own_names(model)
+    layout = Layout(whole(model))
+    if job.training.algorithm == "scaffold":
+        return Scaffold(layout.trainable, job.training.lr)
+    if job.training.algorithm == "feddyn":
+        return Dynamic(layout.trainable, job.training.dynamic)
+    mask = np.zeros(layout.dimension, np.bool_)
+    for entry in layout.entries:
+        mask[entry.start : entry.stop] = entry.name in own
+    return OwnLayers(mask, layout.vector())
+
+
+def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraining:
+    """Training in which clients keep nothing; under fednova their updates are scaled."""
+    normal = job.training.normal_steps or 0.0
+
+    def scale(examples: int) -> float:
+        return normal / local_steps(job, examples)
+
+    nova = job.training.algorithm == "fednova"
+    return LocalTraining(trainer, data, training_entropy(job), scale if nova else None)
+
+
 def make_client_side(
-    job: Job, shape: ModelShape, data: ClientsData, model: npt.NDArray[np.float32]
+    job: Job,
+    shape: ModelShape,
+    data: ClientsData,
+    model: npt.NDArray[np.float32],
+    run: Path | None = None,
 ) -> ClientSide:
-    """The clients' side of the run."""
+    """The clients' side of the run; `run` is its folder, where clients keep anything."""
 
     def trainer_of(round: int) -> Trainer:
-        return make_trainer(job, make_model(job, shape), shape.example_shape, round)
+        model = whole(make_model(job, shape))
+        return make_trainer(job, model, shape.example_shape, round)
 
     constant = job.training.lr_schedule == "constant"
     trainer = trainer_of(1) if constant else ScheduledTrainer(job, trainer_of)
-    training = LocalTraining(trainer, data, training_entropy(job))
+    training: Training = local_training(job, trainer, data)
+    if job.keeps_state:
+        assert run is not None, "what clients keep lies in the run's folder"
+        way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
+        training = KeptTraining(job, way, trainer, data, entropy, ClientStates(run))
     return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
 
 

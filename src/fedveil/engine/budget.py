@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fedveil.engine.assembly import (
     ModelShape,
@@ -11,14 +11,17 @@ from fedveil.engine.assembly import (
     make_model,
     make_partition,
     make_protection,
+    start_vector,
 )
 from fedveil.engine.job_protection import in_clear, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
+from fedveil.errors import LimitReached
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
-from fedveil.privacy.ledger import Line, project
-from fedveil.protections.base import Protection
+from fedveil.privacy.ledger import Ledger, Line, project
+from fedveil.protections.base import Protection, Spending
+from fedveil.rounds.answers import ClientId
 
 
 def project_job(job: Job) -> Iterator[Line]:
@@ -50,13 +53,28 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
     return f"{drawn} is promised {figure}: {change}"
 
 
+def check_limit(
+    job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
+) -> None:
+    """Raise `LimitReached` where a round of this cohort would pass `privacy.max_epsilon`."""
+    limit, delta = job.privacy.max_epsilon, job.privacy.delta
+    if limit is None:
+        return
+    ahead = ledger.preview(spending, round=number, clients=cohort, delta=delta)["run_most_drawn"]
+    if ahead.epsilon > limit:
+        raise LimitReached(
+            f"round {number} would bring {whose(job, 'the most-drawn client')} to {ahead}, above "
+            f"privacy.max_epsilon = {limit:g}"
+        )
+
+
 def prepared(job: Job) -> tuple[Layout, Protection]:
     """The model's tensors as a vector, and the protection that a run would have."""
     dataset = load_data(job)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, dataset).clients)
     layout = Layout(make_model(job, ModelShape(dataset.example_shape, dataset.classes)))
-    return layout, make_protection(job, layout.dimension)
+    return layout, make_protection(job, len(start_vector(job, layout)))
 
 
 def _lines(job: Job, protection: Protection) -> Iterator[Line]:

@@ -43,7 +43,7 @@ class ClientTest:
             )
         self._part, self._task, self._device = part, task, device
         self._held = held
-        self._name, self._better = next(iter(task.measures.items()))
+        self._name, self.better = next(iter(task.measures.items()))
 
     @cached_property
     def _rows(self) -> tuple[Array, Array]:
@@ -56,7 +56,16 @@ class ClientTest:
         ends = self._held.shares.offsets
         owned = [np.arange(*pair) for pair in pairwise(ends)]
         each = [float(scores.of(rows)[self._name]) for rows in owned if len(rows)]
-        return summary(np.array(each), self._better)
+        return summary(np.array(each), self.better)
+
+    def figure(self, client: int) -> float:
+        """That of one client alone; not a number where it holds nothing out."""
+        start, end = map(int, self._held.shares.offsets[client : client + 2])
+        if start == end:
+            return math.nan
+        x, y = (rows[start:end] for rows in self._rows)
+        found = score(self._part.module, self._task, x, y).figures()
+        return float(found[self._name])
 
 
 def summary(each: Float64s, better: Better) -> dict[str, float]:

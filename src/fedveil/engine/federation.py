@@ -24,20 +24,23 @@ from fedveil.engine.assembly import (
     make_task,
     model_fingerprint,
     report_entropy,
+    start_vector,
 )
-from fedveil.engine.budget import thin_promise
+from fedveil.engine.budget import check_limit, thin_promise
+from fedveil.engine.callbacks import Beginning, Callback, Callbacks
 from fedveil.engine.canaries import Canaries
 from fedveil.engine.client_quality import HeldOut
 from fedveil.engine.cohorts import Cohorts
+from fedveil.engine.executors.client_states import open_states
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.finished_run import Run
-from fedveil.engine.job_protection import in_clear, whose
+from fedveil.engine.job_protection import in_clear
 from fedveil.engine.other_accounts import other_accounts
-from fedveil.engine.quality import ModelTest
+from fedveil.engine.own_quality import make_test
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.run_fingerprint import run_fingerprint
 from fedveil.engine.run_records import TRAINER, all_failed, check, counted, without_result
-from fedveil.engine.server_optimizer import ServerOptimizer
+from fedveil.engine.server_optimizer import make_optimizer
 from fedveil.engine.stopping import Stopping
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
@@ -121,6 +124,7 @@ class Federation:
         stack: ExitStack,
         warn: Callable[[str], None] | None = None,
         dataset: Dataset | None = None,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         began = time.perf_counter()
         self._engine = engine
@@ -131,18 +135,18 @@ class Federation:
         self._model = make_model(job, shape)
         shape = ModelShape(shape.example_shape, shape.classes, model_fingerprint(self._model))
         self._trainer = engine.check(job, shape)
-        test, held = self._dataset.test, engine.held_out()
-        self._test = ModelTest(self._model, task, test, job.training.device, held)
+        self._test = make_test(job, self._model, task, self._dataset.test, engine.held_out())
         self._layout = self._test.layout
         check_buffers(job, self._layout)
         if job.record.tensorboard:
             find_board()
-        self._weights = self._layout.vector()
-        self._protection = engine.protection(job, self._layout.dimension)
+        self._callbacks = Callbacks(job.record.callbacks, callbacks)
+        self._weights = start_vector(job, self._layout)
+        self._protection = engine.protection(job, len(self._weights))
         self._state: State = self._protection.initial_state()
         self._canaries = Canaries(job, self._protection)
         self._cohorts = Cohorts(job)
-        self._optimizer = ServerOptimizer(job.server, self._layout.trainable)
+        self._optimizer = make_optimizer(job, self._layout.trainable)
         self._stopping = Stopping(job.stopping)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
         self._fingerprint = run_fingerprint(
@@ -155,6 +159,8 @@ class Federation:
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done = 0
         metrics = self._restore(Checkpoint.read(self._folder))
+        if job.keeps_state:
+            self._test.clients = open_states(self._folder.path, self._done)
         self._ledger.note_in_clear(in_clear(job, leaves=engine.reports_leave))
         has_begun = engine.reports_leave and self._done > 0
         self._attempts = Attempts(self._folder, self._done, has_begun=has_begun)
@@ -202,10 +208,14 @@ class Federation:
 
     def run(self, progress: Progress | None = None) -> Run:
         """All rounds that are left."""
+        run = None
         try:
-            return self._run(progress)
+            run = self._run(progress)
+            return run
         except RunFolderError as error:  # nothing more can be written down
             raise RunStopped(str(error)) from error
+        finally:
+            self._callbacks.end(run)
 
     def _run(self, progress: Progress | None) -> Run:
         tell = progress or (lambda record: None)
@@ -213,11 +223,12 @@ class Federation:
         try:
             for record in self._recorder.records:
                 tell(record)
-            while self._done < self.job.rounds:
+            self._callbacks.begin(Beginning(self.job, self._folder.path, self._done))
+            while self._done < self.job.rounds and stopped is None:
                 stopped = self._stopping.why(self._recorder.records)
-                if stopped is not None:
-                    break
-                tell(self._round(self._done + 1))
+                if stopped is None:
+                    tell(record := self._round(self._done + 1))
+                    stopped = self._callbacks.round(record)
         except LimitReached as limit:
             stopped = str(limit)
         except (RunStopped, KeyboardInterrupt) as end:
@@ -258,7 +269,7 @@ class Federation:
         drawn = self._cohorts.draw(number)
         state = self._state
         spending = self._protection.spending(state)
-        self._check_limit(spending, drawn, number)
+        check_limit(self.job, self._ledger, spending, drawn, number)
         cohort = [*drawn, *self._canaries.clients]
         context = RoundContext(cohort, number, self._weights, state)
         server = self._protection.server_round(context)
@@ -326,22 +337,6 @@ class Federation:
                 f"left, and count"
             )
 
-    def _check_limit(
-        self, spending: Sequence[Spending], cohort: list[ClientId], number: int
-    ) -> None:
-        limit = self.job.privacy.max_epsilon
-        if limit is None:
-            return
-        figures = self._ledger.preview(
-            spending, round=number, clients=cohort, delta=self.job.privacy.delta
-        )
-        ahead = figures["run_most_drawn"]
-        if ahead.epsilon > limit:
-            raise LimitReached(
-                f"round {number} would bring {whose(self.job, 'the most-drawn client')} to "
-                f"{ahead}, above privacy.max_epsilon = {limit:g}"
-            )
-
     def _evaluate(self, number: int) -> dict[str, Any]:
         if number % self.job.evaluation.every and number != self.job.rounds:
             return {}
@@ -388,3 +383,5 @@ class Federation:
             canaries=self._canaries.state(),
             best=self._stopping.state(),
         ).write(self._folder)
+        if self._test.clients is not None:
+            self._test.clients.forget_before(self._done)

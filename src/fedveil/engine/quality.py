@@ -13,6 +13,7 @@ from torch import nn
 from fedveil._arrays import Array, Float32s
 from fedveil.data.examples import Examples
 from fedveil.engine.client_quality import CLIENTS, ClientTest, HeldOut
+from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.run_records import NEEDED, TRAINER
 from fedveil.errors import ModelInvalid, RunStopped, TaskInvalid
 from fedveil.learning.evaluate import Scores, score
@@ -38,6 +39,8 @@ class ModelTest:
         self._task = task
         self._test = test
         self._device = device
+        #: What clients keep, where the run knows it and a test reads it.
+        self.clients: ClientStates | None = None
 
     @cached_property
     def _seen(self) -> Array:

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import MessageInvalid, RoundVoid
-from fedveil.federated.blocks import ServerSettings
+from fedveil.federated.job import Job
+from fedveil.federated.training_blocks import ServerSettings
 from fedveil.message import Message, take_array
 
 Vector = npt.NDArray[np.float64]
@@ -84,3 +85,49 @@ class ServerOptimizer:
         if (moments.get("v", np.zeros(1)) < 0).any():
             raise MessageInvalid("field v is negative")
         self._moments = moments
+
+
+class VariateOptimizer(ServerOptimizer):
+    """Under SCAFFOLD, of the model and the clients' mean control variate in one vector.
+
+    The variate moves by what the clients report of theirs, c += share / unit * d, `share` being the
+    share of the clients that a round draws.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, trainable: npt.NDArray[np.bool_], share: float, unit: float
+    ) -> None:
+        super().__init__(settings, trainable)
+        self._factor = share / unit
+
+    def step(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> npt.NDArray[np.float32]:
+        size = len(self._trainable)
+        variate = (weights[size:] + self._factor * aggregate[size:]).astype(np.float32)
+        if not np.isfinite(variate).all():
+            raise RoundVoid("report", 0, 0, "the control variate that it gives is not finite")
+        return np.concatenate([super().step(weights[:size], aggregate[:size]), variate])
+
+
+class DynamicOptimizer(ServerOptimizer):
+    """Under FedDyn: h -= alpha * share * d, w += d - h / alpha; buffers w += d."""
+
+    def __init__(
+        self, settings: ServerSettings, trainable: npt.NDArray[np.bool_], share: float, alpha: float
+    ) -> None:
+        super().__init__(settings, trainable)
+        self._share, self._alpha = share, alpha
+        self._moments = {"h": np.zeros(len(trainable))}
+
+    def _direction(self, d: Vector) -> tuple[Vector, dict[str, Vector]]:
+        h = self._moments["h"] - self._alpha * self._share * d
+        return d - h / self._alpha, {"h": h}
+
+
+def make_optimizer(job: Job, trainable: npt.NDArray[np.bool_]) -> ServerOptimizer:
+    """The server's half of the job's algorithm."""
+    share = job.clients_per_round / (job.clients.number or 1)
+    if job.training.algorithm == "scaffold":
+        return VariateOptimizer(job.server, trainable, share, job.training.lr)
+    if job.training.algorithm == "feddyn":
+        return DynamicOptimizer(job.server, trainable, share, job.training.dynamic)
+    return ServerOptimizer(job.server, trainable)

@@ -24,6 +24,7 @@ from fedveil.engine.assembly import (
     trainer_name,
     worker_count,
 )
+from fedveil.engine.callbacks import Callback
 from fedveil.engine.client_quality import HeldOut
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
@@ -34,6 +35,7 @@ from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.trial import try_out
 from fedveil.federated.job import Job
+from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.pages.notebook_view import LiveView, in_notebook
 from fedveil.protections.base import Protection
@@ -47,17 +49,20 @@ def simulate(
     *,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Run a job on this machine.
 
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
     round's record, `warn` with what the start of the run finds amiss; its events say so too. In a
     notebook, a run without `progress` shows its rounds and curves in the cell.
+    `callbacks` are told beside those of `record.callbacks`.
     """
     progress, warn = _watched(job, progress, warn)
     with ExitStack() as stack:
         open_folder = partial(RunFolder.create, out, job.name)
-        return Federation(job, Simulator(), open_folder, stack, warn).run(progress)
+        begun = Federation(job, Simulator(), open_folder, stack, warn, callbacks=callbacks)
+        return begun.run(progress)
 
 
 def resume(
@@ -66,12 +71,13 @@ def resume(
     rounds: int | None = None,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Go on with a run that ended early, from its last complete round.
 
     Its own job decides everything, and one that was edited is refused; `rounds` gives the run
     more of them. With seeded randomness it ends with the bytes that it would have ended with if
-    nothing had happened. `progress` is called with the old records first.
+    nothing had happened. `progress` is called with the old records first, `callbacks` are not.
     """
 
     def load(path: Path) -> Job:
@@ -81,7 +87,8 @@ def resume(
     with ExitStack() as stack:
         opened, job = reopen(folder, load, stack)
         progress, warn = _watched(job, progress, warn)
-        return Federation(job, Simulator(), lambda: opened, stack, warn).run(progress)
+        begun = Federation(job, Simulator(), lambda: opened, stack, warn, callbacks=callbacks)
+        return begun.run(progress)
 
 
 def _watched(
@@ -102,6 +109,7 @@ class Simulator(Engine):
     def __init__(self) -> None:
         self._dataset: Dataset
         self._partition: Partition
+        self._run: Path
         self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
@@ -112,10 +120,12 @@ class Simulator(Engine):
 
     def check(self, job: Job, shape: ModelShape) -> str:
         """Make a trainer once; gives its name."""
-        return trainer_name(make_trainer(job, make_model(job, shape), shape.example_shape))
+        model = whole(make_model(job, shape))
+        return trainer_name(make_trainer(job, model, shape.example_shape))
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
-        """With some client's examples."""
+        """With some client's examples; clients will keep what they keep in this folder."""
+        self._run = folder.path
         try_out(job, shape, self._dataset, self._partition, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
@@ -158,10 +168,10 @@ class Simulator(Engine):
             event(f"clients train in the calling process: its script cannot be sent on: {why}")
         if workers == 0:
             model = np.empty(dimension, np.float32)
-            return InProcess(make_client_side(job, shape, data, model))
+            return InProcess(make_client_side(job, shape, data, model, self._run))
         pool = WorkerPool(workers, dimension, data)
         try:
-            pool.start(job, shape, own)
+            pool.start(job, shape, self._run, own)
         except BaseException:
             pool.close()
             raise

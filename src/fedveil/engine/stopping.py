@@ -16,10 +16,8 @@ from fedveil._validate import finite_vector, integer
 from fedveil.errors import RunStopped
 from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.message import Message, only_fields, take, take_array
+from fedveil.record.measures import LOSS, Better, deciding, measures
 from fedveil.record.recorder import Record
-
-_LOWER = {"loss", "rmse", "mae", "perplexity"}
-_ALWAYS = "loss"
 
 
 class Stopping:
@@ -27,18 +25,18 @@ class Stopping:
 
     def __init__(self, settings: StoppingSettings) -> None:
         self._settings = settings
-        self._sign = -1.0 if settings.metric in _LOWER else 1.0
         self._best: tuple[int, Float32s] | None = None
 
     def why(self, records: Sequence[Record]) -> str | None:
         """Why the run ends after these records; None where it goes on."""
-        settings, metric = self._settings, self._settings.metric
-        tested = list(self._tested(records))
+        settings, tested = self._settings, list(self._tested(records))
         if not tested:
             return None
+        metric, better = self._metric(records[tested[-1][0] - 1])
+        sign = 1.0 if better == "higher" else -1.0
         last, figure = tested[-1]
-        if settings.target is not None and figure >= self._sign * settings.target:
-            reached = f"{metric} {self._sign * figure:.4f} in round {last}"
+        if settings.target is not None and figure >= sign * settings.target:
+            reached = f"{metric} {sign * figure:.4f} in round {last}"
             return f"{reached} reaches stopping.target = {settings.target:g}"
         best = max(range(len(tested)), key=lambda place: tested[place][1])
         if settings.patience is not None and len(tested) - 1 - best >= settings.patience:
@@ -63,7 +61,7 @@ class Stopping:
         if self._best is None:
             return weights, None
         round, best = self._best
-        return best, f"the model is that of round {round}, the best by {self._settings.metric}"
+        return best, f"the model is that of round {round}, the best one tested"
 
     def state(self) -> Message:
         """What a checkpoint must hold."""
@@ -80,15 +78,22 @@ class Stopping:
         finite_vector("weights", best)
         self._best = integer("round", take(state, "round", int), 1, done), best
 
+    def _metric(self, record: Record) -> tuple[str, Better]:
+        """The figure that decides, and how it is better; of a record that was tested."""
+        name, known = self._settings.metric, {LOSS: "lower", **measures(record)}
+        if name is None:
+            return deciding(record)
+        if name not in known:
+            raise RunStopped(
+                f"stopping.metric = {name!r} is no figure of the rounds' records: they have "
+                f"{', '.join(known)}"
+            )
+        return name, "lower" if known[name] == "lower" else "higher"
+
     def _tested(self, records: Sequence[Record]) -> Iterator[tuple[int, float]]:
         """The rounds that were tested, each with its figure, of which the higher is the better."""
         for record in records:
-            if _ALWAYS not in record:
-                continue
-            figure = record.get(self._settings.metric)
-            if not isinstance(figure, float):
-                raise RunStopped(
-                    f"stopping.metric = {self._settings.metric!r} is no figure of the rounds' "
-                    f"records"
-                )
-            yield record["round"], -math.inf if math.isnan(figure) else self._sign * figure
+            if LOSS in record:
+                name, better = self._metric(record)
+                figure = float(record[name]) * (1 if better == "higher" else -1)
+                yield record["round"], -math.inf if math.isnan(figure) else figure

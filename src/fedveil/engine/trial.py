@@ -23,6 +23,7 @@ from fedveil.example_arrays import opened
 from fedveil.federated.job import Job
 from fedveil.learning import models
 from fedveil.learning.evaluate import score
+from fedveil.learning.own_layers import whole
 from fedveil.learning.task_trainer import TaskTrainer, on_device
 from fedveil.learning.trained_part import TrainedPart, taken
 from fedveil.learning.trainer import ClientData
@@ -41,7 +42,7 @@ def try_out(
     Raises `ModelInvalid` where all of them fail, with the line of the user's file; the traceback
     is in the run's folder. A model that only some clients' data spoils goes on to its rounds.
     """
-    model = make_model(job, shape)
+    model = whole(make_model(job, shape))
     device = torch.device(job.training.device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():

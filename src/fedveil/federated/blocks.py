@@ -9,12 +9,12 @@ from pydantic import Field
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.federated.stopping_settings import StoppingSettings
+from fedveil.federated.training_blocks import ServerSettings, TrainingSettings
 from fedveil.own_code import is_function
-from fedveil.protections.base import Cohort, Weighting, Whose
+from fedveil.protections.base import Cohort, Whose
 from fedveil.protections.positions import POSITIONS, fault_phases
-from fedveil.protections.robust_sum import Combination
 from fedveil.settings.checked_job import CheckedJob
-from fedveil.settings.settings import Block, Device, RunName, or_function
+from fedveil.settings.settings import Block, RunName, function_text, or_function
 
 DATASETS = (
     "digits",
@@ -27,7 +27,6 @@ DATASETS = (
 )
 #: The names that a fault plan may use, whatever the built-in position.
 PHASES = tuple(fault_phases(POSITIONS["not_encrypt"]))
-_NOISED = [name for name, p in POSITIONS.items() if p.noised(p.settings_type())]
 _BY_EXAMPLE = [n for n, p in POSITIONS.items() if "example" in p.units(p.settings_type())]
 MODELS = (
     "lenet",
@@ -42,8 +41,9 @@ MODELS = (
 )
 TASKS = ("classification", "regression", "multilabel", "next_token")
 DatasetName = Annotated[str, or_function(*DATASETS)]
-Schedule = Annotated[str, or_function("constant", "step", "cosine")]
 ModelName = Annotated[str, or_function(*MODELS)]
+TRACKERS = ("fedveil.engine.trackers:MLflow", "fedveil.engine.trackers:WandB")
+ClassName = Annotated[str, function_text("package.module:Class")]
 TaskName = Annotated[str, or_function(*TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -64,6 +64,12 @@ class ClientsSettings(Block):
         "fixed",
         description="fixed: as many clients in every round; poisson: each of them independently "
         "with probability `clients.fraction`, in secret, so that cohorts differ in size",
+    )
+    own_layers: list[str] = Field(
+        default_factory=list,
+        description="the model's tensors that stay with each client from round to round, by "
+        "patterns of their names such as `head.*` or `*norm*`; no report tells of them. Every "
+        "figure of a round is then the mean over the clients that have trained, each with its own",
     )
 
 
@@ -92,101 +98,6 @@ class DataSettings(Block):
     def may_have_owners(self) -> bool:
         """Whether the data set comes with owners, or is a function that may say who they are."""
         return self.name in self.OWNED or is_function(self.name)
-
-
-class TrainingSettings(Block):
-    """What a client does with its examples in a round."""
-
-    train: Literal["all", "head"] = Field(
-        "all",
-        description="what is trained, and travels: all of the model; or its head, the last linear "
-        "layer, alone: what comes before it is fixed, and is computed once for every example",
-    )
-    epochs: int = Field(
-        10, ge=1, description="local epochs a round; left out under `privacy.unit: example`: 1"
-    )
-    batch_size: int = Field(
-        20,
-        ge=1,
-        description="examples in a local step; the last may be short. Under `privacy.unit: "
-        "example`: what the sum over the sampled batch is divided by, however many it holds",
-    )
-    sampling_rate: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="probability with which a client takes each of its examples into a round's "
-        "batch, secretly; under `privacy.unit: example`",
-    )
-    optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = Field(
-        "sgd", description="the client's optimiser"
-    )
-    lr: float = Field(0.1, gt=0, description="the client's learning rate")
-    lr_schedule: Schedule = Field(
-        "constant",
-        description="how the rate changes from round to round; step: times `lr_factor` after "
-        "every `lr_rounds` rounds; cosine: down to `lr_factor` times `lr` over `lr_rounds` rounds; "
-        "or a function of yours that gives a round's rate, of `round`, from 1, and `lr`",
-    )
-    lr_rounds: int = Field(10, ge=1, description="rounds of `lr_schedule: step` and `cosine`")
-    lr_factor: float = Field(
-        0.1, gt=0, le=1, description="factor of `lr_schedule: step` and `cosine`"
-    )
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
-    gradient_norm: float | None = Field(
-        None, gt=0, description="L2 norm that the gradient of each step is shortened to; null: none"
-    )
-    proximal: float = Field(
-        0.0,
-        ge=0,
-        description="FedProx's mu: what pulls a client's weights back to those of the round",
-    )
-    device: Device = Field("cpu", description="where clients train")
-    engine: Literal["auto", "loop", "vmap"] = Field(
-        "auto",
-        description="loop: clients one after another, by torch's autograd; vmap: many at once; "
-        "auto: the fastest, which is vmap on a GPU where the model can; on a CPU, under SGD "
-        "without momentum or weight decay, several clients side by side where the model is dense "
-        "layers and a loop whose steps are written out where it is another plain chain; otherwise "
-        "loop",
-    )
-
-
-class ServerSettings(Block):
-    """What the server does with the aggregate; defaults as in Reddi et al. (2021)."""
-
-    weighting: Weighting = Field(
-        "by_size",
-        description="how clients count in the aggregate; left out: by_size, or equal under "
-        f"{', '.join(_NOISED)}, with pw_encrypt's central_eps and under `aggregation: median` and "
-        "trimmed_mean, where by_size is an error",
-    )
-    aggregation: Combination = Field(
-        "mean",
-        description="what the server makes of reports: their mean; or, where it sees each of them, "
-        "entry by entry their median, or their mean without the extremes (`trim`), for which it "
-        "holds all of a round's reports; or their mean, each shortened to `norm_bound`",
-    )
-    trim: float = Field(
-        0.1, gt=0, lt=0.5, description="share left out at each end under `trimmed_mean`"
-    )
-    norm_bound: float = Field(
-        1.0, gt=0, description="L2 norm of a report under `aggregation: norm_bound`"
-    )
-    optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
-        "none", description="the server's optimiser; none is federated averaging"
-    )
-    lr: float = Field(1.0, gt=0, description="the server's learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of `optimizer: momentum`")
-    beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay of adam and yogi")
-    beta2: float = Field(0.99, ge=0, lt=1, description="second-moment decay of adam and yogi")
-    tau: float = Field(0.001, gt=0, description="degree of adaptivity of adam and yogi")
-
-    @property
-    def holds_reports(self) -> bool:
-        """Whether the server holds all of a round's reports, which then count equally."""
-        return self.aggregation in ("median", "trimmed_mean")
 
 
 class EvaluationSettings(Block):
@@ -317,6 +228,12 @@ class RecordSettings(Block):
     """What is written besides the run folder's own files."""
 
     tensorboard: bool = Field(False, description="also write TensorBoard event files")
+    callbacks: list[ClassName] = Field(
+        default_factory=list,
+        description="classes that are told when the run begins, after each round and at its end, "
+        "and may end it: `fedveil.engine.trackers:MLflow`, `fedveil.engine.trackers:WandB`, or "
+        "yours, derived from `fedveil.engine.callbacks.Callback`",
+    )
 
 
 class CheckpointSettings(Block):
@@ -368,10 +285,16 @@ class JobFields(CheckedJob):
             self.__dict__["clients"] = self.clients.model_copy(update={"number": None})
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep anything from one round to the next."""
+        return bool(self.clients.own_layers) or self.training.algorithm in ("scaffold", "feddyn")
+
+    @property
     def own_names(self) -> list[str]:
         """The names that may be of the user's own code."""
-        names = [self.model, self.data.name, self.task]
-        return [*names, self.protection.name, self.training.lr_schedule]
+        named = [self.model, self.data.name, self.task, self.protection.name]
+        named += [self.training.lr_schedule, *self.record.callbacks]
+        return [name for name in named if name not in TRACKERS]
 
     @property
     def clients_per_round(self) -> int:

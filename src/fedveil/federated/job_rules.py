@@ -120,6 +120,65 @@ def _weighs_equally(job: JobFields) -> str | None:
     return f"server.weighting = by_size {why}; under protection.name = {what} only equal is allowed"
 
 
+@RULES.rule("clients.own_layers", "training", "privacy.unit")
+def _state_kept(job: JobFields) -> str | None:
+    """`clients.own_layers` and `training.algorithm: scaffold` and `feddyn` exclude each other,
+    `training.engine: vmap`, `training.train: head` and `privacy.unit: example`."""
+    ways = ["clients.own_layers"] if job.clients.own_layers else []
+    if job.training.algorithm in ("scaffold", "feddyn"):
+        ways.append(f"training.algorithm = {job.training.algorithm}")
+    refused = {
+        "training.engine = vmap": job.training.engine == "vmap",
+        "training.train = head": job.training.train == "head",
+        "privacy.unit = example": job.privacy.unit == "example",
+    }
+    others = [*ways[1:], *(key for key, chosen in refused.items() if chosen)]
+    return f"{ways[0]} is refused together with {' and '.join(others)}" if ways and others else None
+
+
+@RULES.rule("training", "server", "privacy.unit")
+def _algorithm_fits(job: JobFields) -> str | None:
+    """`training.algorithm: scaffold` and `fednova` are for `optimizer: sgd` with `momentum` 0, and
+    without `gradient_norm`, fednova with `proximal` 0 and `normal_steps` and for
+    `privacy.unit: client`; `feddyn` is for `proximal` 0, `server.optimizer: none` and
+    `server.lr` 1."""
+    training, algorithm = job.training, job.training.algorithm
+    if algorithm == "fedavg":
+        return None
+    needed: dict[str, object] = {}
+    if algorithm in ("scaffold", "fednova"):
+        needed = {"training.optimizer": "sgd", "training.momentum": 0}
+        needed |= {"training.gradient_norm": None}
+    if algorithm == "fednova":
+        needed |= {"training.proximal": 0, "privacy.unit": "client"}
+    if algorithm == "feddyn":
+        needed = {"training.proximal": 0, "server.optimizer": "none", "server.lr": 1}
+    held = {key: getattr(getattr(job, key.split(".")[0]), key.split(".")[1]) for key in needed}
+    wrong = [
+        f"{key} = {shown(held[key])} is not {shown(value)}"
+        for key, value in needed.items()
+        if held[key] != value
+    ]
+    if algorithm == "fednova" and training.normal_steps is None:
+        wrong.append("training.normal_steps is missing")
+    return f"{', '.join(wrong)}: training.algorithm = {algorithm} needs it" if wrong else None
+
+
+@RULES.rule("protection.name", "training.algorithm")
+def _variates_protected(job: JobFields) -> str | None:
+    """`training.algorithm: scaffold` reports control variates beside the update, in one vector that
+    is protected as a whole: not under signds, rr and oue, which take all entries to be alike."""
+    position = job.protection.position
+    if job.training.algorithm != "scaffold" or position.takes_variates:
+        return None
+    able = [name for name, p in POSITIONS.items() if p.takes_variates]
+    return (
+        f"training.algorithm = scaffold is refused under protection.name = {job.protection.name}, "
+        f"which takes all entries of a report to be alike, and control variates are not like "
+        f"updates: take {' or '.join(able)}; feddyn and training.proximal report updates alone"
+    )
+
+
 @RULES.rule("protection.name", "server.aggregation")
 def _reports_seen(job: JobFields) -> str | None:
     """`server.aggregation` other than mean needs reports that the server sees one by one and that
@@ -274,6 +333,8 @@ _READ_UNDER = {
     ("data", "alpha"): ("split", ("dirichlet",)),
     ("training", "lr_rounds"): ("lr_schedule", ("step", "cosine")),
     ("training", "lr_factor"): ("lr_schedule", ("step", "cosine")),
+    ("training", "normal_steps"): ("algorithm", ("fednova",)),
+    ("training", "dynamic"): ("algorithm", ("feddyn",)),
     ("server", "trim"): ("aggregation", ("trimmed_mean",)),
     ("server", "norm_bound"): ("aggregation", ("norm_bound",)),
     ("server", "momentum"): ("optimizer", ("momentum",)),

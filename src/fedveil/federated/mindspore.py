@@ -162,8 +162,17 @@ class Translation:
             return
         if keys.IID_RATE in self._theirs:
             self.ignored.append(self._written[keys.IID_RATE])
-        if kind != "FEDAVG":
-            self._refuse(keys.AGGREGATION, "is not supported: only FedAvg and FedProx are allowed")
+        if kind == "SCAFFOLD":
+            self._put("training.algorithm", "scaffold", keys.AGGREGATION)
+        elif kind == "FEDNOVA":
+            self._refuse(
+                keys.AGGREGATION,
+                "is not supported: it takes the clients' numbers of steps in clear; a job of ours "
+                "has training.algorithm = fednova with training.normal_steps",
+            )
+        elif kind != "FEDAVG":
+            why = "is not supported: only FedAvg, FedProx and Scaffold are allowed"
+            self._refuse(keys.AGGREGATION, why)
 
     def _refusals(self) -> None:
         position = POSITIONS.get(self.native.get("protection", {}).get("name"))

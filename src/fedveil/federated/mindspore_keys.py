@@ -73,7 +73,8 @@ INTERPRETED = {
     TRAIN_TYPE: f"the newer name of `{TYPE}`",
     **{alias: f"another name of `{key}`" for alias, key in ALIASES.items()},
     AGGREGATION: "`FedAvg`: nothing; `FedProx`: `training.proximal`, from `aggregation.iid_rate`; "
-    "`Scaffold` and `FedNova` are refused",
+    "`Scaffold`: `training.algorithm: scaffold`; `FedNova` is refused, since it takes the clients' "
+    "numbers of steps in clear",
     IID_RATE: "`training.proximal` under `FedProx`, where it must stand; ignored otherwise",
     SERVERS: f"1, as there, under {_listed(_ONE_SERVER)}; elsewhere it changes nothing and is "
     "ignored",

@@ -18,10 +18,10 @@ class StoppingSettings(Block):
     needs others.
     """
 
-    metric: MetricName = Field(
-        "accuracy",
-        description="the figure of the rounds' records that decides; of loss, rmse, mae and "
-        "perplexity the lower is the better, of others the higher",
+    metric: MetricName | None = Field(
+        None,
+        description="the figure of the rounds' records that decides; null: the first of "
+        "`evaluation.metrics`",
     )
     target: float | None = Field(
         None, description="the run ends when the figure is as good; null: it does not"

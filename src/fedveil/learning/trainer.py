@@ -8,7 +8,7 @@ rounding, for the same clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +41,8 @@ class TrainingPlan:
     loss: str = "cross_entropy"
     #: The L2 norm that each step's gradient is shortened to; None: it is left as it is.
     gradient_norm: float | None = None
+    #: Whether clients' gradients get a term of their own (`ClientData.correction`).
+    corrected: bool = False
     #: FedProx's mu: the gradient gets mu * (w - w at the round's start), before it is shortened.
     proximal: float = 0.0
 
@@ -52,7 +54,7 @@ class TrainingPlan:
     @property
     def changes_gradients(self) -> bool:
         """Whether a step is taken along something else than the gradient of the loss."""
-        return self.gradient_norm is not None or self.proximal > 0
+        return self.corrected or self.gradient_norm is not None or self.proximal > 0
 
     @property
     def bare_sgd(self) -> bool:
@@ -69,6 +71,8 @@ class ClientData:
     entropy: Entropy
     #: The same as arrays where torch has no type for them (`example_arrays`).
     structured: tuple[Array, Array] | None = None
+    #: What each of its gradients gets added, where the plan says so.
+    correction: torch.Tensor | None = None
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy) -> ClientData:
@@ -182,11 +186,16 @@ class LoopTrainer:
         for x, y in self._batches(client):
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(self._loss(self._model(x), y))
-            self._change_gradients(start)
+            self._change_gradients(start, client.correction)
             optimizer.step()
 
     @torch.no_grad()
-    def _change_gradients(self, start: torch.Tensor) -> None:
+    def _change_gradients(self, start: torch.Tensor, correction: torch.Tensor | None) -> None:
+        if correction is not None:
+            moved = self._layout.views(correction.to(self._device))
+            for entry, term in zip(self._layout.entries, moved, strict=True):
+                if entry.tensor.grad is not None:
+                    entry.tensor.grad.add_(term)
         if self._plan.proximal:
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 if entry.tensor.grad is not None:
@@ -221,6 +230,7 @@ class LoopTrainer:
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
     """A fresh optimiser, as every client of every round begins with."""
     if plan.optimizer != "sgd":
+        kinds: dict[str, Callable[..., torch.optim.Optimizer]]
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
         kind = kinds.get(plan.optimizer, torch.optim.Adagrad)
         made: torch.optim.Optimizer = kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)

@@ -4,6 +4,7 @@ Every tensor of a model is averaged, kept or refused, by name; none is lost sile
 - trainable parameters, and persistent floating buffers (BatchNorm statistics), are averaged;
 - tied parameters are in the vector once;
 - where only a model's head is trained, everything before it is kept;
+- what stays with each client (`own_layers.keep_own`) is kept, and is none of the server's;
 - frozen parameters, integer and truth-value buffers and non-persistent buffers are kept: each
   client starts from the server's value and what it makes of it is dropped;
 - other floating types, sparse, quantised, uninitialised and overlapping tensors are refused.
@@ -21,6 +22,7 @@ from torch import nn
 
 from fedveil._arrays import Bools, Float32s
 from fedveil.errors import ModelInvalid
+from fedveil.learning.own_layers import own_names
 from fedveil.learning.trained_part import TrainedPart
 
 Fate = Literal["parameter", "buffer"]
@@ -45,8 +47,9 @@ class Layout:
         self.entries: list[Entry] = []
         self.kept: dict[str, torch.Tensor] = {}
         self.dimension = 0
+        self._own = own_names(model)
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad and name not in self._own:
                 self._place(name, "parameter", parameter)
             else:
                 self.kept[name] = parameter
@@ -54,7 +57,7 @@ class Layout:
         travelling = {id(buffer) for buffer in TrainedPart.of(model).module.buffers()}
         for name, buffer in model.named_buffers():
             floats = buffer.dtype == torch.float32 and name in persistent
-            if floats and id(buffer) in travelling:
+            if floats and id(buffer) in travelling and name not in self._own:
                 self._place(name, "buffer", buffer)
             else:
                 self.kept[name] = buffer
@@ -114,8 +117,11 @@ class Layout:
         lines = []
         if averaged:
             lines.append(f"buffers averaged with the parameters: {', '.join(averaged)}")
-        if self.kept:
-            lines.append(f"tensors kept at the server's value: {', '.join(self.kept)}")
+        if self._own:
+            lines.append(f"tensors that stay with each client: {', '.join(self._own)}")
+        kept = [name for name in self.kept if name not in self._own]
+        if kept:
+            lines.append(f"tensors kept at the server's value: {', '.join(kept)}")
         return lines
 
 

@@ -65,11 +65,10 @@ class JobContext:
     keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
     and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
     from `seed` too, as the job's reports then do. `delta`: what the run's epsilon is stated at.
-    `masks`: whether secure aggregation masks; without, a simulation adds the same numbers bare.
+    `masks`: whether secure aggregation masks; without, a simulation adds the numbers bare.
     `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
     the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
-    `combining`: what the server makes of reports that it sees one by one.
-    `poisson`: cohorts differ in size and are secret; `clients_per_round` is what is expected.
+    `combining`: of reports. `poisson`: cohorts are secret, `clients_per_round` what is expected.
     """
 
     weighting: Weighting
@@ -231,8 +230,9 @@ class Protection(ABC):
     #: Whether secret cohorts (`JobContext.poisson`) amplify its loss: what comes of a round is then
     #: a noised sum over a constant, whoever is in it, and if nobody is.
     amplified: ClassVar[bool] = False
-    #: How its server may combine reports.
+    #: How its server may combine reports; whether they may hold control variates beside updates.
     combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
+    takes_variates: ClassVar[bool] = False
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
 

@@ -92,6 +92,7 @@ class CentralGaussian(Clipped):
     """
 
     name = block = "central_gaussian"
+    takes_variates = True
     settings_type = CentralGaussianSettings
     settings: CentralGaussianSettings
     perturbs = False

@@ -169,6 +169,7 @@ class DistributedDP(Clipped, SecureSum):
     """
 
     name = block = "distributed_dp"
+    takes_variates = True
     settings_type = DistributedDPSettings
     settings: DistributedDPSettings
     perturbs = True

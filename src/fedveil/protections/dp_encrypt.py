@@ -85,6 +85,7 @@ class DPEncrypt(Protection):
     cost_parameter = "dp_eps"
     advice = (_delta_small,)
     dialect = Dialect()
+    takes_variates = True
     combinations = ("mean", "median", "trimmed_mean")
 
     def __init__(self, settings: DPEncryptSettings, context: JobContext) -> None:

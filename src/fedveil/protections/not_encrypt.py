@@ -53,6 +53,7 @@ class NotEncrypt(Protection):
     settings: NotEncryptSettings
     perturbs = False
     dialect = Dialect()
+    takes_variates = True
     combinations = ("mean", "median", "trimmed_mean", "norm_bound")
     #: An app without fedveil does the same.
     for_apps = False

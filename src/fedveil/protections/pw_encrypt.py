@@ -47,6 +47,7 @@ class PWEncrypt(SecureSum):
     """
 
     name = block = "pw_encrypt"
+    takes_variates = True
     settings_type = PWEncryptSettings
     settings: PWEncryptSettings
     cost_parameter = "central_eps"

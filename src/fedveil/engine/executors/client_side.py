@@ -96,11 +96,21 @@ class Training(ABC):
 
 
 class LocalTraining(Training):
-    """Trains the clients of one round after another, each on its own examples."""
+    """Trains the clients of one round after another, each on its own examples.
 
-    def __init__(self, trainer: Trainer, data: ClientsData, entropy: Entropy) -> None:
+    `scale`: what the update of a client with so many examples is multiplied by.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: ClientsData,
+        entropy: Entropy,
+        scale: Callable[[int], float] | None = None,
+    ) -> None:
         self.trainer = trainer
         self.data = data
+        self._scale = scale
         self.chunk, self.least = trainer.chunk, trainer.least
         self._entropy = entropy
         self._round = 0
@@ -125,12 +135,14 @@ class LocalTraining(Training):
         )
         while waiting:
             effort = Effort()
-            with _noting_warnings(effort):
+            with noting_warnings(effort):
                 rows, failures = next(trained)
             for row, failure in zip(rows, failures, strict=True):
                 effort.training_s = time.perf_counter() - began
                 client = waiting.popleft()
                 if failure is None:
+                    if self._scale is not None:
+                        row = row * np.float32(self._scale(self.data.examples(client)))
                     yield Trained(client, row, effort=effort)
                 else:
                     yield Failed(client, f"{type(failure).__name__}: {failure}", effort=effort)
@@ -230,7 +242,7 @@ class ClientSide:
 def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> Answer:
     began = time.perf_counter()
     try:
-        with _noting_warnings(effort):
+        with noting_warnings(effort):
             report = respond()
     except ClientWithheld as why:
         return Withheld(client, str(why), effort=effort)
@@ -240,7 +252,8 @@ def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> A
 
 
 @contextmanager
-def _noting_warnings(effort: Effort) -> Iterator[None]:
+def noting_warnings(effort: Effort) -> Iterator[None]:
+    """Leave what is warned of with the effort."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

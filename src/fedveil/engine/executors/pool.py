@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Pipe, wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ class WorkerSetup:
     import_path: list[str]
     shape: ModelShape
     own: bytes
+    run: Path
     number: int = 0
 
 
@@ -152,8 +154,8 @@ class WorkerPool(Executor):
         self._owner: dict[ClientId, _Worker] = {}
         self._least = 1
 
-    def start(self, job: Job, shape: ModelShape, own: bytes = b"") -> None:
-        """Tell the workers what they serve, and wait until each is ready.
+    def start(self, job: Job, shape: ModelShape, run: Path, own: bytes = b"") -> None:
+        """Tell the workers what they serve, in which run's folder, and wait for each of them.
 
         `own` is what the job names of the calling script (`own_code.packed`).
         """
@@ -164,6 +166,7 @@ class WorkerPool(Executor):
             import_path=sys.path,
             shape=shape,
             own=own,
+            run=run,
         )
         for worker in self._workers:
             worker.send(("setup", replace(setup, number=worker.number)))

@@ -62,7 +62,7 @@ def _client_side(setup: WorkerSetup, exchange: SharedBlock) -> ClientSide:
     own_code.unpack(setup.own)
     block = SharedBlock(*setup.data)
     data = ClientsData(**{name: block.array(name) for name in block.spans})
-    return make_client_side(setup.job, setup.shape, data, exchange.array("model"))
+    return make_client_side(setup.job, setup.shape, data, exchange.array("model"), setup.run)
 
 
 def _serve(

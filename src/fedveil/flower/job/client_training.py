@@ -11,13 +11,14 @@ from fedveil._arrays import Array
 from fedveil.engine.assembly import (
     ModelShape,
     load_data,
+    local_training,
     make_model,
     make_partition,
     make_task,
     make_trainer,
 )
-from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
-from fedveil.engine.job_protection import job_digest, training_entropy
+from fedveil.engine.executors.client_side import ClientsData, Trained
+from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError
 from fedveil.example_arrays import Targets, is_plain, ragged, shape_of, values
 from fedveil.federated.job import Job
@@ -76,7 +77,7 @@ class Training:
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """The client's update, and the number of its examples; raises whatever goes wrong."""
         data = self._seen(client, function)
-        training = LocalTraining(self._trainer, data, training_entropy(self._job))
+        training = local_training(self._job, self._trainer, data)
         training.open(self._round, self.model)
         # More threads may add in another order: one gives the simulator's bytes.
         torch.set_num_threads(1)

@@ -35,6 +35,11 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
             f"simulator; on other machines they would be let into a model that is used: leave it "
             f"out"
         )
+    if job.keeps_state:
+        raise DeploymentError(
+            "clients.own_layers and training.algorithm = scaffold and feddyn let clients keep "
+            "something from round to round, which clients on other machines do not: leave them out"
+        )
     if job.evaluation.clients:
         raise DeploymentError(
             f"evaluation.clients = {job.evaluation.clients:g}: on other machines each client's "

@@ -1,0 +1,87 @@
+"""What clients of a simulation keep from one round to the next: a file each in the run's folder.
+
+A file is named by its client and by the round in which it was written. A round reads what was
+written before it, so that one that is played again begins where it began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fedveil._arrays import Float32s
+from fedveil._files import write_whole
+from fedveil._validate import finite_vector
+from fedveil.message import only_fields, take_array
+from fedveil.record.run_folder import explained
+from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.rounds.answers import ClientId
+
+#: The folder in a run's own.
+CLIENTS = "clients"
+
+
+def open_states(run: Path, done: int) -> ClientStates:
+    """Those of a run that goes on after so many rounds."""
+    states = ClientStates(run)
+    states.forget_after(done)
+    return states
+
+
+class ClientStates:
+    """The clients' states in a run's folder; any process of the run may read and write them."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / CLIENTS
+        with explained(run):
+            self._folder.mkdir(exist_ok=True)
+
+    def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
+        """What the client kept before the round; None where it has kept nothing."""
+        before = [number for number in self._rounds(client) if number < round]
+        if not before:
+            return None
+        path = self._path(client, max(before))
+        with intact(path):
+            held = unsealed(path.read_bytes())
+            only_fields(held, "kept")
+            kept = take_array(held, "kept", np.float32, (dimension,)).copy()
+            finite_vector("kept", kept)
+        return kept
+
+    def save(self, client: ClientId, round: int, kept: Float32s) -> None:
+        """Keep this of the round for later ones."""
+        with explained(self._folder):
+            write_whole(self._path(client, round), sealed({"kept": kept}))
+
+    def clients(self) -> list[ClientId]:
+        """Those that have kept anything."""
+        return sorted({client for client, _ in self._files()})
+
+    def forget_after(self, done: int) -> None:
+        """Drop what rounds after this one have left: they are played again."""
+        self._drop((client, round) for client, round in self._files() if round > done)
+
+    def forget_before(self, done: int) -> None:
+        """Drop what no round after this one reads."""
+        newest = {client: max(self._rounds(client, done), default=0) for client in self.clients()}
+        self._drop((client, round) for client, round in self._files() if round < newest[client])
+
+    def _drop(self, files: Iterator[tuple[ClientId, int]]) -> None:
+        with explained(self._folder):
+            for client, round in list(files):
+                self._path(client, round).unlink(missing_ok=True)
+
+    def _rounds(self, client: ClientId, most: int | None = None) -> list[int]:
+        rounds = [round for other, round in self._files(f"{client}-*[0-9]") if other == client]
+        return [number for number in rounds if most is None or number <= most]
+
+    def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
+        for path in self._folder.glob(names):
+            client, _, round = path.name.partition("-")
+            yield int(client), int(round)
+
+    def _path(self, client: ClientId, round: int) -> Path:
+        return self._folder / f"{client}-{round}"

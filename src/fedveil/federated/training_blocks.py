@@ -1,0 +1,122 @@
+"""How clients train, and what the server makes of what they report."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedveil.protections.base import Weighting
+from fedveil.protections.positions import POSITIONS
+from fedveil.protections.robust_sum import Combination
+from fedveil.settings.settings import Block, Device, or_function
+
+_NOISED = [name for name, p in POSITIONS.items() if p.noised(p.settings_type())]
+Schedule = Annotated[str, or_function("constant", "step", "cosine")]
+
+
+class TrainingSettings(Block):
+    """What a client does with its examples in a round."""
+
+    train: Literal["all", "head"] = Field(
+        "all",
+        description="what is trained, and travels: all of the model; or its head, the last linear "
+        "layer, alone: what comes before it is fixed, and is computed once for every example",
+    )
+    epochs: int = Field(
+        10, ge=1, description="local epochs a round; left out under `privacy.unit: example`: 1"
+    )
+    batch_size: int = Field(
+        20,
+        ge=1,
+        description="examples in a local step; the last may be short. Under `privacy.unit: "
+        "example`: what the sum over the sampled batch is divided by, however many it holds",
+    )
+    sampling_rate: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="probability with which a client takes each of its examples into a round's "
+        "batch, secretly; under `privacy.unit: example`",
+    )
+    algorithm: Literal["fedavg", "scaffold", "fednova", "feddyn"] = Field(
+        "fedavg", description="how clients that differ are kept together: docs/algorithms.md"
+    )
+    normal_steps: float | None = Field(
+        None,
+        gt=0,
+        description="under `algorithm: fednova`: the number of local steps that every client's "
+        "update is scaled to, whatever it took; it is public, and the clients' own are not told",
+    )
+    dynamic: float = Field(
+        0.1, gt=0, description="alpha of `algorithm: feddyn`, the weight of its regularisation"
+    )
+    optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = Field(
+        "sgd", description="the client's optimiser"
+    )
+    lr: float = Field(0.1, gt=0, description="the client's learning rate")
+    lr_schedule: Schedule = Field(
+        "constant",
+        description="how the rate changes from round to round; step: times `lr_factor` after "
+        "every `lr_rounds` rounds; cosine: down to `lr_factor` times `lr` over `lr_rounds` rounds; "
+        "or a function of yours that gives a round's rate, of `round`, from 1, and `lr`",
+    )
+    lr_rounds: int = Field(10, ge=1, description="rounds of `lr_schedule: step` and `cosine`")
+    lr_factor: float = Field(
+        0.1, gt=0, le=1, description="factor of `lr_schedule: step` and `cosine`"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
+    gradient_norm: float | None = Field(
+        None, gt=0, description="L2 norm that the gradient of each step is shortened to; null: none"
+    )
+    proximal: float = Field(
+        0.0,
+        ge=0,
+        description="FedProx's mu: what pulls a client's weights back to those of the round",
+    )
+    device: Device = Field("cpu", description="where clients train")
+    engine: Literal["auto", "loop", "vmap"] = Field(
+        "auto",
+        description="loop: clients one after another, by torch's autograd; vmap: many at once; "
+        "auto: the fastest, which is vmap on a GPU where the model can; on a CPU, under SGD "
+        "without momentum or weight decay, several clients side by side where the model is dense "
+        "layers and a loop whose steps are written out where it is another plain chain; otherwise "
+        "loop",
+    )
+
+
+class ServerSettings(Block):
+    """What the server does with the aggregate; defaults as in Reddi et al. (2021)."""
+
+    weighting: Weighting = Field(
+        "by_size",
+        description="how clients count in the aggregate; left out: by_size, or equal under "
+        f"{', '.join(_NOISED)}, with pw_encrypt's central_eps and under `aggregation: median` and "
+        "trimmed_mean, where by_size is an error",
+    )
+    aggregation: Combination = Field(
+        "mean",
+        description="what the server makes of reports: their mean; or, where it sees each of them, "
+        "entry by entry their median, or their mean without the extremes (`trim`), for which it "
+        "holds all of a round's reports; or their mean, each shortened to `norm_bound`",
+    )
+    trim: float = Field(
+        0.1, gt=0, lt=0.5, description="share left out at each end under `trimmed_mean`"
+    )
+    norm_bound: float = Field(
+        1.0, gt=0, description="L2 norm of a report under `aggregation: norm_bound`"
+    )
+    optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
+        "none", description="the server's optimiser; none is federated averaging"
+    )
+    lr: float = Field(1.0, gt=0, description="the server's learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of `optimizer: momentum`")
+    beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay of adam and yogi")
+    beta2: float = Field(0.99, ge=0, lt=1, description="second-moment decay of adam and yogi")
+    tau: float = Field(0.001, gt=0, description="degree of adaptivity of adam and yogi")
+
+    @property
+    def holds_reports(self) -> bool:
+        """Whether the server holds all of a round's reports, which then count equally."""
+        return self.aggregation in ("median", "trimmed_mean")

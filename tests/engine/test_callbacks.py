@@ -1,0 +1,97 @@
+"""A user's own code beside a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedveil
+from fedveil.engine.callbacks import Beginning, Callback
+from fedveil.engine.federation import Run
+from fedveil.errors import InvalidValue, RunStopped
+from fedveil.federated.job import Job
+from fedveil.record.recorder import Record
+
+TOLD: list[Any] = []
+
+
+class Told(Callback):
+    """Writes down what it is told."""
+
+    def begin(self, run: Beginning) -> None:
+        TOLD.append(("begin", run.done, run.folder.name))
+
+    def round(self, record: Record) -> str | None:
+        TOLD.append(record["round"])
+        return None
+
+    def end(self, run: Run | None) -> None:
+        TOLD.append(("end", None if run is None else run.stopped))
+
+
+class Enough(Callback):
+    """Ends a run after its second round."""
+
+    def round(self, record: Record) -> str | None:
+        return "two are enough" if record["round"] == 2 else None
+
+
+class Broken(Callback):
+    """Raises in the second round."""
+
+    def round(self, record: Record) -> str | None:
+        return {1: None}[record["round"]]
+
+
+class Stranger:
+    """No callback."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_told() -> None:
+    TOLD.clear()
+
+
+def job(*callbacks: str) -> Job:
+    return Job(
+        rounds=3,
+        clients={"number": 4, "fraction": 0.5},
+        data={"name": "parts:data"},
+        model="parts:linear",
+        training={"epochs": 1},
+        simulation={"workers": 0},
+        record={"callbacks": [f"test_callbacks:{name}" for name in callbacks]},
+    )
+
+
+def test_they_are_told_of_beginning_rounds_and_end(tmp_path: Path) -> None:
+    fedveil.simulate(job("Told"), tmp_path / "run")
+    assert TOLD == [("begin", 0, "run"), 1, 2, 3, ("end", None)]
+
+
+def test_one_may_end_the_run_and_all_are_told(tmp_path: Path) -> None:
+    told_first = [Told(), Enough()]
+    run = fedveil.simulate(job(), tmp_path / "run", callbacks=told_first)
+    assert run.stopped == "two are enough"
+    assert TOLD == [("begin", 0, "run"), 1, 2, ("end", "two are enough")]
+    assert "finished after round 2: two are enough" in (run.folder / "events.log").read_text()
+
+
+def test_what_raises_ends_the_run_which_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(RunStopped) as told:
+        fedveil.simulate(job(), tmp_path / "run", callbacks=[Broken(), Told()])
+    assert str(told.value).startswith("callbacks: Broken: round raised KeyError: 2 (")
+    assert TOLD[-1] == ("end", None)
+    assert [r["round"] for r in fedveil.resume(tmp_path / "run").metrics] == [1, 2, 3]
+
+
+def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue) as told:
+        fedveil.simulate(job("Stranger"), tmp_path / "run")
+    assert str(told.value) == (
+        "record.callbacks = 'test_callbacks:Stranger' is a Stranger, which is not derived from "
+        "fedveil.engine.callbacks.Callback"
+    )
+    assert not (tmp_path / "run").exists()

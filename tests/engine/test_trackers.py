@@ -1,0 +1,51 @@
+"""MLflow and Weights & Biases, against the files that they write themselves; where installed."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import fedveil
+from fedveil.federated.job import Job
+
+
+def job(tracker: str) -> Job:
+    return Job(
+        name="tracked",
+        rounds=2,
+        clients={"number": 4, "fraction": 0.5},
+        data={"name": "parts:data"},
+        model="parts:linear",
+        training={"epochs": 1},
+        simulation={"workers": 0},
+        record={"callbacks": [f"fedveil.engine.trackers:{tracker}"]},
+    )
+
+
+def test_mlflow_has_the_jobs_keys_and_every_rounds_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = fedveil.simulate(job("MLflow"), tmp_path / "run")
+    with sqlite3.connect(run.folder / "mlflow.db") as base:
+        found = base.execute("select step, value from metrics where key = 'loss' order by step")
+        assert found.fetchall() == [(r["round"], pytest.approx(r["loss"])) for r in run.metrics]
+        rounds = base.execute("select value from params where key = 'rounds'").fetchall()
+        assert rounds == [("2",)]
+        assert base.execute("select status from runs").fetchall() == [("FINISHED",)]
+
+
+def test_wandb_writes_offline_into_the_runs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    run = fedveil.simulate(job("WandB"), tmp_path / "run")
+    wandb.teardown()  # its own process has written all then
+    (file,) = (run.folder / "wandb").glob("offline-run-*/run-*.wandb")
+    written = file.read_bytes()
+    assert b"epsilon_run_most_drawn" in written
+    assert written.count(b"accuracy") >= 2
