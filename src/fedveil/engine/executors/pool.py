@@ -70,6 +70,7 @@ class WorkerSetup:
     exchange: tuple[int, dict[str, Span]]
     import_path: list[str]
     shape: ModelShape
+    own: bytes
     run: Path
     number: int = 0
 
@@ -153,14 +154,18 @@ class WorkerPool(Executor):
         self._owner: dict[ClientId, _Worker] = {}
         self._least = 1
 
-    def start(self, job: Job, shape: ModelShape, run: Path) -> None:
-        """Tell the workers what they serve, in which run's folder, and wait for each of them."""
+    def start(self, job: Job, shape: ModelShape, run: Path, own: bytes = b"") -> None:
+        """Tell the workers what they serve, in which run's folder, and wait for each of them.
+
+        `own` is what the job names of the calling script (`own_code.packed`).
+        """
         setup = WorkerSetup(
             job=job,
             data=(self._data.descriptor, self._data.spans),
             exchange=(self._exchange.descriptor, self._exchange.spans),
             import_path=sys.path,
             shape=shape,
+            own=own,
             run=run,
         )
         for worker in self._workers:
