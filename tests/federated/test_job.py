@@ -221,12 +221,14 @@ def test_both_ends_of_a_domain_are_inside_and_their_neighbours_are_not(key: str)
 
 
 def test_every_key_refuses_what_it_cannot_be():
-    """No key but `reveal` takes a list, none a block, NaN or infinity; a number is not true."""
+    """Few keys take a list, none a block, NaN or infinity; a number is not true."""
+    lists = [("deployment", "reveal"), ("clients", "own_layers"), ("evaluation", "metrics")]
+    lists.append(("record", "callbacks"))
     for path in allowed.keys(Job):
         values: list[Any] = [[], [1], math.nan, math.inf, -math.inf, {"a": 1}, "\x00", b"x"]
         if path[-1] not in ("tensorboard", "active_security", "regrow", "rotation", "masks"):
             values += [True] if path[-1] != "adaptive" else []
-        if path == ("deployment", "reveal"):
+        if path in lists:
             values.remove([])
         if path == ("protection", "own"):  # what is in it is its class's to say
             values.remove({"a": 1})

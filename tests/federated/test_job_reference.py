@@ -22,7 +22,7 @@ def test_a_terminal_is_told_the_keys_of_a_block() -> None:
     told = keys(page, "clients").split("\n")
     assert told[:2] == ["clients.number: 100", "    a whole number in [1, inf) or null"]
     assert [line.split(":")[0] for line in told if not line.startswith(" ")][:-1] == [
-        "clients.number", "clients.fraction", "clients.sampling"
+        "clients.number", "clients.fraction", "clients.sampling", "clients.own_layers"
     ]  # fmt: skip
     assert keys(page, "clients.number") == "\n".join(told[:3]) + "\n"
     shared = "protection.distributed_dp.active_security"

@@ -14,6 +14,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.learning import clipped_examples
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
+from fedveil.learning.losses import mean_loss
 from fedveil.learning.models import lenet_smooth
 from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
@@ -100,7 +101,9 @@ def test_features_alone_decide_for_a_linear_head() -> None:
     closed = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=0.5, clip=0.05)
     general = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=0.5, clip=0.05)
     assert isinstance(closed._sums, clipped_examples._LinearHead)
-    general._sums = clipped_examples._AnyModel(copy.deepcopy(model), "cpu")
+    general._sums = clipped_examples._AnyModel(
+        copy.deepcopy(model), mean_loss("cross_entropy"), "cpu"
+    )
     updates = train(closed, model, cohort), train(general, model, cohort)
     np.testing.assert_allclose(*updates, atol=1e-6)
 

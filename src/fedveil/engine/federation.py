@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,9 +104,14 @@ class Engine(ABC):
 
     @abstractmethod
     def start(
-        self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
+        self,
+        job: Job,
+        shape: ModelShape,
+        protection: Protection,
+        folder: Path,
+        event: Callable[[str], None],
     ) -> Executor:
-        """Get ready to carry messages."""
+        """Get ready to carry messages; what clients keep may lie in the run's folder."""
 
 
 class Federation:
@@ -167,7 +173,8 @@ class Federation:
         keep_job(self._folder, job, job.own_names)
         self._recorder = Recorder(self._folder, metrics, tensorboard=job.record.tensorboard)
         stack.callback(self._recorder.close)
-        executor = engine.start(job, shape, self._protection, self._recorder.event)
+        path, event = self._folder.path, self._recorder.event
+        executor = engine.start(job, shape, self._protection, path, event)
         self._executor = self._canaries.beside(executor)
         stack.callback(self._executor.close)
         randomness = f"randomness of reports: {report_entropy(job).description}"

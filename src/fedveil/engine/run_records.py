@@ -75,7 +75,9 @@ def check(records: Sequence[Record], rounds: int) -> None:
         quality = {LOSS, *measures(record)}
         if not set(record) >= NEEDED or quality & set(record) not in (set(), quality):
             raise MessageInvalid(f"the record of round {number} lacks a key")
+        several = [name for name, value in record.items() if isinstance(value, list)]
         wrong = [name for name, value in record.items() if not _fits(name, value)]
+        wrong += [name for name in several if name in quality or _is_one(name)]
         if wrong or record["round"] != number:
             raise MessageInvalid(f"the record of round {number} has another {[*wrong, 'round'][0]}")
 
@@ -106,6 +108,11 @@ def _fits(name: str, value: object) -> bool:
     if isinstance(value, list):
         return all(_fits(name, item) for item in value)
     return type(value) is int or (type(value) is float and name != "round")
+
+
+def _is_one(name: str) -> bool:
+    """Whether a key of every record holds a single figure."""
+    return (name in NEEDED and name != "in_clear") or name.startswith("seconds_")
 
 
 def _reasons(records: Sequence[Record]) -> str:

@@ -109,7 +109,6 @@ class Simulator(Engine):
     def __init__(self) -> None:
         self._dataset: Dataset
         self._partition: Partition
-        self._run: Path
         self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
@@ -124,8 +123,7 @@ class Simulator(Engine):
         return trainer_name(make_trainer(job, model, shape.example_shape))
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
-        """With some client's examples; clients will keep what they keep in this folder."""
-        self._run = folder.path
+        """With some client's examples."""
         batches = batches_of(job, self._dataset, self._partition)
         try_out(job, shape, self._dataset, batches, folder)
 
@@ -147,16 +145,26 @@ class Simulator(Engine):
         yield f"{self._dataset.name}: {self._partition.summary(self._dataset.labels)}"
 
     def start(
-        self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
+        self,
+        job: Job,
+        shape: ModelShape,
+        protection: Protection,
+        folder: Path,
+        event: Callable[[str], None],
     ) -> Executor:
         """Start the worker processes."""
         if not job.simulation.masks:
             event("what secure aggregation masks is added without masks (simulation.masks = false)")
-        executor = self._executor(job, shape, protection.dimension, event)
+        executor = self._executor(job, shape, protection.dimension, folder, event)
         return Faulty(executor, job, protection)
 
     def _executor(
-        self, job: Job, shape: ModelShape, dimension: int, event: Callable[[str], None]
+        self,
+        job: Job,
+        shape: ModelShape,
+        dimension: int,
+        folder: Path,
+        event: Callable[[str], None],
     ) -> Executor:
         train, split = self._dataset.train, self._partition
         seen = TrainedPart.of(make_model(job, shape)).seen(train.x, job.training.device)
@@ -169,10 +177,10 @@ class Simulator(Engine):
             event(f"clients train in the calling process: its script cannot be sent on: {why}")
         if workers == 0:
             model = np.empty(dimension, np.float32)
-            return InProcess(make_client_side(job, shape, data, model, self._run))
+            return InProcess(make_client_side(job, shape, data, model, folder))
         pool = WorkerPool(workers, dimension, data)
         try:
-            pool.start(job, shape, self._run, own)
+            pool.start(job, shape, folder, own)
         except BaseException:
             pool.close()
             raise

@@ -31,6 +31,7 @@ from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.answered import Answered
 from fedveil.protections.cost_key import CostKey
+from fedveil.protections.dialect import Dialect
 from fedveil.protections.reading import Reading
 from fedveil.protections.robust_sum import Combination, Combining
 from fedveil.rounds.answers import ClientId
@@ -183,25 +184,6 @@ class Cohort:
 #: What must hold between a protection's parameters and the cohort, or is advised: a sentence that
 #: begins with the parameter where it does not. Its docstring is the rule in the job's reference.
 Rule: TypeAlias = Callable[[Any, Cohort], str | None]
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How a MindSpore Federated server's file speaks of a position, where that needs a word.
-
-    `theirs`: whether it is one of their positions; the others are taken in their form too.
-    `aliases`: their other names of parameters. `one_server`: why it has one server, where it must.
-    `demanded`: parameters that their server demands.
-    `uploads_as_they_are`: their server switches the compression of uploads off by itself.
-    `refused`: their further positions of the kind, and why they are not supported.
-    """
-
-    theirs: bool = True
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    one_server: str = ""
-    demanded: tuple[str, ...] = ()
-    uploads_as_they_are: bool = False
-    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 class Protection(ABC):

@@ -22,7 +22,6 @@ from fedveil.protections.base import (
     Aggregate,
     ClientContext,
     Cohort,
-    Dialect,
     JobContext,
     Protection,
     RoundContext,
@@ -31,6 +30,7 @@ from fedveil.protections.base import (
     Update,
     Whose,
 )
+from fedveil.protections.dialect import Dialect
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 from fedveil.protections.grid_report import GridReport
 from fedveil.protections.one_report import OneReportClient, OneReportRound

@@ -14,7 +14,6 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    Dialect,
     Protection,
     RoundContext,
     Spending,
@@ -22,6 +21,7 @@ from fedveil.protections.base import (
     Update,
     Whose,
 )
+from fedveil.protections.dialect import Dialect
 from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading

@@ -19,7 +19,6 @@ from fedveil.privacy.audit import Case
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    Dialect,
     JobContext,
     Protection,
     RoundContext,
@@ -27,6 +26,7 @@ from fedveil.protections.base import (
     State,
     Update,
 )
+from fedveil.protections.dialect import Dialect
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId

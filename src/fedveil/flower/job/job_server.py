@@ -128,6 +128,11 @@ class FlowerEngine(Engine):
         yield f"{DEPLOYED}; their reasons, warnings and times stay with them"
 
     def start(
-        self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
+        self,
+        job: Job,
+        shape: ModelShape,
+        protection: Protection,
+        folder: Path,
+        event: Callable[[str], None],
     ) -> Executor:
         return GridExecutor(self._grid, job, shape, protection, event)
