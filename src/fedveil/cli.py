@@ -14,8 +14,8 @@ import typer
 import fedveil
 from fedveil import attack_cli, compare_cli, pages_cli, reproduce_cli, vertical_cli
 from fedveil._version import __version__
-from fedveil.errors import InvalidValue, JobError, MissingExtra, RunFolderError
-from fedveil.exits import Commands, Exit, ended
+from fedveil.errors import ClaimRefuted, InvalidValue, JobError, MissingExtra, RunFolderError
+from fedveil.exits import Commands, ended
 from fedveil.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.plain_text import console, say
 from fedveil.starter import DEFAULT_JOB
@@ -161,13 +161,13 @@ def audit(
         return
     from fedveil.audit_cases import cases
 
-    refuted = False
+    refuted = []
     for case in cases():
         result = case.audit(trials)
-        refuted |= result.refuted
+        refuted += [case.name] * result.refuted
         say(f"{case.name}: {result}")
     if refuted:
-        raise typer.Exit(Exit.FAILED)
+        raise ClaimRefuted(f"refuted: {', '.join(refuted)}")
 
 
 def _print_findings(folder: Path) -> None:
@@ -184,8 +184,9 @@ def _print_findings(folder: Path) -> None:
         promised = Figure(finding.epsilon, finding.delta)
         verdict = "refuted" if finding.refutes else "not refuted"
         say(f"{finding}; saw {finding.saw}; promised: {promised}: {verdict}")
-    if any(finding.refutes for finding in findings):
-        raise typer.Exit(Exit.FAILED)
+    refuted = sum(finding.refutes for finding in findings)
+    if refuted:
+        raise ClaimRefuted(f"{refuted} of {len(findings)} findings refute what the run promised")
 
 
 @app.command()

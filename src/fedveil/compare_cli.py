@@ -12,8 +12,7 @@ import typer
 
 from fedveil.attack_cli import progress
 from fedveil.attacks.effort import Effort
-from fedveil.errors import JobError, MissingExtra
-from fedveil.exits import Exit
+from fedveil.errors import JobError, MissingExtra, RunFailed
 from fedveil.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.plain_text import console, say
 from fedveil.starter import DEFAULT_JOB
@@ -100,7 +99,7 @@ def compare(
         goal = folder.comparison.asked.target
         _show(folder, results, None if goal is None else Goal.of(goal))
     if all(result.run is None for result in results):
-        raise typer.Exit(Exit.FAILED)
+        raise RunFailed("no run of the comparison has a result; the table says why of each")
 
 
 def _run(folder: ComparisonFolder) -> list[Result]:
