@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,9 +175,10 @@ def test_audit_exits_1_where_a_claim_is_refuted(
 
     case = dataclasses.replace(next(cases()), release=lambda bits, entropy: bits)
     monkeypatch.setattr(audit_cases, "cases", lambda: iter([case]))
-    code, out, _ = command("audit", "--trials", "1000")
+    code, out, err = command("audit", "--trials", "1000")
     assert code == 1
     assert ": refuted" in out
+    assert err == f"error: refuted: {case.name}\n"
 
 
 @pytest.fixture
@@ -210,9 +212,10 @@ def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, f
 
     file = found / FINDINGS
     file.write_text(file.read_text().replace("1.5", "2.5"))
-    code, out, _ = command("audit", str(found))
+    code, out, err = command("audit", str(found))
     assert code == 1
     assert out.endswith(": refuted\n")
+    assert re.fullmatch(r"error: \d of \d findings refute what the run promised\n", err)
 
 
 def test_audit_of_a_folder_without_findings_says_how_to_get_some(

@@ -94,8 +94,9 @@ def test_it_fails_where_every_cell_fails(
 
     with monkeypatch.context() as patch:
         patch.setattr(Federation, "_round", failing)
-        code, out, _ = command("compare", job, "--seeds", "1", "--out", "c")
+        code, out, err = command("compare", job, "--seeds", "1", "--out", "c")
     assert code == Exit.FAILED
+    assert err.splitlines()[-1].startswith("error: no run of the comparison has a result; ")
     assert "not_encrypt  no report was usable" in out
     assert command("compare", "--resume", "c")[0] == Exit.DONE
     for more in (("--seeds", "5"), ("--effort", "full"), ("--target", "loss=1")):

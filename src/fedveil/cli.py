@@ -15,7 +15,7 @@ import typer
 import fedveil
 from fedveil import attack_cli, compare_cli, pages_cli, reproduce_cli, vertical_cli
 from fedveil._version import __version__
-from fedveil.errors import InvalidValue, JobError, MissingExtra, RunFolderError
+from fedveil.errors import ClaimRefuted, InvalidValue, JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, Exit, ended
 from fedveil.job_arguments import JobPath, KeyPart, Overrides, load, remarks
 from fedveil.json_answer import AsJson, alone, answer
@@ -183,17 +183,17 @@ def audit(
         return
     from fedveil.audit_cases import cases
 
-    refuted, found = False, []
+    found = []
     with alone(json):
         for case in cases():
             result = case.audit(trials)
-            refuted |= result.refuted
             found.append({"mechanism": case.name, "refuted": result.refuted, "said": str(result)})
             say(f"{case.name}: {result}")
     if json:
         answer(found)
+    refuted = [str(of["mechanism"]) for of in found if of["refuted"]]
     if refuted:
-        raise typer.Exit(Exit.FAILED)
+        raise ClaimRefuted(f"refuted: {', '.join(refuted)}")
 
 
 def _print_findings(folder: Path, *, json: bool) -> None:
@@ -214,8 +214,9 @@ def _print_findings(folder: Path, *, json: bool) -> None:
         answer(
             [{**dataclasses.asdict(finding), "refutes": finding.refutes} for finding in findings]
         )
-    if any(finding.refutes for finding in findings):
-        raise typer.Exit(Exit.FAILED)
+    refuted = sum(finding.refutes for finding in findings)
+    if refuted:
+        raise ClaimRefuted(f"{refuted} of {len(findings)} findings refute what the run promised")
 
 
 @app.command()

@@ -12,8 +12,7 @@ import typer
 
 from fedveil.attack_cli import progress
 from fedveil.attacks.effort import Effort
-from fedveil.errors import JobError, MissingExtra
-from fedveil.exits import Exit
+from fedveil.errors import JobError, MissingExtra, RunFailed
 from fedveil.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.json_answer import AsJson, alone, answer
 from fedveil.plain_text import console, say
@@ -107,7 +106,7 @@ def compare(
 
         answer([_told(line) for line in lines(results)])
     if all(result.run is None for result in results):
-        raise typer.Exit(Exit.FAILED)
+        raise RunFailed("no run of the comparison has a result; the table says why of each")
 
 
 def _told(line: Line) -> dict[str, object]:

@@ -113,6 +113,10 @@ class RunFailed(FedveilError):
     """A run ended in which no report was ever usable: it has no result."""
 
 
+class ClaimRefuted(FedveilError):
+    """An audit found more than is claimed."""
+
+
 class WorkerDied(RunStopped):
     """A worker process of the simulator ended unexpectedly."""
 

@@ -103,8 +103,8 @@ def test_a_head_is_trained_on_features_that_a_client_computes_once(
     monkeypatch.setattr(parts.Backbone, "saw", calls.append)
     deployed, _ = run(tmp_path, settings, seeded=True)
     assert same(deployed, simulated)
-    # 240 training examples, 90 test examples, one of each owner's to check the model with, and the
-    # batches of test examples that the server tries before the first round.
+    # 240 training examples, 90 test examples, and one of each owner's to check the model with;
+    # and the batch of the test examples that the server tries: trained on, looked at and tested.
     assert sum(calls) == 240 + 90 + 2 * (CLIENTS + 1) + 3 * 50
 
 

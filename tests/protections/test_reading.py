@@ -17,7 +17,7 @@ from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.mechanisms.signds.index_code import encode_indices
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
-from fedveil.message import Message, encode, only_fields, take_array
+from fedveil.message import Message, decode, encode, only_fields, take_array
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import Aggregate, JobContext, Protection, RoundContext, Spending
@@ -71,10 +71,15 @@ def check_law(
     )
     assert np.exp(table).sum(axis=0) == pytest.approx(np.ones(len(updates)), abs=1e-11)
     places = {encode(report): i for i, report in enumerate(reports)}
-    for column, update in enumerate(updates):
-        seen = Counter(
-            places[encode(drawn(protection, context, update, seed))] for seed in range(draws)
-        )
+    opening = server_half(protection, [0], context.model, state=context.state).opening()
+    given = decode(encode(opening))
+
+    def draw(update: Any, seed: int) -> int:
+        half = client_half(protection, 0, context.model, entropy=Seeded(seed, "reading"))
+        return places[encode(half.respond(given, update))]
+
+    for column, update in enumerate(np.asarray(updates, np.float32)):
+        seen = Counter(draw(update, seed) for seed in range(draws))
         order = np.argsort(table[:, column])[::-1]
         assert_follows([seen[i] for i in order], np.exp(table[order, column]))
     finite = table[np.isfinite(table).all(axis=1)]

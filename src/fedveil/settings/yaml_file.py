@@ -96,9 +96,10 @@ def read(path: str | FilePath) -> dict[str, Any]:
     try:
         text = FilePath(path).read_text(encoding="utf-8")
     except OSError as error:
-        asked = allowed.plain(str(path))
-        hint = f"; --set {asked} sets a key of the job" if "=" in asked else ""
-        raise JobError([f"{path} cannot be read: {error.strerror or error}{hint}"]) from None
+        problem = f"{path} cannot be read: {error.strerror or error}"
+        if "=" in str(path):
+            problem += f"; --set {allowed.plain(str(path))} sets a key of the job"
+        raise JobError([problem]) from None
     except UnicodeDecodeError:
         raise JobError([f"{path} is not UTF-8 text"]) from None
     data = _parse(text, str(path))
