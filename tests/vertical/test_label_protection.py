@@ -50,6 +50,7 @@ def test_the_sign_of_two_classes_no_longer_tells_them() -> None:
         assert plain.figure(name).value == 1
         assert held.figure(name).low < held.figure(name).guess
     assert held.figure("direction AUC").value < 0.65
+    assert (plain.protection, held.protection) == ("none", "marvell")
     assert held.figure("norm AUC").value < 0.65
 
 

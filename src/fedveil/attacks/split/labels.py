@@ -28,6 +28,7 @@ from fedveil.vertical.label_reading import (
     partition,
     true_of,
 )
+from fedveil.vertical.vertical_blocks import PrivacySettings
 
 #: So many examples' labels the attacker knows, as evenly over the classes as they come.
 KNOWN = 10
@@ -66,13 +67,20 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     return Finding(
         attack="labels",
         effort=effort,
-        protection="none" if follower.eps is None else "label_dp",
+        protection=_protection(target.job.privacy),
         figures=figures,
         settings={**target.job.privacy.model_dump(mode="json"), "steps": steps},
         epsilon=math.inf if follower.eps is None else follower.eps,
         saw=f"gradients of {', '.join(follower.parts) or 'nothing'} at {follower.party}",
         seconds=time.perf_counter() - began,
     )
+
+
+def _protection(privacy: PrivacySettings) -> str:
+    """What protects the labels, by its name."""
+    defence = privacy.label_protection
+    held = [] if privacy.label_dp is None else ["label_dp"]
+    return ", ".join(held + ([] if defence is None else [defence.name])) or "none"
 
 
 @dataclass(frozen=True)
