@@ -101,7 +101,7 @@ def run(
 
     with alone(json):
         with RunDisplay(console(), rounds) as display:
-            result = train(progress=display.show, warn=display.warn)
+            result = train(progress=display.show, warn=display.warn, starting=display.starting)
         found = read_run(result.folder)
         display.summary(found)
     if json:

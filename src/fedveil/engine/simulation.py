@@ -47,17 +47,19 @@ def simulate(
     *,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    starting: Callable[[str], None] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Run a job on this machine.
 
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
     round's record, `warn` with what the start of the run finds amiss; its events say so too.
-    `callbacks` are told beside those of `record.callbacks`.
+    `starting` is called with what is being done before the first round. `callbacks` are told beside
+    those of `record.callbacks`.
     """
     with ExitStack() as stack:
         open_folder = partial(RunFolder.create, out, job.name)
-        begun = Federation(job, Simulator(), open_folder, stack, warn, callbacks=callbacks)
+        begun = Federation(job, Simulator(starting), open_folder, stack, warn, callbacks=callbacks)
         return begun.run(progress)
 
 
@@ -67,6 +69,7 @@ def resume(
     rounds: int | None = None,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    starting: Callable[[str], None] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Go on with a run that ended early, from its last complete round.
@@ -82,7 +85,9 @@ def resume(
 
     with ExitStack() as stack:
         opened, job = reopen(folder, load, stack)
-        begun = Federation(job, Simulator(), lambda: opened, stack, warn, callbacks=callbacks)
+        begun = Federation(
+            job, Simulator(starting), lambda: opened, stack, warn, callbacks=callbacks
+        )
         return begun.run(progress)
 
 
@@ -92,7 +97,8 @@ class Simulator(Engine):
     how_to_resume = "`fedveil run --resume {folder}` goes on from the last complete round"
     reports_leave = False
 
-    def __init__(self) -> None:
+    def __init__(self, starting: Callable[[str], None] | None = None) -> None:
+        self._starting = starting or (lambda what: None)
         self._dataset: Dataset
         self._partition: Partition
         self._run: Path
@@ -100,6 +106,7 @@ class Simulator(Engine):
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Deal the examples; as many clients as the data has owners, where the job leaves it."""
+        self._starting("dealing the examples to clients")
         self._dataset = dataset
         self._partition, self._tested = make_shares(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
@@ -112,6 +119,7 @@ class Simulator(Engine):
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
         """With some client's examples; clients will keep what they keep in this folder."""
         self._run = folder.path
+        self._starting("trying a batch")
         try_out(job, shape, self._dataset, self._partition, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
@@ -141,6 +149,7 @@ class Simulator(Engine):
 
     def _executor(self, job: Job, shape: ModelShape, dimension: int) -> Executor:
         train, split = self._dataset.train, self._partition
+        self._starting("computing what fixed layers make of the examples")
         seen = TrainedPart.of(make_model(job, shape)).seen(train.x, job.training.device)
         data = ClientsData(seen, train.y, split.indices, split.offsets)
         workers = worker_count(job)
@@ -149,8 +158,12 @@ class Simulator(Engine):
             return InProcess(make_client_side(job, shape, data, model, self._run))
         pool = WorkerPool(workers, dimension, data)
         try:
-            pool.start(job, shape, self._run)
+            self._starting(f"starting {workers} worker processes")
+            pool.start(job, shape, self._run, self._ready)
         except BaseException:
             pool.close()
             raise
         return pool
+
+    def _ready(self, workers: int, of: int) -> None:
+        self._starting(f"worker processes: {workers} of {of} are ready")
