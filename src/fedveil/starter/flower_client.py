@@ -19,7 +19,7 @@ def examples(client: int) -> tuple[np.ndarray, np.ndarray]:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Ten steps of a linear model."""
-    w = message.content["arrays"]["w"].numpy().astype(np.float64)
+    w = message.content.array_records["arrays"]["w"].numpy().astype(np.float64)
     x, y = examples(int(context.node_config.get("partition-id", context.node_id)))
     for _ in range(10):
         p = np.exp(x @ w - (x @ w).max(1, keepdims=True))

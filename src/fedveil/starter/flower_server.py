@@ -17,5 +17,5 @@ def main(grid: Grid, context: Context) -> None:
     start = ArrayRecord({"w": Array(np.zeros((64, 10), np.float32))})
     rounds = int(context.run_config["rounds"])
     result = strategy.start(grid, start, num_rounds=rounds)
-    np.savez("model.npz", **{name: array.numpy() for name, array in result.arrays.items()})
+    np.save("model.npy", result.arrays["w"].numpy())
     print("epsilon of the run:", strategy.ledger.epsilon("run", delta=1e-5))

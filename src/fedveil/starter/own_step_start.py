@@ -1,22 +1,22 @@
 """A task of your own: its loss, its figures, and the steps that a client takes."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.datasets import load_wine
 from torch import nn
 
-from fedveil.learning.learning_task import Task
+import fedveil
 from fedveil.learning.trainer import TrainingPlan
 
 
-class Careful(Task):
+class Careful(fedveil.Task):
     """Classes, by steps that look ahead: the gradient is taken where the weights are worst."""
 
-    targets: ClassVar[Any] = "class"
-    measures: ClassVar[Any] = {"accuracy": "higher"}
+    targets = "class"
+    measures = {"accuracy": "higher"}
     ahead = 0.05
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
@@ -30,7 +30,7 @@ class Careful(Task):
 
     def train(self, model: nn.Module, batches: Iterator[Any], plan: TrainingPlan) -> None:
         """Sharpness-aware steps (Foret et al., 2021); `model` holds the server's weights."""
-        weights = list(model.parameters())
+        weights: list[torch.Tensor] = list(model.parameters())
         for x, y in batches:
             first = torch.autograd.grad(self.loss(model(x), y), weights)
             length = torch.stack([g.norm() for g in first]).norm() + 1e-12

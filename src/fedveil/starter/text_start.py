@@ -20,7 +20,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[examples, tokens] to [examples, tokens, 256]."""
-        return self.scores(self.before(self.letters(x))[0])
+        scores: torch.Tensor = self.scores(self.before(self.letters(x))[0])
+        return scores
 
 
 def data() -> dict[str, np.ndarray]:
