@@ -9,14 +9,19 @@ its column: the one direction that is zero on all of them. Directions are sample
 zeros kept, and b of them chosen whose examples explain which neurons are silent. The bias gradient
 gives the scales.
 
-How many samples that takes grows as 2^(b - 1) where all are drawn alike. Here every second one is
-drawn near the sparsest directions so far, which are sums of few columns.
+How many samples that takes grows as 2^(b - 1) where neurons are drawn alike and one direction is
+tried for each draw. Three things make it fewer. Neurons differ: one that is silent for most of the
+batch has a short row in L, and neurons are drawn among those with the shortest rows, now more, now
+fewer of them. Each draw of b neurons is worth many directions: those that are zero on all but one
+of them, and, of any two, the one that is zero on a further neuron as well. And where the neurons
+on which a direction is zero leave more than one free, because some examples move none of them, the
+same is done within the few that are left.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,13 +38,21 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 from fedveil.protections.reading import Reading
 
-#: Larger batches are not tried: 2^(b - 1) samples.
+#: Larger batches are not tried.
 LARGEST_BATCH = 24
 #: The mean squared error below which a recovered example is the example, values in [-1, 1] or so.
 EXACT = 1e-4
 #: The share of the layer's activations that the examples found must explain to be believed.
 _EXPLAINED = 0.98
-_SAMPLES_AT_ONCE = 1024
+_DRAWS_AT_ONCE = 256
+#: Of each draw so many further neurons are looked at, and a direction zero on so many is kept.
+_CHECKED, _ENOUGH = 16, 5
+#: The share of neurons, those with the shortest rows, that draws are at least from.
+_SHORTEST = 0.25
+#: Draws within what a direction's neurons leave free.
+_WITHIN = 16
+#: Directions are compared with each other, so many at most.
+_COMPARED = 512
 #: How many directions are kept for each example.
 _KEPT = 4
 #: The cosine above which two directions are not kept both.
@@ -66,26 +79,23 @@ class _Factors:
 
 
 def invert(
-    gradient: DenseGradient, samples: int, rng: np.random.Generator, batch: int | None = None
+    gradient: DenseGradient, draws: int, rng: np.random.Generator, batch: int | None = None
 ) -> Float64s | None:
     """The batch [examples, features] whose mean loss has this gradient; None if none is found.
 
     The attacker knows the layer and the gradient, and how large the batch is if `batch` is given,
-    else it takes the gradient's rank. At most so many `samples` are drawn. What is returned
+    else it takes the gradient's rank. Neurons are drawn at most so many times. What is returned
     explains which neurons each example leaves silent, so that the attacker knows that it is right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
         return None
     rank = factors.left.shape[1]
-    live = np.flatnonzero(np.linalg.norm(factors.left, axis=1) > factors.zero)
-    if len(live) < rank:
-        return None
     found = np.empty((rank, 0))
-    for start in range(0, samples, _SAMPLES_AT_ONCE):
-        count = min(_SAMPLES_AT_ONCE, samples - start)
-        sampled = _sampled(factors, live, count, found, rng)
-        found = _distinct(factors, np.hstack([found, sampled]))
+    for start in range(0, draws, _DRAWS_AT_ONCE):
+        sampled = _sampled(factors, min(_DRAWS_AT_ONCE, draws - start), rng)
+        refined = _refined(factors, _distinct(factors, sampled), rng)
+        found = _distinct(factors, np.hstack([found, refined]))
         examples = _chosen(gradient, factors, found)
         if examples is not None:
             return examples
@@ -110,46 +120,71 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
     return _Factors(left[:, :rank], values[:rank, None] * right[:rank], max(zero, 1e-10))
 
 
-def _sampled(
-    factors: _Factors, live: Array, count: int, near: Float64s, rng: np.random.Generator
-) -> Float64s:
-    """Directions [rank, ...] that are zero on the neurons of a sample each: those with most zeros.
-
-    Every second sample is of any neurons. The others are, but for one to three, of those on which
-    one of the directions `near` is zero: where that is a sum of few columns, one of them is close.
-    """
+def _sampled(factors: _Factors, draws: int, rng: np.random.Generator) -> Float64s:
+    """Directions [rank, ...] that are zero on many neurons, from so many draws of neurons."""
     rank = factors.left.shape[1]
-    order = rng.random((count, len(live)))
-    if near.shape[1]:
-        zeros = np.abs(factors.left[live] @ near) < factors.zero
-        order[::2] -= zeros[:, rng.integers(near.shape[1], size=len(order[::2]))].T
-    rows = live[np.argpartition(order, min(rank, len(live) - 1), axis=1)[:, : rank - 1]]
-    for other in range(min(3, rank - 1)):
-        drawn = rng.integers(3, size=len(rows[::2])) >= other
-        rows[::2, other] = np.where(drawn, rng.choice(live, len(drawn)), rows[::2, other])
-    systems = np.empty((count, rank, rank))
-    systems[:, :-1] = factors.left[rows]
-    systems[:, -1] = rng.standard_normal((count, rank))
-    systems += 1e-12 * rng.standard_normal(systems.shape)  # two neurons may say the same
-    wanted = np.zeros((count, rank, 1))
-    wanted[:, -1] = 1
-    directions = np.linalg.solve(systems, wanted)[:, :, 0]
+    lengths = np.linalg.norm(factors.left, axis=1)
+    rows = factors.left[np.argsort(lengths)][np.count_nonzero(lengths <= factors.zero) :]
+    drawn = min(rank + _CHECKED, len(rows))
+    if rank == 1 or drawn < rank + 2:
+        return np.eye(rank)
+    reach = np.maximum(drawn, rng.uniform(_SHORTEST, 1, (draws, 1)) * len(rows))
+    order = rng.random((draws, len(rows))) + (np.arange(len(rows)) >= reach)
+    chosen = rows[np.argpartition(order, drawn - 1, axis=1)[:, :drawn]]
+    fixed, checked = chosen[:, :rank], chosen[:, rank:]
+    jitter = 1e-12 * rng.standard_normal(fixed.shape)  # two neurons may say the same
+    directions = np.linalg.inv(fixed + jitter)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    distinct = _distinct(factors, np.asarray(directions.T, np.float64))
-    silent = np.abs(factors.left @ distinct) < factors.zero
-    return _refined(factors, silent[:, silent.sum(axis=0) >= rank])
+    found = [*_alone(directions, checked, factors.zero)]
+    found += _paired(directions, checked, factors.zero)
+    return np.concatenate(found).T
 
 
-def _refined(factors: _Factors, silent: Array) -> Float64s:
-    """Each direction again, from all neurons on which it was found to be zero."""
-    columns = [np.linalg.eigh(factors.left[z].T @ factors.left[z])[1][:, 0] for z in silent.T]
-    return np.array(columns).reshape(-1, factors.left.shape[1]).T
+def _alone(directions: Float64s, checked: Float64s, zero: float) -> Iterator[Float64s]:
+    """Those of the directions [draws, rank, :] that are zero on many of the checked neurons."""
+    often = np.sum(np.abs(checked @ directions) < zero, axis=1) >= _ENOUGH
+    draw, which = np.nonzero(often)
+    yield directions[draw, :, which]
+
+
+def _paired(directions: Float64s, checked: Float64s, zero: float) -> Iterator[Float64s]:
+    """The same of what any two directions of a draw make that is zero on its first neuron."""
+    first, second = np.triu_indices(directions.shape[2], 1)
+    values = checked @ directions
+    a, b = values[:, 0, second], -values[:, 0, first]
+    angles = (np.swapaxes(directions, 1, 2) @ directions)[:, first, second]
+    length = np.sqrt(np.maximum(a * a + b * b + 2 * a * b * angles, 1e-300))
+    a, b = a / length, b / length
+    rest = values[:, 1:, first] * a[:, None]
+    rest += values[:, 1:, second] * b[:, None]
+    draw, pair = np.nonzero(np.sum(np.abs(rest) < zero, axis=1) >= _ENOUGH)
+    one, other = directions[draw, :, first[pair]], directions[draw, :, second[pair]]
+    yield a[draw, pair, None] * one + b[draw, pair, None] * other
+
+
+def _refined(factors: _Factors, directions: Float64s, rng: np.random.Generator) -> Float64s:
+    """Each direction again, from all neurons on which it is zero.
+
+    Where these leave several directions free, those that are zero on the most others are sought.
+    """
+    found = [np.empty((len(directions), 0))]
+    for silent in (np.abs(factors.left @ directions) < factors.zero).T:
+        zeros = factors.left[silent]
+        values, vectors = np.linalg.eigh(zeros.T @ zeros)
+        free = max(1, int(np.sum(values < len(zeros) * factors.zero**2)))
+        basis = vectors[:, :free]
+        if 1 < free < len(basis):
+            within = _Factors(factors.left @ basis, factors.right, factors.zero)
+            basis = basis @ _sampled(within, _WITHIN, rng)
+        found.append(basis)
+    return np.hstack(found)
 
 
 def _distinct(factors: _Factors, directions: Float64s) -> Float64s:
     """The sparsest of the directions without repetitions, those with the most zeros first."""
+    directions = directions / np.linalg.norm(directions, axis=0)
     zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
-    ordered = directions[:, np.argsort(-zeros, kind="stable")]
+    ordered = directions[:, np.argsort(-zeros, kind="stable")[:_COMPARED]]
     alike = np.abs(ordered.T @ ordered) > _ALIKE
     first = ~np.any(np.tril(alike, -1), axis=1)
     return ordered[:, first][:, : _KEPT * len(directions)]
@@ -256,11 +291,11 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """
     began = time.monotonic()
     first_layer(target.model)
-    samples = by_effort(effort, 1 << 19, 1 << 21, 1 << 24)
+    draws = by_effort(effort, 1 << 17, 1 << 19, 1 << 22)
     cases = by_effort(effort, (10, 10, 2), (20, 20, 10), (20, 20, 20))
     figures, pictures = [], []
     for size, number in zip((5, 10, 20), cases, strict=True):
-        figure, picture = recovered_of_batches(one_step(target, size), size, number, samples, watch)
+        figure, picture = recovered_of_batches(one_step(target, size), size, number, draws, watch)
         figures.append(figure)
         if picture is not None:
             name = f"exact-{target.job.protection.name}-{size}.png"
@@ -276,7 +311,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def recovered_of_batches(
-    target: Target, size: int, cases: int, samples: int, watch: Watch
+    target: Target, size: int, cases: int, draws: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
     """The share of examples recovered from the reports of some clients, and the first batch."""
     seen = target.seen(target.updates(range(target.partition.clients)))
@@ -290,7 +325,7 @@ def recovered_of_batches(
     for i, (reading, batch) in enumerate(zip(readings, sizes, strict=True)):
         watch.step(i, len(readings), f"batches of {size}")
         rng = Seeded(target.job.seed, "attack", "exact", size, i).generator()
-        examples = invert(of_report(target, reading), samples, rng, batch)
+        examples = invert(of_report(target, reading), draws, rng, batch)
         rows = target.rows(i) if batch == size else target.partition.indices
         originals = target.dataset.train.x[rows]
         hits, total = hits + recovered(originals, examples), total + len(originals)
