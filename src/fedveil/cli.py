@@ -183,7 +183,7 @@ def _print_findings(folder: Path) -> None:
     for finding in findings:
         promised = Figure(finding.epsilon, finding.delta)
         verdict = "refuted" if finding.refutes else "not refuted"
-        say(f"{finding}; saw {finding.saw}; promised: {promised}: {verdict}")
+        say(f"{finding}; saw {finding.saw}; promised: {promised}{finding.distance}: {verdict}")
     if any(finding.refutes for finding in findings):
         raise typer.Exit(Exit.FAILED)
 

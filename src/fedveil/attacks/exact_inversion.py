@@ -21,7 +21,6 @@ their examples move: in every second turn neurons are drawn among those that few
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -340,7 +339,6 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     The attacker knows the model, the size of a batch and the report. Where the reports say nothing
     it is given the cohort's sum, whose rank is that of all the examples in it.
     """
-    began = time.monotonic()
     first_layer(target.model)
     draws = by_effort(effort, 1 << 17, 1 << 19, 1 << 22)
     cases = by_effort(effort, (10, 10, 4), (20, 20, 20), (20, 20, 20))
@@ -356,7 +354,6 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         effort,
         figures,
         saw="a report of one local step over 5, 10 or 20 examples",
-        seconds=time.monotonic() - began,
         pictures=pictures,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -153,7 +152,6 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     says nothing by itself, the aggregate of its cohort, whose clients are sought together where
     they are few.
     """
-    began = time.perf_counter()
     allowed = bounds(effort)
     sight = Sight(target, allowed)
     score, by, saw = sight.score(), Counter[str](), ""
@@ -173,11 +171,5 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     pictures = [watch.picture(f"gradient-{name}.png", score.grid())] if score.are_images else []
     settings = {**target.settings, "found by": dict(by)}
     return target.finding(
-        "gradient",
-        effort,
-        score.figures(),
-        settings=settings,
-        saw=saw,
-        seconds=time.perf_counter() - began,
-        pictures=pictures,
+        "gradient", effort, score.figures(), settings=settings, saw=saw, pictures=pictures
     )
