@@ -284,12 +284,7 @@ class Canaries(Executor):
         )
         figures = _figures(audit)
         if measured:
-            bound = told.noise.lower_bound(
-                self._moved, told.rounds, delta=claim.delta, error=_NOISE_ERROR
-            )
-            figures.append(
-                Measured(BY_NOISE, float(rounded_down(bound, 3)), cases=told.noise.releases)
-            )
+            figures.append(self._by_noise(claim))
         what = "each canary's own reports" if self._evidence.told else "the aggregates"
         settings = self._job.protection.settings.model_dump(mode="json")
         return Finding(
@@ -302,6 +297,13 @@ class Canaries(Executor):
             delta=claim.delta,
             saw=f"{what} of {self._evidence.rounds} rounds",
         )
+
+    def _by_noise(self, claim: Figure) -> Measured:
+        """What the noise shows of rounds that had an outcome: a void one has shown nothing."""
+        seen = self._evidence.noise
+        rounds = max(1, seen.releases // (len(self.clients) if self._evidence.told else 1))
+        bound = seen.lower_bound(self._moved, rounds, delta=claim.delta, error=_NOISE_ERROR)
+        return Measured(BY_NOISE, float(rounded_down(bound, 3)), cases=seen.releases)
 
 
 def _figures(audit: OneRunAudit) -> list[Measured]:
