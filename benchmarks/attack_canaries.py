@@ -19,6 +19,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,9 +28,11 @@ import torch
 from torch import nn
 
 import fedveil
+from fedveil.engine.canaries import BY_NOISE
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.mechanisms.central_noise import CentralNoise
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.message import Message, take_array
 from fedveil.privacy.gaussian_curve import analytic_sigma
@@ -43,6 +46,7 @@ from fedveil.protections.base import (
     State,
     Update,
 )
+from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings, _GridForm
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
@@ -57,9 +61,10 @@ FAULTS = {
     "C": "noise for C, not 2C",
     "rounds": "one stream for all rounds",
     "clients": "one stream for all clients",
+    "one": "one report without noise",
     "share": "one of the shares of the noise is missing",
 }
-Fault = Literal["none", "half", "C", "rounds", "clients", "share"]
+Fault = Literal["none", "half", "C", "rounds", "clients", "one", "share"]
 
 
 def data() -> dict[str, Any]:
@@ -106,9 +111,43 @@ class Local(DPEncrypt):
         names = {"rounds": context.client, "clients": context.round}
         name, seed = names.get(self.settings.fault), self.context.seed
         entropy = context.entropy if name is None else Seeded(seed, "twice", name)
-        return super().client_round(
+        client = super().client_round(
             ClientContext(context.client, context.round, context.model, context.examples, entropy)
         )
+        last = self.context.clients_per_round - 1  # a canary
+        if self.settings.fault == "one" and (context.client, context.round) == (last, 1):
+            client._form = copy(client._form)
+            client._form._mechanism = Silent(self._form.step)
+        return client
+
+
+class Silent:
+    """Of updates as they are, in whole steps: a mechanism without noise."""
+
+    def __init__(self, step: float) -> None:
+        self._step = step
+
+    def multiples(self, update: Update, entropy: Any) -> Any:
+        return np.rint(update / self._step).astype(np.int64)
+
+
+class SharesSettings(DistributedDPSettings):
+    """distributed_dp's, and how many clients add no noise."""
+
+    missing: int = 0
+
+
+class Shares(DistributedDP):
+    """distributed_dp in which the first so many clients send their updates without noise."""
+
+    block, settings_type = "own", SharesSettings
+    settings: SharesSettings
+    noise: DistributedGaussian
+
+    def vector(self, update: Update, context: ClientContext, told: Message) -> Any:
+        if context.client >= self.settings.missing:
+            return super().vector(update, context, told)
+        return self.noise.rounded(update, self.signs(context.round), context.entropy)
 
 
 class CentralSettings(Settings):
@@ -197,13 +236,26 @@ def per_round(eps: float) -> float:
 
 
 def job(
-    position: str, eps: float, canaries: int, seed: int, *, lr: float = 0.001, **own: Any
+    position: str,
+    eps: float,
+    canaries: int,
+    seed: int,
+    *,
+    lr: float = 0.001,
+    rounds: int = 2,
+    **own: Any,
 ) -> Job:
     """A job whose whole run costs `eps`."""
     each, threshold = per_round(eps), canaries + 2
     block, parameters = {
         "local": ("own", {"dp_eps": each, "dp_delta": DELTA, **own}),
         "central": ("own", {"eps": each, **own}),
+        "shares": ("own", {
+            "target_epsilon": eps, "bits": 16, "reconstruct_secrets_threshold": 2, **own,
+        }),
+        "distributed_dp": ("distributed_dp", {
+            "target_epsilon": eps, "bits": 16, "reconstruct_secrets_threshold": 2,
+        }),
         "dp_encrypt": ("dp_encrypt", {"dp_eps": each, "dp_delta": DELTA}),
         "pw_encrypt": ("pw_encrypt", {
             "central_eps": each, "central_delta": DELTA, "central_norm_clip": 1.0,
@@ -212,88 +264,130 @@ def job(
     }[position]  # fmt: skip
     name = position if block != "own" else f"attack_canaries:{position.capitalize()}"
     return Job(
-        name="audited", seed=seed, rounds=2, model="attack_canaries:net",
+        name="audited", seed=seed, rounds=rounds, model="attack_canaries:net",
         clients={"number": canaries, "fraction": 1.0},
         data={"name": "attack_canaries:data"},
         training={"epochs": 1, "batch_size": 20, "lr": lr},
-        evaluation={"every": 2}, checkpoint={"every": 2}, simulation={"workers": 0},
+        evaluation={"every": rounds}, checkpoint={"every": rounds},
+        simulation={"workers": 0, "masks": position == "pw_encrypt"},
         audit={"canaries": canaries}, protection={"name": name, block: parameters},
     )  # fmt: skip
 
 
-def audited(job: Job) -> tuple[float, float, float]:
-    """The two bounds of a run, and what its ledger states."""
+def audited(job: Job) -> tuple[float, float, float, float]:
+    """The three bounds of a run, and what its ledger states."""
     with tempfile.TemporaryDirectory() as folder:
         finding = fedveil.simulate(job, Path(folder) / "run").audit
     assert finding is not None
     bound, alone = (figure.value for figure in finding.figures[:2])
-    return bound, alone, finding.epsilon
+    return bound, alone, finding.figure(BY_NOISE).value, finding.epsilon
 
 
 def validity(runs: int) -> None:
     """How often a bound is above a true claim."""
     print(f"\nValidity, {runs} runs of 100 canaries each: runs with a bound above the claim")
-    print("| position | claim | at least | if canaries tell nothing of each other | either |")
-    print("|---|---|---|---|---|")
-    for position, eps in (("dp_encrypt", 1.0), ("dp_encrypt", 4.0), ("central", 4.0)):
+    print("| position | claim | at least | if canaries tell nothing of each other "
+          "| if noise is Gaussian and alike | any |")  # fmt: skip
+    print("|---|---|---|---|---|---|")
+    for position, eps in (("dp_encrypt", 1.0), ("dp_encrypt", 4.0), ("central", 4.0),
+                          ("distributed_dp", 4.0)):  # fmt: skip
         found = np.array([audited(job(position, eps, 100, seed)) for seed in range(runs)])
-        over = found[:, :2] > found[:, 2:]
-        print(f"| {position} | {eps:g} | {over[:, 0].sum()} | {over[:, 1].sum()} "
-              f"| {over.any(axis=1).sum()} |", flush=True)  # fmt: skip
+        print(f"| {position} | {eps:g} | {_over(found)} |", flush=True)
+
+
+def _over(found: np.ndarray) -> str:
+    """In how many runs each bound is above what is stated, and in how many any is."""
+    over = found[:, :-1] > found[:, -1:]
+    return " | ".join(map(str, [*over.sum(axis=0), over.any(axis=1).sum()]))
 
 
 def faults(runs: int) -> None:
     """In how many runs of a broken protection the claim is refuted."""
     print(f"\nFaults at a claim of epsilon 8, {runs} runs each: runs in which it is refuted")
-    print("| position | fault | canaries | by the first bound | by either |")
-    print("|---|---|---|---|---|")
+    print("| position | fault | canaries | by the first bound | by the second | by the third "
+          "| by any |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|")
     cases: list[tuple[str, int, dict[str, Any]]] = [
-        *(("local", 100, {"fault": fault}) for fault in ("none", "half", "C", "rounds", "clients")),
+        *(("local", 100, {"fault": fault}) for fault in ("none", "half", "C", "rounds", "clients",
+                                                            "one")),
         *(("central", 100, {"fault": fault}) for fault in ("none", "half", "C", "rounds")),
         ("central", 400, {"fault": "share", "shares": 2}),
         ("central", 400, {"fault": "share", "shares": 4}),
-    ]
+        ("shares", 4, {"rounds": 4, "missing": 0}),
+        ("shares", 4, {"rounds": 4, "missing": 1}),
+        ("shares", 10, {"rounds": 10, "missing": 0}),
+        ("shares", 10, {"rounds": 10, "missing": 1}),
+    ]  # fmt: skip
     for position, canaries, own in cases:
         found = np.array([audited(job(position, 8.0, canaries, 1000 + s, **own))
                           for s in range(runs)])  # fmt: skip
-        over = found[:, :2] > found[:, 2:]
-        what = FAULTS[own["fault"]] + (f", of {own['shares']}" if "shares" in own else "")
-        print(f"| {position} | {what} | {canaries} | {over[:, 0].sum()} "
-              f"| {over.any(axis=1).sum()} |", flush=True)  # fmt: skip
+        fault = own.get("fault", "share" if own.get("missing") else "none")
+        of = own.get("shares", 2 * canaries if own.get("missing") else None)
+        what = FAULTS[fault] + (f", of {of}" if of else "")
+        print(f"| {position} | {what} | {canaries} | {_over(found)} |", flush=True)
 
 
 def tightness(runs: int) -> None:
     """How much of a claim the bounds reach."""
     print(f"\nTightness, the median of {runs} runs (and the least)")
-    print("| position | claim | canaries | at least | if they tell nothing of each other |")
-    print("|---|---|---|---|---|")
+    print("| position | claim | canaries | at least | if they tell nothing of each other "
+          "| if noise is Gaussian and alike |")  # fmt: skip
+    print("|---|---|---|---|---|---|")
     cases = [
         *(("dp_encrypt", eps, n, 0.001) for eps in (1.0, 2.0, 4.0, 8.0) for n in (200, 2000)),
         *(("central", eps, n, 0.001) for eps in (1.0, 2.0, 4.0, 8.0) for n in (200, 2000)),
         ("central", 8.0, 200, 0.1),
+        *(("distributed_dp", eps, 200, 0.001) for eps in (1.0, 2.0, 4.0, 8.0)),
         ("pw_encrypt", 8.0, 60, 0.001),
     ]
     for position, eps, canaries, lr in cases:
         times = 1 if position == "pw_encrypt" else runs
         found = np.array([audited(job(position, eps, canaries, 2000 + s, lr=lr))
                           for s in range(times)])  # fmt: skip
-        shown = [f"{np.median(column):.2f} ({column.min():.2f})" for column in found.T[:2]]
+        shown = [f"{np.median(column):.2f} ({column.min():.2f})" for column in found.T[:-1]]
         name = position if lr == 0.001 else f"{position}, clients learn at {lr:g}"
-        print(f"| {name} | {eps:g} | {canaries} | {shown[0]} | {shown[1]} |", flush=True)
+        print(f"| {name} | {eps:g} | {canaries} | {' | '.join(shown)} |", flush=True)
+
+
+def accuracy(runs: int) -> None:
+    """What canaries cost a model: digits, 100 clients, thirty rounds."""
+    print(f"\nTest accuracy with canaries in, the mean of {runs} runs (and the least)")
+    print("| position | 0 canaries | 10 | 50 | 100 |")
+    print("|---|---|---|---|---|")
+    for name, block in (("not_encrypt", {}), ("dp_encrypt", {"dp_eps": 1000.0}),
+                        ("signds", {"sign_eps": 100.0}),
+                        ("distributed_dp", {"target_epsilon": 8.0})):  # fmt: skip
+        shown = []
+        for canaries in (0, 10, 50, 100):
+            found = [_accuracy(name, block, canaries, seed) for seed in range(runs)]
+            shown.append(f"{np.mean(found):.3f} ({min(found):.3f})")
+        print(f"| {name} | {' | '.join(shown)} |", flush=True)
+
+
+def _accuracy(name: str, block: dict[str, Any], canaries: int, seed: int) -> float:
+    given = Job(
+        seed=seed, rounds=30, model="logistic", data={"name": "digits"},
+        clients={"number": 100, "fraction": 1.0},
+        simulation={"workers": 0, "masks": False}, audit={"canaries": canaries},
+        evaluation={"every": 30}, protection={"name": name, name: block},
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = fedveil.simulate(given, Path(folder) / "run").metrics
+    return float(metrics[-1]["accuracy"])
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--effort", choices=("quick", "full"), default="quick")
-    parser.add_argument("tables", nargs="*", default=["validity", "faults", "tightness"])
+    tables: dict[str, Callable[[int], None]] = {
+        "validity": validity, "faults": faults, "tightness": tightness, "accuracy": accuracy,
+    }  # fmt: skip
+    parser.add_argument("tables", nargs="*", default=list(tables))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     full = chosen.effort == "full"
-    tables: dict[str, Callable[[int], None]] = {
-        "validity": validity, "faults": faults, "tightness": tightness,
-    }  # fmt: skip
-    runs = {"validity": 200, "faults": 20, "tightness": 9 if full else 3}
+    runs = {"accuracy": 3, "validity": 200, "faults": 20, "tightness": 9 if full else 3}
     for name in chosen.tables:
         began = time.perf_counter()
         tables[name](runs[name])

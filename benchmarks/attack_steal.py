@@ -5,7 +5,8 @@
 The first table has the examples recovered (20 dB or better, matched one to one) of a cohort of 50
 clients that hold 1,000 MNIST images at effort standard, 200 at quick, which train one full step or
 ten epochs in batches of 5; the second the examples recovered from single reports of one step
-through a dense net, at the samples that `--exact` says. About ten minutes of one core at standard.
+through a dense net, at the draws of neurons that `--exact` says. About ten minutes of one core at
+standard.
 """
 
 from __future__ import annotations
@@ -86,16 +87,16 @@ def stealing(data: str, examples: int, only: str | None, pictures: Path | None) 
             (pictures / f"{name}-{form}-{statistics}.png").write_bytes(picture)
 
 
-def exact(data: str, samples: int, only: str | None) -> None:
+def exact(data: str, draws: int, only: str | None) -> None:
     """The second table."""
     for protection in ("not_encrypt", "pw_encrypt", "dp_encrypt", "signds", "rr", "oue"):
         if only not in (None, protection):
             continue
         target = Target.of(job(data, protection, {}, ONE_STEP))
-        for size, cases in ((5, 10), (10, 10), (20, 2)):
+        for size, cases in ((5, 10), (10, 10), (15, 10), (20, 10)):
             began = time.monotonic()
             stepped = exact_inversion.one_step(replace(target), size)
-            figure, _ = exact_inversion.recovered_of_batches(stepped, size, cases, samples, Watch())
+            figure, _ = exact_inversion.recovered_of_batches(stepped, size, cases, draws, Watch())
             print(f"{protection:12} {figure} ({time.monotonic() - began:.0f} s)", flush=True)
 
 
@@ -106,7 +107,7 @@ def main() -> None:
     parser.add_argument("--data", default="mnist", help="mnist or digits")
     parser.add_argument("--only", help="one position")
     parser.add_argument("--part", choices=("steal", "exact", "both"), default="both")
-    parser.add_argument("--exact", type=int, default=1 << 16, help="samples of a batch")
+    parser.add_argument("--exact", type=int, default=1 << 16, help="draws of neurons a batch")
     parser.add_argument("--pictures", type=Path, help="a folder for them")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -115,7 +115,7 @@ def _add_federated(attack: Attack) -> None:
                 target = Target.of(job)
                 folder = _new_folder(out, job, attack, stack)
             asked = [target.under(name) for name in protections] if protections else [target]
-            _mount(attack, asked, effort, folder, json=json)
+            _mount(attack, asked, effort, folder, ended=run is not None, json=json)
 
     app.command(attack.name, help=attack.help)(command)
 
@@ -130,8 +130,9 @@ def _add_vertical(attack: Attack) -> None:
     ) -> None:
         from fedveil.attacks.split.split_target import SplitTarget
 
+        ended = where is not None and where.is_dir()
         with ExitStack() as stack:
-            if where is not None and where.is_dir():
+            if where is not None and ended:
                 target = SplitTarget.of_run(where)
                 folder = _folder_of(where, stack)
             else:
@@ -140,7 +141,7 @@ def _add_vertical(attack: Attack) -> None:
                 job = command_line.load(where, overrides)
                 target = SplitTarget.of(job)
                 folder = _new_folder(out, job, attack, stack)
-            _mount(attack, [target], effort, folder, json=json)
+            _mount(attack, [target], effort, folder, ended=ended, json=json)
 
     app.command(attack.name, help=attack.help)(command)
 
@@ -184,9 +185,19 @@ def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) ->
 
 
 def _mount(
-    attack: Attack, targets: Sequence[Any], effort: Effort, folder: Folder, *, json: bool
+    attack: Attack,
+    targets: Sequence[Any],
+    effort: Effort,
+    folder: Folder,
+    *,
+    ended: bool,
+    json: bool,
 ) -> None:
-    """Against each target in turn; a finding is written as soon as it is there."""
+    """Against each target in turn; a finding is written as soon as it is there.
+
+    The page of a run that has `ended` is written anew, with what was found.
+    """
+    from fedveil.pages.kept_page import keep_page
     from fedveil.record.finding_lines import FINDINGS, add_finding
 
     findings = []
@@ -200,6 +211,8 @@ def _mount(
             add_finding(folder(), found)
             findings.append(found)
             show(found)
+        if ended:
+            keep_page(folder(), say)
         say(f"written to {folder().path / FINDINGS}")
     if json:
         answer(findings)

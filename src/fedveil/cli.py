@@ -209,7 +209,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
     for finding in findings:
         promised = Figure(finding.epsilon, finding.delta)
         verdict = "refuted" if finding.refutes else "not refuted"
-        say(f"{finding}; saw {finding.saw}; promised: {promised}: {verdict}")
+        say(f"{finding}; saw {finding.saw}; promised: {promised}{finding.distance}: {verdict}")
     if json:
         answer(
             [{**dataclasses.asdict(finding), "refutes": finding.refutes} for finding in findings]

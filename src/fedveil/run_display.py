@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedveil.engine.canaries import BY_NOISE
 from fedveil.engine.run_records import CANARIES, without_report
 from fedveil.pages.ending import Ending, best_round, ending
 from fedveil.pages.kept_page import where
@@ -246,9 +247,11 @@ def _answers(answers: Ending) -> dict[str, str]:
 def _audited(audit: Finding) -> str:
     """What the canaries found, and whether it is more than the ledger states."""
     bound, alone, most = (figure.value for figure in audit.figures[:3])
+    noise = [figure.value for figure in audit.figures if figure.name == BY_NOISE]
+    of_noise = f"{noise[0]:g} if noise is Gaussian and alike in every entry; " if noise else ""
     return (
         f"epsilon at least {bound:g} at confidence {CONFIDENCE:g}, of {most:g} that "
         f"{audit.figures[0].cases} canaries can show;\n{alone:g} if they tell nothing of each "
-        f"other; promised for the run, in every round: "
+        f"other; {of_noise}promised for the run, in every round: "
         f"{told(audit.epsilon, audit.delta)}: {audit.verdict}"
     )

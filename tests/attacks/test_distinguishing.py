@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.attacks.distinguishing import (
-    Distinguished,
-    Pair,
-    attack,
-    distinguished,
-    far_apart,
-    telling,
-)
+from fedveil.attacks.distinguishing import Distinguished, attack, distinguished, far_apart, telling
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.target import Target
 from fedveil.attacks.views import seen
@@ -115,23 +108,25 @@ def test_guesses_are_as_good_as_the_best_test() -> None:
     assert run.right.value > report.right.value + 0.1
 
 
-def test_of_nothing_every_guess_is_a_coins() -> None:
-    settings = POSITIONS["pw_encrypt"].settings_type(reconstruct_secrets_threshold=2)
-    context = JobContext("equal", DIMENSION, clients_per_round=2, rounds=1)
-    protection = POSITIONS["pw_encrypt"](settings, context)
-    pair = Pair("pair", MODEL, -MODEL)
-    assert telling(Reading.nothing(DIMENSION), *pair[1:]) == 0
-    (found,) = distinguished(
-        protection,
-        MODEL,
-        [pair],
-        promised=lambda count: whole_run(protection, count, DELTA),
-        trials=100,
-        rounds=1,
-        entropy=ENTROPY,
+def test_of_nothing_nothing_is_said() -> None:
+    assert telling(Reading.nothing(DIMENSION), MODEL, -MODEL) == 0
+
+
+def summed(name: str, trials: int, **parameters: Any) -> Distinguished:
+    """By the sums of two clients, without masks."""
+    settings = POSITIONS[name].settings_type(reconstruct_secrets_threshold=2, **parameters)
+    context = JobContext(
+        "equal", DIMENSION, clients_per_round=2, rounds=1, delta=DELTA, masks=False, simulated=True
     )
-    assert found.right.value == 0.5
-    assert found.audit.bound == 0
+    (found,) = played(POSITIONS[name](settings, context), trials)
+    return found
+
+
+def test_sums_are_told_apart_where_reports_say_nothing() -> None:
+    assert summed("pw_encrypt", 100).right.value == 1
+    found = summed("distributed_dp", 1200, noise_multiplier=0.7, bits=16)
+    assert 0.3 * found.audit.claim.epsilon < found.audit.bound <= found.audit.claim.epsilon
+    assert found.right.low < stats.norm.cdf(1 / 0.7 / 2) < found.right.high
 
 
 def test_plain_updates_are_told_apart_for_certain() -> None:

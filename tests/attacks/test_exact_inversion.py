@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedveil.attacks import exact_inversion
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.exact_inversion import (
     DenseGradient,
@@ -37,16 +38,28 @@ def batch_and_gradient(size: int, noise: float = 0.0) -> tuple[np.ndarray, Dense
     return x.numpy(), DenseGradient(weights, biases, of_weights, of_biases)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 11])
 @pytest.mark.parametrize("told", [True, False])
 def test_a_batch_is_found_exactly(size: int, told: bool) -> None:
     batch, gradient = batch_and_gradient(size)
     rng = np.random.default_rng(1)
-    found = invert(gradient, 1 << 14, rng, size if told else None)
+    found = invert(gradient, 1 << 12, rng, size if told else None)
     assert found is not None
     assert found.shape == batch.shape
     errors = np.mean((batch[:, None] - found[None]) ** 2, axis=2).min(axis=1)
     assert errors.max() < 1e-12
+
+
+def test_a_direction_that_rests_on_one_neuron_counts_half() -> None:
+    """Zero on four neurons that leave two free, and on one of the others, of which any would do."""
+    left = np.linalg.qr(np.random.default_rng(0).standard_normal((9, 3)))[0]
+    left[:4] = np.outer([1.0, 2.0, -1.0, 3.0], [0.0, 0.0, 1.0])
+    left[4:6, 0] = 0.0  # the first direction is zero on two more
+    factors = exact_inversion._Factors(left, np.eye(3), 1e-9)
+    resting = np.array([left[7, 1], -left[7, 0], 0.0])
+    directions = np.array([[1.0, 0.0, 0.0], resting]).T
+    refined = exact_inversion._refined(factors, directions, np.random.default_rng(1))
+    assert list(refined.scores) == [6, 2.5]
 
 
 def test_a_common_factor_changes_nothing() -> None:

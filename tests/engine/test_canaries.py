@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.engine.canaries import CanaryTraining, Directions
+from fedveil.engine.canaries import BY_NOISE, CanaryTraining, Directions
 from fedveil.engine.executors.client_side import Trained
 from fedveil.engine.round_checkpoint import LATEST
 from fedveil.errors import DeploymentError, InvalidValue, JobError, ModelInvalid
@@ -163,12 +163,44 @@ def test_a_true_claim_is_exceeded_in_few_runs(tmp_path: Path) -> None:
     assert all(3.9 < finding.epsilon < 4.1 for finding in found)
 
 
-@pytest.mark.parametrize("fault", ["half", "clip", "rounds", "clients"])
+@pytest.mark.parametrize("fault", ["half", "clip", "rounds", "clients", "one"])
 def test_a_planted_fault_is_caught_every_time(fault: str, tmp_path: Path) -> None:
     for seed in range(2):
         finding = audited(faulty(fault, seed), tmp_path / str(seed))
         assert 7.5 < finding.epsilon < 8.5
         assert finding.refutes, str(finding)
+
+
+def shares(missing: int, seed: int) -> Job:
+    """8 clients, canaries and all, of which so many add no share of the noise."""
+    own = {"noise_multiplier": 1.9, "missing": missing, "bits": 16, "active_security": False,
+           "reconstruct_secrets_threshold": 2}  # fmt: skip
+    return job(
+        "faulty_noise:Shares", 4, seed=seed, rounds=8, model="parts:wider",
+        clients={"number": 4, "fraction": 1.0}, protection={"own": own},
+        simulation={"workers": 0, "masks": False},
+        training={"epochs": 1, "batch_size": 6, "lr": 0.001},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_one_client_s_missing_share_of_the_noise_is_caught(missing: int, tmp_path: Path) -> None:
+    for seed in range(1 + missing):
+        finding = audited(shares(missing, seed), tmp_path / str(seed))
+        assert finding.saw == "the aggregates of 8 rounds"
+        assert finding.refutes == bool(missing), str(finding)
+        assert finding.figure(BY_NOISE).value > 0.95 * finding.epsilon
+
+
+def test_noise_is_measured_of_gaussian_positions_with_a_clip_that_stays(tmp_path: Path) -> None:
+    finding = audited(job(), tmp_path / "run")
+    assert 0.9 * finding.epsilon < finding.figure(BY_NOISE).value <= finding.epsilon
+    assert finding.figure(BY_NOISE).cases == 80
+    moving = {"noise_multiplier": 2.0, "clip_quantile": 0.5}
+    clip_moves = job("central_gaussian", 4, protection={"central_gaussian": moving})
+    for other in (job("not_encrypt", 4), clip_moves):
+        found = audited(other, tmp_path / other.protection.name)
+        assert BY_NOISE not in [figure.name for figure in found.figures]
 
 
 def test_without_a_fault_the_same_position_is_not_refuted(tmp_path: Path) -> None:
@@ -215,10 +247,10 @@ def test_codes_without_noise_of_their_own_are_not_audited() -> None:
 def test_a_damaged_checkpoint_s_evidence_is_refused(tmp_path: Path) -> None:
     from fedveil.engine.canaries import Evidence
 
-    evidence = Evidence(Directions(0, 3, 5), 3)
+    evidence = Evidence(Directions(0, 3, 5), np.array([True, False, True]), 5)
     state = evidence.state()
     for changed in ({"own": np.zeros(2)}, {"rounds": -1}, {"told": 1},
-                    {"summed": np.full(3, math.nan)}, {"more": 1}):  # fmt: skip
+                    {"summed": np.full(3, math.nan)}, {"more": 1}, {"squares": -1.0}):  # fmt: skip
         with pytest.raises(ValueError, match=r"fields|shape|field|outside|NaN"):
             evidence.restore({**state, **changed})
     evidence.restore(state)

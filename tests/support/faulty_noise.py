@@ -1,14 +1,19 @@
-"""dp_encrypt with a planted fault, as a protection of one's own."""
+"""dp_encrypt and distributed_dp with a planted fault, as protections of one's own."""
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from fedveil.entropy import Seeded
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.protections.base import ClientContext, JobContext
+from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings, _GridForm
 
 
@@ -19,7 +24,8 @@ class FaultySettings(DPEncryptSettings):
 
 
 class Faulty(DPEncrypt):
-    """half: half the noise; clip: noise for C in place of 2C; rounds, clients: one stream twice."""
+    """half: half the noise; clip: noise for C in place of 2C; rounds, clients: one stream twice;
+    one: a single report without noise."""
 
     block, settings_type = "own", FaultySettings
 
@@ -40,4 +46,37 @@ class Faulty(DPEncrypt):
         if self.settings.fault in named:
             stream = Seeded(self.context.seed, "twice", named[self.settings.fault])
             context = replace(context, entropy=stream)
-        return super().client_round(context)
+        client = super().client_round(context)
+        if self.settings.fault == "one" and (context.client, context.round) == (150, 1):
+            assert isinstance(client._form, _GridForm)
+            client._form = copy(client._form)
+            client._form._mechanism = _Silent(self._form.step)
+        return client
+
+
+class _Silent:
+    """A mechanism without noise."""
+
+    def __init__(self, step: float) -> None:
+        self._step = step
+
+    def multiples(self, update: Any, entropy: Any) -> Any:
+        return np.rint(update / self._step).astype(np.int64)
+
+
+class SharesSettings(DistributedDPSettings):
+    """distributed_dp's, and how many clients add no noise."""
+
+    missing: int
+
+
+class Shares(DistributedDP):
+    """distributed_dp in which the first so many clients send their updates without noise."""
+
+    block, settings_type = "own", SharesSettings
+
+    def vector(self, update: Any, context: ClientContext, told: Any) -> Any:
+        if context.client >= self.settings.missing:
+            return super().vector(update, context, told)
+        assert isinstance(self.noise, DistributedGaussian)
+        return self.noise.rounded(update, self.signs(context.round), context.entropy)

@@ -60,6 +60,11 @@ def wide() -> nn.Module:
     return nn.Linear(FEATURES, 16)
 
 
+def wider() -> nn.Module:
+    """One layer of 1,400 parameters."""
+    return nn.Linear(FEATURES, 200)
+
+
 def net() -> nn.Module:
     """A net with a tensor of every fate."""
     return nn.Sequential(

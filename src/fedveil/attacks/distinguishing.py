@@ -1,8 +1,9 @@
 """Telling two updates apart by a client's reports: what that shows of the epsilon that is claimed.
 
 The attacker knows everything but which of two updates the client has: the model, the protection,
-both updates. It sees the client's report of one round, or of every round of a run, and guesses by
-the likelihood ratio, which no other rule beats (Neyman and Pearson). Counting how often it is right
+both updates. It sees the client's report of one round, or of every round of a run; where reports
+say nothing, the sums that they are in, all others' updates being known. It guesses by the
+likelihood ratio, which no other rule beats (Neyman and Pearson). Counting how often it is right
 gives a lower bound on epsilon for what it saw, as `privacy.audit` does; a bound above the ledger's
 figure refutes the ledger.
 """
@@ -18,7 +19,7 @@ import numpy as np
 from fedveil._arrays import Float32s, Float64s
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.target import Target
-from fedveil.attacks.views import repeated
+from fedveil.attacks.views import Seen, repeated
 from fedveil.engine.assembly import report_entropy
 from fedveil.entropy import Entropy
 from fedveil.errors import AttackImpossible
@@ -60,6 +61,18 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     return float(reading.weight * reading.estimate @ (ahead / lengths[0] - back / lengths[1]))
 
 
+def said(view: Seen) -> Reading:
+    """What a round says of its first client: its report, or the sum where reports say nothing.
+
+    The others' updates are known, zero: the sum is the client's own and whatever noise there is.
+    """
+    reading = view.readings[0]
+    if not reading.empty:
+        return reading
+    total = len(view.readings) * view.aggregate.astype(np.float64)
+    return Reading(total, np.ones_like(total))
+
+
 def evidence(
     protection: Protection,
     model: Float32s,
@@ -75,8 +88,8 @@ def evidence(
     for side, update in enumerate((pair.a, pair.b)):
         for trial in range(trials):
             source = entropy.stream(pair.name, side, trial)
-            readings = repeated(protection, model, update, rounds, source)
-            found[side, trial] = [telling(reading, pair.a, pair.b) for reading in readings]
+            views = repeated(protection, model, update, rounds, source)
+            found[side, trial] = [telling(said(view), pair.a, pair.b) for view in views]
             step()
     return found[0], found[1]
 
@@ -190,7 +203,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         effort,
         [figure for one in found for figure in one.figures()],
         rounds=rounds,
-        saw=f"every report of one client in {rounds} rounds",
+        saw=f"one client in {rounds} rounds: its reports, or the sums where these say nothing",
     )
 
 

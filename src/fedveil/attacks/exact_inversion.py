@@ -9,13 +9,18 @@ its column: the one direction that is zero on all of them. Directions are sample
 zeros kept, and b of them chosen whose examples explain which neurons are silent. The bias gradient
 gives the scales.
 
-How many samples that takes grows as 2^(b - 1) where all are drawn alike. Here every second one is
-drawn near the sparsest directions so far, which are sums of few columns.
+How many samples that takes grows as 2^(b - 1) where neurons are drawn alike and one direction is
+tried for each draw. Three things make it fewer. Neurons differ: one that is silent for most of the
+batch has a short row in L, and neurons are drawn among those with the shortest rows, now more, now
+fewer of them. Each draw of b neurons is worth many directions: those that are zero on all but one
+of them, and, of any two, the one that is zero on a further neuron as well. Where the neurons on
+which a direction is zero leave more than one free, because some examples move none of them, the
+same is done within the few that are left. And once some directions are known, so is which neurons
+their examples move: in every second turn neurons are drawn among those that few of them move.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,17 +38,27 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 from fedveil.protections.reading import Reading
 
-#: Larger batches are not tried: 2^(b - 1) samples.
+#: Larger batches are not tried.
 LARGEST_BATCH = 24
 #: The mean squared error below which a recovered example is the example, values in [-1, 1] or so.
 EXACT = 1e-4
 #: The share of the layer's activations that the examples found must explain to be believed.
 _EXPLAINED = 0.98
-_SAMPLES_AT_ONCE = 1024
+#: The share from which on single directions are exchanged.
+_PROMISING = 0.8
+_DRAWS_AT_ONCE = 256
+#: Of each draw so many further neurons are looked at, and a direction zero on so many is kept.
+_CHECKED, _ENOUGH = 16, 5
+#: The root of the share of neurons, those with the shortest rows, that draws are at least from.
+_SHORTEST = 0.4
+#: Draws within what a direction's neurons leave free.
+_WITHIN = 16
+#: Directions are compared with each other, so many at most.
+_COMPARED = 800
 #: How many directions are kept for each example.
-_KEPT = 4
+_KEPT = 20
 #: The cosine above which two directions are not kept both.
-_ALIKE = 0.95
+_ALIKE = 0.9999
 
 
 @dataclass(frozen=True)
@@ -65,28 +80,36 @@ class _Factors:
     zero: float
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Directions [rank, ...], and on how many neurons each is zero."""
+
+    directions: Float64s
+    scores: Float64s
+
+
 def invert(
-    gradient: DenseGradient, samples: int, rng: np.random.Generator, batch: int | None = None
+    gradient: DenseGradient, draws: int, rng: np.random.Generator, batch: int | None = None
 ) -> Float64s | None:
     """The batch [examples, features] whose mean loss has this gradient; None if none is found.
 
     The attacker knows the layer and the gradient, and how large the batch is if `batch` is given,
-    else it takes the gradient's rank. At most so many `samples` are drawn. What is returned
+    else it takes the gradient's rank. Neurons are drawn at most so many times. What is returned
     explains which neurons each example leaves silent, so that the attacker knows that it is right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
         return None
     rank = factors.left.shape[1]
-    live = np.flatnonzero(np.linalg.norm(factors.left, axis=1) > factors.zero)
-    if len(live) < rank:
-        return None
-    found = np.empty((rank, 0))
-    for start in range(0, samples, _SAMPLES_AT_ONCE):
-        count = min(_SAMPLES_AT_ONCE, samples - start)
-        sampled = _sampled(factors, live, count, found, rng)
-        found = _distinct(factors, np.hstack([found, sampled]))
-        examples = _chosen(gradient, factors, found)
+    found, tried = _Found(np.empty((rank, 0)), np.empty(0)), 0
+    for start in range(0, draws, _DRAWS_AT_ONCE):
+        known = found.directions[:, :rank] if start // _DRAWS_AT_ONCE % 2 else None
+        sampled = _sampled(factors, min(_DRAWS_AT_ONCE, draws - start), rng, known)
+        found = _distinct(_refined(factors, _sparsest(factors, sampled), rng), found)
+        if start < 2 * tried and start + _DRAWS_AT_ONCE < draws:
+            continue
+        tried = start
+        examples = _chosen(gradient, factors, found.directions)
         if examples is not None:
             return examples
     return None
@@ -111,87 +134,149 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sampled(
-    factors: _Factors, live: Array, count: int, near: Float64s, rng: np.random.Generator
+    factors: _Factors, draws: int, rng: np.random.Generator, known: Float64s | None = None
 ) -> Float64s:
-    """Directions [rank, ...] that are zero on the neurons of a sample each: those with most zeros.
+    """Directions [rank, ...] that are zero on many neurons, from so many draws of neurons.
 
-    Every second sample is of any neurons. The others are, but for one to three, of those on which
-    one of the directions `near` is zero: where that is a sum of few columns, one of them is close.
+    They are drawn among those with the shortest rows, or on which most `known` directions are zero.
     """
     rank = factors.left.shape[1]
-    order = rng.random((count, len(live)))
-    if near.shape[1]:
-        zeros = np.abs(factors.left[live] @ near) < factors.zero
-        order[::2] -= zeros[:, rng.integers(near.shape[1], size=len(order[::2]))].T
-    rows = live[np.argpartition(order, min(rank, len(live) - 1), axis=1)[:, : rank - 1]]
-    for other in range(min(3, rank - 1)):
-        drawn = rng.integers(3, size=len(rows[::2])) >= other
-        rows[::2, other] = np.where(drawn, rng.choice(live, len(drawn)), rows[::2, other])
-    systems = np.empty((count, rank, rank))
-    systems[:, :-1] = factors.left[rows]
-    systems[:, -1] = rng.standard_normal((count, rank))
-    systems += 1e-12 * rng.standard_normal(systems.shape)  # two neurons may say the same
-    wanted = np.zeros((count, rank, 1))
-    wanted[:, -1] = 1
-    directions = np.linalg.solve(systems, wanted)[:, :, 0]
+    lengths = np.linalg.norm(factors.left, axis=1)
+    heard = lengths / lengths.max(initial=factors.zero)
+    if known is not None:
+        heard += np.sum(np.abs(factors.left @ known) >= factors.zero, axis=1)
+    live = lengths > factors.zero
+    rows = factors.left[live][np.argsort(heard[live])]
+    drawn = min(rank + _CHECKED, len(rows))
+    if rank == 1 or drawn < rank + 2:
+        return np.eye(rank)
+    reach = np.maximum(drawn, rng.uniform(_SHORTEST, 1, (draws, 1)) ** 2 * len(rows))
+    order = rng.random((draws, len(rows))) + (np.arange(len(rows)) >= reach)
+    chosen = rows[np.argpartition(order, drawn - 1, axis=1)[:, :drawn]]
+    fixed, checked = chosen[:, :rank], chosen[:, rank:]
+    jitter = 1e-12 * rng.standard_normal(fixed.shape)  # two neurons may say the same
+    directions = np.linalg.inv(fixed + jitter)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    distinct = _distinct(factors, np.asarray(directions.T, np.float64))
-    silent = np.abs(factors.left @ distinct) < factors.zero
-    return _refined(factors, silent[:, silent.sum(axis=0) >= rank])
+    alone = _alone(directions, checked, factors.zero)
+    return np.concatenate([alone, _paired(directions, checked, factors.zero)]).T
 
 
-def _refined(factors: _Factors, silent: Array) -> Float64s:
-    """Each direction again, from all neurons on which it was found to be zero."""
-    columns = [np.linalg.eigh(factors.left[z].T @ factors.left[z])[1][:, 0] for z in silent.T]
-    return np.array(columns).reshape(-1, factors.left.shape[1]).T
+def _alone(directions: Float64s, checked: Float64s, zero: float) -> Float64s:
+    """Those of the directions [draws, rank, :] that are zero on many of the checked neurons."""
+    often = np.sum(np.abs(checked @ directions) < zero, axis=1) >= _ENOUGH
+    draw, which = np.nonzero(often)
+    return directions[draw, :, which]
 
 
-def _distinct(factors: _Factors, directions: Float64s) -> Float64s:
-    """The sparsest of the directions without repetitions, those with the most zeros first."""
+def _paired(directions: Float64s, checked: Float64s, zero: float) -> Float64s:
+    """The same of what any two directions of a draw make that is zero on its first neuron."""
+    first, second = np.triu_indices(directions.shape[2], 1)
+    values = checked @ directions
+    a, b = values[:, 0, second], -values[:, 0, first]
+    angles = (np.swapaxes(directions, 1, 2) @ directions)[:, first, second]
+    length = np.sqrt(np.maximum(a * a + b * b + 2 * a * b * angles, 1e-300))
+    a, b = a / length, b / length
+    rest = values[:, 1:, first] * a[:, None]
+    rest += values[:, 1:, second] * b[:, None]
+    draw, pair = np.nonzero(np.sum(np.abs(rest) < zero, axis=1) >= _ENOUGH)
+    one, other = directions[draw, :, first[pair]], directions[draw, :, second[pair]]
+    mixed: Float64s = a[draw, pair, None] * one + b[draw, pair, None] * other
+    return mixed
+
+
+def _sparsest(factors: _Factors, directions: Float64s) -> Float64s:
+    """Those of the directions with the most zeros."""
     zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
-    ordered = directions[:, np.argsort(-zeros, kind="stable")]
-    alike = np.abs(ordered.T @ ordered) > _ALIKE
-    first = ~np.any(np.tril(alike, -1), axis=1)
-    return ordered[:, first][:, : _KEPT * len(directions)]
+    return _distinct(_Found(directions, zeros.astype(np.float64))).directions
+
+
+def _refined(
+    factors: _Factors, directions: Float64s, rng: np.random.Generator, depth: int = 2
+) -> _Found:
+    """Each direction again, from all neurons on which it is zero.
+
+    Where these leave several directions free, those that are zero on the most others are sought.
+    One that rests on a single neuron, without which several would be free, counts half: there is
+    one for every neuron.
+    """
+    rank = len(directions)
+    found, scores = [np.empty((rank, 0))], [np.empty(0)]
+    within = [np.empty((rank, 0))]
+    for silent in (np.abs(factors.left @ directions) < factors.zero).T:
+        zeros = factors.left[silent]
+        values, vectors = np.linalg.eigh(zeros.T @ zeros)
+        free = max(1, int(np.sum(values < len(zeros) * factors.zero**2)))
+        basis = vectors[:, :free]
+        if 1 < free < rank and depth:
+            part = _Factors(factors.left @ basis, factors.right, factors.zero)
+            within.append(basis @ _sampled(part, _WITHIN, rng))
+            continue
+        leverage = np.sum((zeros @ vectors[:, free:]) ** 2 / values[free:], axis=1)
+        alone = np.any(leverage > 1 - 1e-6)
+        silences = np.sum(np.abs(factors.left @ basis) < factors.zero, axis=0)
+        found.append(basis)
+        scores.append(silences / (2 if alone or free > 1 else 1))
+    refined = _Found(np.hstack(found), np.concatenate(scores))
+    inner = np.hstack(within)
+    if not inner.shape[1]:
+        return refined
+    return _distinct(refined, _refined(factors, _sparsest(factors, inner), rng, depth - 1))
+
+
+def _distinct(*parts: _Found) -> _Found:
+    """The best of all these directions without repetitions, the best first."""
+    directions = np.hstack([part.directions for part in parts])
+    largest = np.argmax(np.abs(directions), axis=0)
+    signs = np.sign(directions[largest, np.arange(directions.shape[1])])
+    directions = directions / (signs * np.linalg.norm(directions, axis=0))
+    scores = np.concatenate([part.scores for part in parts])
+    first = np.unique(np.round(directions, 4), axis=1, return_index=True)[1]
+    best = first[np.argsort(-scores[first], kind="stable")[:_COMPARED]]
+    directions, scores = directions[:, best], scores[best]
+    alike = np.tril(np.abs(directions.T @ directions) > _ALIKE, -1)
+    kept = np.flatnonzero(~np.any(alike, axis=1))[: _KEPT * len(directions)]
+    return _Found(directions[:, kept], scores[kept])
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> Float64s | None:
-    """Examples from `rank` of the directions: the sparsest, then with each exchange that helps.
+    """Examples from `rank` of the directions: the first, then with each exchange that helps.
 
-    Exchanges are tried where most of the activations are explained already.
+    Exchanges are tried where most of the activations are explained already, in the place of the
+    two directions whose own are explained worst.
     """
     rank = len(directions)
     chosen: list[int] = []
     for i in range(directions.shape[1]):
-        if np.linalg.svd(directions[:, [*chosen, i]])[1][-1] > 1e-4 and len(chosen) < rank:
+        if len(chosen) < rank and np.linalg.svd(directions[:, [*chosen, i]])[1][-1] > 1e-4:
             chosen.append(i)
     if len(chosen) < rank:
         return None
-    examples, best = _explained(gradient, factors, directions[:, chosen])
-    for candidate in range(min(directions.shape[1], rank + 4)):
-        for place in range(rank):
-            if not 0.8 < best < _EXPLAINED or candidate in chosen:
-                break
+    examples, shares = _explained(gradient, factors, directions[:, chosen])
+    for candidate in range(directions.shape[1]):
+        if candidate in chosen or not _PROMISING < shares.mean() < 1:
+            continue
+        for place in np.argsort(shares, kind="stable")[:2]:
             tried = [*chosen[:place], candidate, *chosen[place + 1 :]]
             other, better = _explained(gradient, factors, directions[:, tried])
-            if better > best:
-                examples, best, chosen = other, better, tried
-    return examples if best >= _EXPLAINED else None
+            if better.mean() > shares.mean():
+                examples, shares, chosen = other, better, tried
+                break
+    return examples if shares.mean() >= _EXPLAINED else None
 
 
 def _explained(
     gradient: DenseGradient, factors: _Factors, directions: Float64s
-) -> tuple[Float64s, float]:
-    """The examples that these directions give, and the share of activations they explain."""
+) -> tuple[Float64s, Float64s]:
+    """The examples that these directions give, and the share of activations each explains."""
     columns = factors.left @ directions
     scales = np.linalg.lstsq(columns, gradient.of_biases, rcond=None)[0]
     try:
         examples = np.linalg.solve(directions * scales, factors.right)
     except np.linalg.LinAlgError:
-        return np.empty((0, factors.right.shape[1])), 0.0
+        return np.empty((0, factors.right.shape[1])), np.zeros(len(directions))
     heard = gradient.weights @ examples.T + gradient.biases[:, None] > 0
-    explained = float(np.mean(heard == (np.abs(columns) > factors.zero)))
-    return np.asarray(examples, np.float64), explained
+    explained = np.mean(heard == (np.abs(columns) > factors.zero), axis=0)
+    return np.asarray(examples, np.float64), np.asarray(explained, np.float64)
 
 
 def first_layer(model: nn.Module) -> nn.Linear:
@@ -255,13 +340,12 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     it is given the cohort's sum, whose rank is that of all the examples in it.
     """
     target.needs_classes("exact")
-    began = time.monotonic()
     first_layer(target.model)
-    samples = by_effort(effort, 1 << 19, 1 << 21, 1 << 24)
-    cases = by_effort(effort, (10, 10, 2), (20, 20, 10), (20, 20, 20))
+    draws = by_effort(effort, 1 << 17, 1 << 19, 1 << 22)
+    cases = by_effort(effort, (10, 10, 4), (20, 20, 20), (20, 20, 20))
     figures, pictures = [], []
     for size, number in zip((5, 10, 20), cases, strict=True):
-        figure, picture = recovered_of_batches(one_step(target, size), size, number, samples, watch)
+        figure, picture = recovered_of_batches(one_step(target, size), size, number, draws, watch)
         figures.append(figure)
         if picture is not None:
             name = f"exact-{target.job.protection.name}-{size}.png"
@@ -271,13 +355,12 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         effort,
         figures,
         saw="a report of one local step over 5, 10 or 20 examples",
-        seconds=time.monotonic() - began,
         pictures=pictures,
     )
 
 
 def recovered_of_batches(
-    target: Target, size: int, cases: int, samples: int, watch: Watch
+    target: Target, size: int, cases: int, draws: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
     """The share of examples recovered from the reports of some clients, and the first batch."""
     seen = target.seen(target.updates(range(target.partition.clients)))
@@ -291,7 +374,7 @@ def recovered_of_batches(
     for i, (reading, batch) in enumerate(zip(readings, sizes, strict=True)):
         watch.step(i, len(readings), f"batches of {size}")
         rng = Seeded(target.job.seed, "attack", "exact", size, i).generator()
-        examples = invert(of_report(target, reading), samples, rng, batch)
+        examples = invert(of_report(target, reading), draws, rng, batch)
         rows = target.rows(i) if batch == size else target.partition.indices
         originals = target.dataset.train.x[rows]
         hits, total = hits + recovered(originals, examples), total + len(originals)

@@ -124,7 +124,8 @@ def averaged(
     for trial in range(2 * trials):
         update, other = (pair.a, pair.b) if trial % 2 == 0 else (pair.b, pair.a)
         source = entropy.stream(pair.name, trial)
-        readings = repeated(protection, model, update, found[-1].count, source)
+        rounds = repeated(protection, model, update, found[-1].count, source)
+        readings = (round.readings[0] for round in rounds)
         _follow(readings, update, other, first=trial % 2 == 0, found=found)
         watch.step(trial + 1, 2 * trials, "clients")
     return found

@@ -64,12 +64,12 @@ def seen(
 
 def repeated(
     protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
-) -> Iterator[Reading]:
-    """A reading of the report of one client with the same update, in so many rounds of a run.
+) -> Iterator[Seen]:
+    """What is seen of one client with the same update, the first, in so many rounds of a run.
 
     Each opens with the model and the first round's state, and draws afresh. Others take part where
     a round needs several clients, with updates of zero.
     """
     cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
     for round in range(1, times + 1):
-        yield seen(protection, model, cohort, entropy, round=round).readings[0]
+        yield seen(protection, model, cohort, entropy, round=round)

@@ -10,7 +10,8 @@ one round they take back in the next, and noise that comes a second time cancels
 
 The observer sees what the promise is about: each canary's own reports, through the protection's
 `reading`; and where these say nothing, or the promise is not one against the server, which alone
-reads them, the aggregates.
+reads them, the aggregates. Where the promise is that of Gaussian noise around clips that stay, the
+noise in what it sees is measured as well (`privacy.measured_noise`): what canaries sent is known.
 """
 
 from __future__ import annotations
@@ -33,15 +34,20 @@ from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.message import Message, only_fields, take, take_array
 from fedveil.privacy.audit import rounded_down
-from fedveil.privacy.finding import BOUND, Finding, Measured
+from fedveil.privacy.finding import BOUND, CONFIDENCE, Finding, Measured
 from fedveil.privacy.intervals import share
 from fedveil.privacy.loss import Gaussian
+from fedveil.privacy.measured_noise import MeasuredNoise
 from fedveil.privacy.one_run_audit import OneRunAudit, audit_run
 from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Aggregate, Protection, RoundContext, State, Update
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import Answer, ClientId
 from fedveil.rounds.loop import MergeableHalf
+
+#: Of all chances to exceed a true claim, 1 - CONFIDENCE, the part that the noise's bound has.
+_NOISE_ERROR = 0.001
+BY_NOISE = f"{BOUND}, if noise is Gaussian and alike in every entry"
 
 
 class Directions:
@@ -78,13 +84,15 @@ class Evidence:
 
     `own`: in its own reports, less what the other canaries' reports hold in its direction, which
     can be nothing but noise that they share. `summed`: in the aggregates. `told`: whether reports
-    say anything.
+    say anything. `noise`: what they, or else the aggregates, hold beside what canaries sent.
     """
 
-    def __init__(self, directions: Directions, count: int) -> None:
-        self._directions = directions
+    def __init__(self, directions: Directions, included: Bools, dimension: int) -> None:
+        self._directions, self._signs = directions, np.where(included, 1.0, -1.0)
+        count = len(included)
         self.own, self.summed = np.zeros(count), np.zeros(count)
         self.rounds, self.told = 0, False
+        self.noise = MeasuredNoise(dimension)
         self._found, self._shared = np.zeros(count), np.zeros(0)
 
     def read(self, number: int, reading: Reading, update: Update) -> None:
@@ -94,6 +102,8 @@ class Evidence:
         self.told = True
         weighed = reading.weight * reading.estimate
         if reading.scaled:
+            rest = reading.estimate - self._signs[number] * update
+            self.noise.add(float(rest @ rest))
             self._shared = weighed + (self._shared if len(self._shared) else 0.0)
             self._found[number] = weighed @ update
         elif reading.log_likelihood is None:
@@ -113,7 +123,12 @@ class Evidence:
 
     def sum(self, aggregate: Aggregate, length: float) -> None:
         """The round's outcome, which everybody may see."""
-        self.summed += aggregate.reports * length * self._directions.along(aggregate.update)
+        total = aggregate.reports * aggregate.update.astype(np.float64)
+        along = self._directions.along(total)
+        self.summed += length * along
+        if not self.told:
+            rest = along - length * self._signs
+            self.noise.add(float(total @ total - along @ along + rest @ rest))
 
     @property
     def scores(self) -> Float64s:
@@ -123,11 +138,11 @@ class Evidence:
     def state(self) -> State:
         """For a checkpoint."""
         arrays = {"own": self.own, "summed": self.summed}
-        return {**arrays, "rounds": self.rounds, "told": self.told}
+        return {**arrays, "rounds": self.rounds, "told": self.told, **self.noise.state()}
 
     def restore(self, state: State) -> None:
         """Go on from `state`, which anything may be."""
-        only_fields(state, "own", "summed", "rounds", "told")
+        only_fields(state, "own", "summed", "rounds", "told", *self.noise.state())
         count = len(self.own)
         self.own, self.summed = (
             np.array(finite_vector(name, take_array(state, name, np.float64, (count,))))
@@ -135,6 +150,7 @@ class Evidence:
         )
         self.rounds = integer("rounds", take(state, "rounds", int), 0)
         self.told = take(state, "told", bool)
+        self.noise.restore(state)
 
 
 class CanaryTraining(Training):
@@ -182,9 +198,10 @@ class Canaries(Executor):
         self._job, self._protection = job, protection
         self._included = Seeded(job.seed, "canary coins").bernoulli(0.5, count)
         directions = Directions(job.seed, count, protection.dimension)
-        self._evidence = Evidence(directions, count)
+        self._evidence = Evidence(directions, self._included, protection.dimension)
         length = job.audit.norm or protection.norm_clip
         length = length if math.isfinite(length) else 1.0
+        self._moved = 2 * min(length, protection.norm_clip)
         self._trusts_server = protection.rests_on_server(job.protection.settings)
         self._training = CanaryTraining(directions, self._included, length, first)
         model = np.empty(protection.dimension, np.float32)
@@ -257,21 +274,36 @@ class Canaries(Executor):
         """What they show of `claim`, the whole run's for a client that is drawn in every round."""
         if not self.clients or not self._evidence.rounds:
             return None
-        spent = self._protection.spending(self._protection.initial_state())
+        state, told = self._protection.initial_state(), self._evidence
+        spent = self._protection.spending(state)
         gaussian = all(isinstance(spending.loss.release, Gaussian) for spending in spent)
-        audit = audit_run(self._evidence.scores, self._included, claim, gaussian=gaussian)
+        measured = gaussian and claim.delta > 0 and not state
+        confidence = CONFIDENCE + (_NOISE_ERROR if measured else 0)
+        audit = audit_run(
+            told.scores, self._included, claim, gaussian=gaussian, confidence=confidence
+        )
+        figures = _figures(audit)
+        if measured:
+            figures.append(self._by_noise(claim))
         what = "each canary's own reports" if self._evidence.told else "the aggregates"
         settings = self._job.protection.settings.model_dump(mode="json")
         return Finding(
             attack=CANARIES,
             effort="standard",
             protection=self._job.protection.name,
-            figures=_figures(audit),
+            figures=figures,
             settings={**settings, "rounds": self._evidence.rounds},
             epsilon=claim.epsilon,
             delta=claim.delta,
             saw=f"{what} of {self._evidence.rounds} rounds",
         )
+
+    def _by_noise(self, claim: Figure) -> Measured:
+        """What the noise shows of rounds that had an outcome: a void one has shown nothing."""
+        seen = self._evidence.noise
+        rounds = max(1, seen.releases // (len(self.clients) if self._evidence.told else 1))
+        bound = seen.lower_bound(self._moved, rounds, delta=claim.delta, error=_NOISE_ERROR)
+        return Measured(BY_NOISE, float(rounded_down(bound, 3)), cases=seen.releases)
 
 
 def _figures(audit: OneRunAudit) -> list[Measured]:

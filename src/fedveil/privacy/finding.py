@@ -66,10 +66,23 @@ class Finding:
         choice("effort", self.effort, EFFORTS)
 
     @property
+    def bound(self) -> float | None:
+        """The largest lower bound on epsilon; None where it has none."""
+        bounds = [figure.value for figure in self.figures if figure.name.startswith(BOUND)]
+        return max(bounds, default=None)
+
+    @property
     def refutes(self) -> bool:
         """Whether a lower bound on epsilon is above what the ledger states."""
-        bounds = (figure.value for figure in self.figures if figure.name.startswith(BOUND))
-        return any(bound > self.epsilon for bound in bounds)
+        return self.bound is not None and self.bound > self.epsilon
+
+    @property
+    def distance(self) -> str:
+        """In words, how far what the ledger states is from the largest bound; else nothing."""
+        if self.bound is None or math.isinf(self.epsilon):
+            return ""
+        side = "below" if self.refutes else "above"
+        return f", {abs(self.epsilon - self.bound):.4g} {side} the largest bound"
 
     @property
     def verdict(self) -> str:

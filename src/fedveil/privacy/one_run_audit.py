@@ -105,7 +105,7 @@ def independent_lower_bound(
     least = float(special().betaincinv(right, canaries - right + 1, error)) if right else 0.0
     if gaussian and delta > 0:
         mu = 2 * float(special().ndtri(least))
-        return _largest(lambda eps: _mu(eps, delta) <= mu)
+        return epsilon_of_distance(mu, delta)
     return max(0.0, math.log(max(least - delta, _LEAST)) - math.log1p(-least))
 
 
@@ -226,6 +226,11 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 def _mu(epsilon: float, delta: float) -> float:
     """The distance, in standard deviations, at which Gaussian noise is (epsilon, delta)-private."""
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
+
+
+def epsilon_of_distance(mu: float, delta: float) -> float:
+    """The epsilon of telling N(0, 1) from N(mu, 1) at `delta`, rounded down."""
+    return _largest(lambda eps: _mu(eps, delta) <= mu)
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:

@@ -12,9 +12,10 @@ from torch import nn
 
 from fedveil.attacks.chance import generator
 from fedveil.attacks.effort import Watch
+from fedveil.attacks.smoothness import total_variation
 from fedveil.attacks.split import auxiliary, features, known_bottom, unsplit
 from fedveil.attacks.split.evidence import Evidence
-from fedveil.attacks.split.example_prior import Gaussian, Smooth, total_variation
+from fedveil.attacks.split.example_prior import Gaussian, Smooth
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible

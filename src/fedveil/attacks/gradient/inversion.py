@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -159,7 +158,6 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     they are few.
     """
     target.needs_classes("gradient")
-    began = time.perf_counter()
     allowed = bounds(effort)
     sight = Sight(target, allowed)
     score, by, saw = sight.score(), Counter[str](), ""
@@ -179,11 +177,5 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     pictures = [watch.picture(f"gradient-{name}.png", score.grid())] if score.are_images else []
     settings = {**target.settings, "found by": dict(by)}
     return target.finding(
-        "gradient",
-        effort,
-        score.figures(),
-        settings=settings,
-        saw=saw,
-        seconds=time.perf_counter() - began,
-        pictures=pictures,
+        "gradient", effort, score.figures(), settings=settings, saw=saw, pictures=pictures
     )

@@ -37,15 +37,6 @@ class Distance:
         return 1 - self._dot(update, self._estimate) / size
 
 
-def total_variation(images: Tensor) -> Tensor:
-    """The mean absolute difference of neighbouring pixels; 0 of what is no image."""
-    if images.ndim != 4:
-        return images.new_zeros(())
-    down = (images[:, :, 1:] - images[:, :, :-1]).abs().mean()
-    across = (images[:, :, :, 1:] - images[:, :, :, :-1]).abs().mean()
-    return down + across
-
-
 @dataclass(frozen=True)
 class Found:
     """The point of the lowest value that was met, and that value."""

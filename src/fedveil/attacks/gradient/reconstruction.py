@@ -12,14 +12,9 @@ from torch import Tensor
 
 from fedveil._arrays import Float64s, Int64s
 from fedveil.attacks.gradient.label_recovery import LastLayer, recover
-from fedveil.attacks.gradient.matching import (
-    Distance,
-    Found,
-    by_lbfgs,
-    by_signed_adam,
-    total_variation,
-)
+from fedveil.attacks.gradient.matching import Distance, Found, by_lbfgs, by_signed_adam
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
+from fedveil.attacks.smoothness import total_variation
 from fedveil.protections.reading import Reading
 
 
@@ -136,7 +131,10 @@ def _search(
 
     def objective(examples: Tensor) -> Tensor:
         apart = measure(known.training.update(examples, targets, known.clients))
-        return apart + search.variation * total_variation(examples) if search.variation else apart
+        if not search.variation:
+            return apart
+        neighbours = examples[0].numel() * (1 - 1 / examples.shape[-1])  # either way, of a square
+        return apart + search.variation * total_variation(examples).mean() / neighbours
 
     best = Found(_start(known, draw, 0), float("inf"))
     for attempt in range(search.restarts):

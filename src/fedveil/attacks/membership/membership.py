@@ -11,7 +11,6 @@ and the references are trained on halves of both together.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +44,6 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """All attacks on the trained model, and on the reports of one round."""
     target.needs_classes("membership")
-    began = time.perf_counter()
     count = by_effort(effort, 4, 16, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
     reporters = by_effort(effort, 8, 32, 100)
@@ -59,7 +57,6 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         rounds=target.job.rounds,
         saw=f"the model after {target.job.rounds} rounds, the reports of one round, and {count} "
         f"models trained by the same job on halves of {who}",
-        seconds=time.perf_counter() - began,
     )
 
 

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from fedveil.attacks.smoothness import total_variation
+
 #: Of a pixel's difference from its neighbour, as a share of the range: a Laplace density's width.
 _STEP = 0.1
 
@@ -86,9 +88,3 @@ class Smooth:
 def _from_0_to_1(numbers: torch.Tensor) -> torch.Tensor:
     """A sigmoid, stretched by a tenth on either side and cut: both ends are reached."""
     return (1.2 * torch.sigmoid(numbers) - 0.1).clamp(0, 1)
-
-
-def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """The sum of differences between neighbouring pixels of each image: [images]."""
-    across = images.diff(dim=-1).abs().flatten(1).sum(dim=1)
-    return across + images.diff(dim=-2).abs().flatten(1).sum(dim=1)

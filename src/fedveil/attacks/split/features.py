@@ -8,7 +8,6 @@ bottom gives for each (`public examples`). The held-out examples serve as public
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -44,7 +43,6 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     Images give the median MSE, PSNR and SSIM, on values from 0 to 1, beside those of the mean
     public image; other features the median over the features of the correlation with the truth.
     """
-    began = time.perf_counter()
     aims = [Aim(target, part, effort) for part in _attackable(target)]
     total = sum(len(aim.cases) * len(aim.methods) for aim in aims)
     figures: list[Measured] = []
@@ -74,7 +72,6 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         epsilon=figure.epsilon,
         delta=figure.delta,
         saw=f"reports of each of {len(most.truth)} examples: {most.reports}",
-        seconds=time.perf_counter() - began,
         pictures=kept,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,7 +42,6 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     class, 10 at most. Over the steps it knows 10, of the examples that come first; or none, and
     is told which of the groups that it found is which class, so that most are right.
     """
-    began = time.perf_counter()
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
     figures = [_first_step(follower, by_effort(effort, 15, 40, 100), watch)]
@@ -72,7 +70,6 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         settings={**target.job.privacy.model_dump(mode="json"), "steps": steps},
         epsilon=math.inf if follower.eps is None else follower.eps,
         saw=f"gradients of {', '.join(follower.parts) or 'nothing'} at {follower.party}",
-        seconds=time.perf_counter() - began,
     )
 
 

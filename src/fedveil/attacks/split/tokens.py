@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,7 +44,6 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     those that the shared seed gives ("own copy", of a run that has ended), or the text of windows
     as many as it reads ("known text"); for "with habits" also held-out text of the same kind.
     """
-    began = time.perf_counter()
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
     drawn = Seeded(0, "tokens").generator().permutation(target.examples)
@@ -72,7 +70,6 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         epsilon=promised.epsilon,
         delta=promised.delta,
         saw=f"{REPORTS} reports of {cut.part}, which epsilon is of; the gradient of {cut.back}",
-        seconds=time.perf_counter() - began,
     )
 
 

@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from fedveil.attacks.smoothness import total_variation
 from fedveil.attacks.split.evidence import Evidence
-from fedveil.attacks.split.example_prior import total_variation
 from fedveil.attacks.split.known_bottom import Step, falling
 
 #: Steps on the inputs, then as many on the bottom, in a round.

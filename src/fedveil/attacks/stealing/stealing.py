@@ -7,7 +7,6 @@ imprint. Clients train and report exactly as the job says, under the job's prote
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -98,21 +97,13 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     and the sum where the reports say nothing.
     """
     target.needs_classes("steal")
-    began = time.monotonic()
     wanted = by_effort(effort, 200, 1_000, 4_000)
     target = with_examples(target, wanted)
     loot, trapped = steal(target, watch=watch)
     pictures = []
     if (picture := loot.picture(target.dataset.train.x.shape[1:])) is not None:
         pictures.append(watch.picture(f"steal-{target.job.protection.name}.png", picture))
-    return trapped.finding(
-        "steal",
-        effort,
-        loot.figures(),
-        saw=loot.saw,
-        seconds=time.monotonic() - began,
-        pictures=pictures,
-    )
+    return trapped.finding("steal", effort, loot.figures(), saw=loot.saw, pictures=pictures)
 
 
 def with_examples(target: Target, wanted: int) -> Target:

@@ -1,0 +1,16 @@
+"""How rough an image is: what a search for images is made to keep low."""
+
+from __future__ import annotations
+
+import torch
+
+
+def total_variation(images: torch.Tensor) -> torch.Tensor:
+    """The sum of differences between neighbouring pixels of each image: [images].
+
+    0 of examples that are no images [images, channels, height, width].
+    """
+    if images.ndim != 4:
+        return images.new_zeros(len(images))
+    across = images.diff(dim=-1).abs().flatten(1).sum(dim=1)
+    return across + images.diff(dim=-2).abs().flatten(1).sum(dim=1)

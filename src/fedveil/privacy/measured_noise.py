@@ -1,0 +1,77 @@
+"""A lower bound on epsilon from how much noise there is in what a run releases.
+
+An auditor who knows what a release is noised around has its noise, entry by entry. Of Gaussian
+noise that is alike in every entry, n squares are sigma² times a chi-square of n, and what else is
+in a release, chosen without the noise, can only make their sum larger. So few squares refute a
+large sigma: it is at most the root of squares / q, q the error's quantile of that chi-square. A
+release that moves by `moved` where a client is replaced then tells N(0, 1) from N(moved / sigma, 1)
+at least, and r of them with the same noise N(√r · moved / sigma, 1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedveil._lazy import special
+from fedveil._validate import integer, within
+from fedveil.message import Message, take
+from fedveil.privacy.one_run_audit import epsilon_of_distance
+
+#: A distance that stands for every larger one.
+_FARTHEST = 1e6
+
+
+@dataclass
+class MeasuredNoise:
+    """The noise in releases of so many `entries` each, added up release by release."""
+
+    entries: int
+    releases: int = 0
+    squares: float = 0.0
+    #: The squares of the release that has fewest of them.
+    fewest: float = math.inf
+
+    def add(self, squares: float) -> None:
+        """One release, and the sum of its squared differences from what it is noised around."""
+        self.releases += 1
+        self.squares += squares
+        self.fewest = min(self.fewest, squares)
+
+    def state(self) -> Message:
+        """For a checkpoint."""
+        fewest = self.fewest if self.releases else 0.0
+        return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
+
+    def restore(self, state: Message) -> None:
+        """Go on from what these fields of `state` hold, which anything may be."""
+        self.releases = integer("releases", take(state, "releases", int), 0)
+        self.squares = within("squares", take(state, "squares", float), 0, math.inf, open_high=True)
+        fewest = within("fewest", take(state, "fewest", float), 0, math.inf, open_high=True)
+        self.fewest = fewest if self.releases else math.inf
+
+    def lower_bound(self, moved: float, rounds: int, *, delta: float, error: float) -> float:
+        """The epsilon at `delta` that the noise allows to claim at least.
+
+        It is above that of a client in so many `rounds` with probability at most `error`, of which
+        the noise of all releases together takes one half, and the least noised of them the other.
+        """
+        if not self.releases:
+            return 0.0
+        within("error", error, 0, 1, open_low=True, open_high=True)
+        integer("rounds", rounds, 1)
+        of_all = _most(self.squares, self.releases * self.entries, error / 2)
+        of_one = _most(self.fewest, self.entries, error / 2 / self.releases)
+        distances = (moved * math.sqrt(rounds), of_all), (moved, of_one)
+        farthest = max(_ratio(distance, sigma) for distance, sigma in distances)
+        return epsilon_of_distance(farthest, delta)
+
+
+def _most(squares: float, entries: int, error: float) -> float:
+    """The largest sigma that so few squares do not refute."""
+    quantile = 2 * float(special().gammaincinv(entries / 2, error))
+    return math.sqrt(squares / quantile) if quantile > 0 else math.inf
+
+
+def _ratio(distance: float, sigma: float) -> float:
+    return min(distance / sigma, _FARTHEST) if sigma > 0 else _FARTHEST
