@@ -124,7 +124,17 @@ def test_the_table_has_every_experiment(command: Command) -> None:
         names = [line.split()[0] for line in out.splitlines() if line[0] != " "]
         assert names == ["name", *experiments.EXPERIMENTS]
     rows = {row[0]: row for row in experiments.table().rows}
-    assert rows["toy"] == ("toy", "A toy.", "nowhere", "90 s", "2 hours")
+    assert rows["toy"] == ("toy", "A toy.", "nowhere", "90 s", "-", "2 hours")
+    assert rows["ldp-adaptive"][-3:] == ("2 minutes", "24 minutes", "16 hours")
+
+
+def test_only_some_experiments_have_a_medium_scale(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("reproduce", "toy", "--scale", "medium")
+    assert code == Exit.WRONG
+    assert err == "error: toy has no scale medium; it is repeated at small or full\n"
+    assert not (tmp_path / "runs").exists()
+    medium = {name for name in experiments.EXPERIMENTS if "medium" in experiments.find(name).scales}
+    assert medium == {"signds-lenet", "ldp-epsilon", "ldp-adaptive", "embedding-dp"}
 
 
 @pytest.mark.parametrize("name", experiments.EXPERIMENTS)
@@ -133,7 +143,9 @@ def test_an_experiment_says_what_it_is(name: str) -> None:
     assert experiment.name == name
     assert experiment.what.endswith(".")
     assert experiment.source.startswith(("000", "001", "002", "003", "none: ", "nowhere"))
-    assert 0 < experiment.estimate_s("small") <= experiment.estimate_s("full")
+    takes = [experiment.estimate_s(scale) for scale in experiment.scales]
+    assert takes[0] > 0
+    assert takes == sorted(takes)
 
 
 def test_a_name_that_is_none(command: Command) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
@@ -32,6 +32,8 @@ _LEGEND = {
     "same-total": "fixed, as much in total as adaptive",
     "plain": "without protection",
 }
+#: About half an hour.
+MEDIUM_ROUNDS = 100
 #: Mean accuracies that lie no further apart are alike: one seed is noisy.
 _SLACK = 0.02
 
@@ -42,6 +44,7 @@ class LDPAdaptive(LDPExperiment):
     name = "ldp-adaptive"
     what = "What the adaptive epsilon does for convergence, and what it spends."
     source = "002, figure 5 and algorithm 2"
+    scales = get_args(Scale)
 
     def arms(self, scale: Scale) -> list[Arm]:
         """For each task without protection, at a fixed epsilon, and adaptive from the same."""
@@ -55,6 +58,7 @@ class LDPAdaptive(LDPExperiment):
 
     def _arm(self, scale: Scale, task: Task, kind: str, eps: float, **more: Any) -> Arm:
         name = f"{task}-{kind}"
+        more["medium_rounds"] = MEDIUM_ROUNDS
         return Arm(name, ldp_jobs.job(scale, task, name, eps=eps, **more))
 
     def estimate_s(self, scale: Scale) -> float:
@@ -76,9 +80,9 @@ class LDPAdaptive(LDPExperiment):
         ran = ldp_jobs.told(
             scale, TASKS,
             "Epsilon of the next round is eps / A_s, A_s the angular similarity of two successive "
-            f"models; eps is {EPS['lenet-mnist']:g} for LeNet and {EPS['dnn-purchase100']:g} for "
-            "the net of Purchase-100. The source compares with the same eps kept fixed. Beside it "
-            "stands here a fixed epsilon that spends in total what the adaptive one did.",
+            f"models; eps is {EPS['lenet-mnist']:g} (LeNet) and {EPS['dnn-purchase100']:g} "
+            "(Purchase-100). The source compares with the same eps kept fixed; here also with a "
+            "fixed one that spends as much in total.",
         )  # fmt: skip
         jobs = {arm.name: arm.job for arm in arms}
         tables = [_table(runs, spent)]
