@@ -145,7 +145,7 @@ def epsilons_agree(rr: Sequence[float], oue: Sequence[float]) -> list[bool]:
     """Both tasks with these loss rates."""
     rates = {(task, kind): [*values] for task in ldp_jobs.TASKS
              for kind, values in (("rr", rr), ("oue", oue))}  # fmt: skip
-    return [verdict.agrees for verdict in ldp_epsilon.judged(ldp_jobs.EPSILONS, rates)]
+    return [verdict.agrees for verdict in ldp_epsilon.judged(rates)]
 
 
 def test_epsilons_are_judged_by_the_figures() -> None:

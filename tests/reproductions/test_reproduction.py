@@ -18,6 +18,7 @@ from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder
 from fedveil.reproductions import experiments
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.reproductions.outcome_page import verdicts
 from fedveil.reproductions.reproduction import BEGUN, reproduce
 
 Command = Callable[..., tuple[int, str, str]]
@@ -124,7 +125,7 @@ def test_the_table_has_every_experiment(command: Command) -> None:
         names = [line.split()[0] for line in out.splitlines() if line[0] != " "]
         assert names == ["name", *experiments.EXPERIMENTS]
     rows = {row[0]: row for row in experiments.table().rows}
-    assert rows["toy"] == ("toy", "A toy.", "nowhere", "90 s", "-", "2 hours")
+    assert rows["toy"] == ("toy", "A toy.", "90 s", "-", "2 hours")
     assert rows["ldp-adaptive"][-3:] == ("2 minutes", "24 minutes", "16 hours")
 
 
@@ -191,6 +192,15 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_guess_of_time(seconds: float, words: str) -> None:
     assert experiments.about(seconds) == words
+
+
+def test_a_reason_is_said_once() -> None:
+    same = [Verdict("x", "1", "2", agrees, why) for agrees, why in (
+        (True, "so"), (False, "other"), (False, "so"))]  # fmt: skip
+    rows = verdicts(Outcome("", same)).rows
+    assert [row[-2:] for row in rows] == [
+        ("agrees", "so"), ("differs", "other"), ("differs", "as above"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("agrees", "why"), [(True, "yes"), (False, "no")])

@@ -43,14 +43,14 @@ def find(name: str) -> Experiment:
 
 def table() -> Table:
     """What there is, and how long each takes."""
-    columns = ("name", "what", "source", *get_args(Scale))
+    columns = ("name", "what", *get_args(Scale))
     return Table(columns, [_row(name) for name in EXPERIMENTS])
 
 
 def _row(name: str) -> Sequence[str]:
     experiment = find(name)
     takes = (takes_about(experiment, scale) for scale in get_args(Scale))
-    return (name, experiment.what, experiment.source, *takes)
+    return (name, experiment.what, *takes)
 
 
 def takes_about(experiment: Experiment, scale: Scale) -> str:

@@ -77,10 +77,10 @@ class LDPEpsilon(LDPExperiment):
         }
         ran = ldp_jobs.told(
             scale, TASKS,
-            "The leakage rate is the balanced accuracy of a loss threshold on the final model, "
+            f"Epsilons: {', '.join(f'{eps:g}' for eps in shown)}. The leakage rate is the balanced accuracy of a loss threshold on the final model, "
             "whose attacker knows half of the examples.",
         )  # fmt: skip
-        verdicts = [*_baselines(runs), *judged(shown, rates), *_leak_verdicts(leaks)]
+        verdicts = [*_baselines(runs), *judged(rates), *_leak_verdicts(leaks)]
         jobs = {arm.name: arm.job for arm in arms}
         tables = [
             settings(ldp_jobs.SOURCE[task], jobs[_name(task, "rr", shown[0])]) for task in TASKS
@@ -113,12 +113,11 @@ def _baselines(runs: Runs) -> Iterator[Verdict]:
         )  # fmt: skip
 
 
-def judged(epsilons: Sequence[float], rates: Rates) -> Iterator[Verdict]:
+def judged(rates: Rates) -> Iterator[Verdict]:
     """The trends of the source's text in these loss rates."""
-    shown = f"epsilon {listed(epsilons)}"
     for (task, kind), values in rates.items():
         yield Verdict.of(
-            falls(values, _SLACK), f"{task}, {kind}: accuracy-loss rate at {shown}",
+            falls(values, _SLACK), f"{task}, {kind}: accuracy-loss rate by epsilon",
             "falls", listed(values),
             same="less noise, less lost", other="it rises somewhere by more than one seed explains",
         )  # fmt: skip
@@ -126,7 +125,7 @@ def judged(epsilons: Sequence[float], rates: Rates) -> Iterator[Verdict]:
     yield Verdict.of(
         max(ends) <= _NOTHING, "the largest epsilon", "nearly nothing is lost", listed(ends),
         same=f"at most {_NOTHING:g} of the accuracy",
-        other="with so few clients in a round noise and rounding still cost",
+        other="noise and rounding still cost",
     )  # fmt: skip
     starts = [values[0] for values in rates.values()]
     yield Verdict.of(
@@ -137,7 +136,7 @@ def judged(epsilons: Sequence[float], rates: Rates) -> Iterator[Verdict]:
     for task in TASKS:
         apart = [oue - rr for rr, oue in zip(rates[task, "rr"], rates[task, "oue"], strict=True)]
         yield Verdict.of(
-            max(map(abs, apart)) <= _ALIKE, f"{task}: OUE's loss rate less RR's at {shown}",
+            max(map(abs, apart)) <= _ALIKE, f"{task}: OUE's loss rate less RR's",
             "nearly 0", listed(apart),
             same=f"they lie at most {_ALIKE:g} apart",
             other="at equal epsilon OUE's estimate has about four times RR's variance, or more: a "

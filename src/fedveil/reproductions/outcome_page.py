@@ -60,12 +60,16 @@ def tally(outcome: Outcome) -> str:
 def verdicts(outcome: Outcome) -> Table:
     """The source's figures beside ours."""
     columns = ("what", "the source", "here", "verdict", "why")
-    return Table(columns, [_row(verdict) for verdict in outcome.verdicts])
+    said: set[str] = set()
+    return Table(columns, [_row(verdict, said) for verdict in outcome.verdicts])
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
+def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
+    """A reason that was `said` in a row above is not said again."""
     word = "agrees" if verdict.agrees else "differs"
-    return (verdict.what, verdict.source, verdict.ours, word, verdict.why)
+    why = "as above" if verdict.why in said else verdict.why
+    said.add(verdict.why)
+    return (verdict.what, verdict.source, verdict.ours, word, why)
 
 
 def machine() -> str:

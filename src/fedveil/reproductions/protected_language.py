@@ -279,15 +279,12 @@ def _learnt(loss: float, frequencies: float) -> str:
 def _table(runs: Mapping[str, Run]) -> Table:
     columns = ["step"]
     curves: list[Sequence[float]] = []
-    for name, run in runs.items():
-        if name in SOURCE:
-            columns.append(f"{_SAID[name]}: the source")
-            curves.append(SOURCE[name])
-        columns.append(_SAID[name])
-        curves.append(run.tens)
+    for name in SOURCE:
+        columns += [f"{_SAID[name]}: the source", "here"]
+        curves += [SOURCE[name], runs[name].tens]
     rows = [
         (str(_EVERY * (i + 1)), *(f"{curve[i]:.3f}" for curve in curves))
-        for i in range(min(map(len, curves)))
+        for i in range(1, min(map(len, curves)), 2)
     ]
     seconds = "; ".join(
         f"{_SAID[name]}: {run.seconds / len(run.losses):.2f} s and {run.bytes_a_step:,.0f} bytes "

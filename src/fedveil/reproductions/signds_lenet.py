@@ -172,8 +172,8 @@ def _convergence(plain: ReadRun, noisy: ReadRun) -> Verdict:
         "test loss under signds, mean of the first five and of the last five tests", "falls",
         f"{early:.3f} to {late:.3f} (not_encrypt: {start:.3f} to {end:.3f})",
         same="more than half as far as without protection, from signs alone",
-        other=f"not half as far as without protection, or no further than its last five tests "
-        f"sway ({sways:.3f})",
+        other=f"a step of one size takes the model past where it goes: the last five tests sway "
+        f"by {sways:.3f}",
     )  # fmt: skip
 
 
