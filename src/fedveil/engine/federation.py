@@ -250,7 +250,8 @@ class Federation:
                 quality = self._test.quality(self._weights).items()
                 figures = ", ".join(f"{name} {value:.4f}" for name, value in quality)
                 self._recorder.event(f"the model at its end: {figures}")
-            keep_page(self._folder, self._recorder.event)
+            if self.job.record.page:
+                keep_page(self._folder, self._recorder.event)
         records, path = self._recorder.records, self._folder.path
         return Run(self.job, records, self._model, path, self._ledger, stopped, audit, others)
 

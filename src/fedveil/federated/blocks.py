@@ -259,6 +259,11 @@ class RecordSettings(Block):
     """What is written besides the run folder's own files."""
 
     tensorboard: bool = Field(False, description="also write TensorBoard event files")
+    page: bool = Field(
+        True,
+        description="whether a run that ends writes its page, some 5 MB, into its folder; "
+        "`fedveil report` writes it at any time",
+    )
 
 
 class CheckpointSettings(Block):

@@ -221,8 +221,11 @@ class Study:
         assert cell.job is not None
         clients = cell.job.clients.number
         assert clients is not None
-        changes = [f"server.lr={rate}", f"clients.number={min(clients, len(ours))}"]
-        job = Job.read(cell.job.model_dump(), [*changes, f"checkpoint.every={cell.job.rounds}"])
+        changes = [
+            f"server.lr={rate}", f"clients.number={min(clients, len(ours))}",
+            f"checkpoint.every={cell.job.rounds}", "record.page=false",
+        ]  # fmt: skip
+        job = Job.read(cell.job.model_dump(), changes)
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             opened = partial(RunFolder.create, Path(folder) / "run", job.name)
             try:

@@ -77,7 +77,8 @@ class LDPEpsilon(LDPExperiment):
         }
         ran = ldp_jobs.told(
             scale, TASKS,
-            f"Epsilons: {', '.join(f'{eps:g}' for eps in shown)}. The leakage rate is the balanced accuracy of a loss threshold on the final model, "
+            f"Epsilons: {', '.join(f'{eps:g}' for eps in shown)}. The leakage rate is the balanced "
+            "accuracy of a loss threshold on the final model, "
             "whose attacker knows half of the examples.",
         )  # fmt: skip
         verdicts = [*_baselines(runs), *judged(rates), *_leak_verdicts(leaks)]
