@@ -58,8 +58,8 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     assert image_cut.TASKS[medium.task].network == image_cut.TASKS[full.task].network
     assert medium.protections == full.protections
     said = protected_features._ran(medium)
-    assert "ResNet-18 too, on MNIST" in said
-    assert "epochs: 1 of at most 2,500 images where the paper has 200." in said
+    assert "stands ResNet-18 on MNIST" in said
+    assert "for 1 epoch of at most 2,500 images where the paper has 200." in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 

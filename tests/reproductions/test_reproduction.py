@@ -84,7 +84,7 @@ def test_the_page_holds_all_that_came_of_it(command: Command, tmp_path: Path) ->
         "![cat](more/cat.png)",
         "A table.\n\n| p | q |",
         "    fedveil reproduce toy --scale small\n",
-        " seconds on ",
+        " s on ",
     ):
         assert part in page
     assert (tmp_path / folder / "toy-lines.svg").read_bytes().startswith(b"<?xml")
@@ -111,7 +111,7 @@ def test_an_experiment_that_was_cut_off_is_gone_on_with(
     assert "0 of 2 agree with the source." in out
     page = (tmp_path / "here" / "toy.md").read_text()
     assert "| attempts | 1 | 2 | differs | more |" in page
-    assert "\n5,000 seconds on " in page  # what was spent before counts
+    assert "\n5,000 s on " in page  # what was spent before counts
     begun["seconds"] = 7000.0
     (tmp_path / "here" / BEGUN).write_text(json.dumps(begun))
     assert command(*arguments)[0] == Exit.DONE

@@ -14,15 +14,7 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.reproductions import ldp_jobs
 from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, TASKS, LDPExperiment, Task
-from fedveil.reproductions.several_runs import (
-    Arm,
-    Runs,
-    accuracy,
-    curve,
-    mean_accuracy,
-    settings,
-    trained,
-)
+from fedveil.reproductions.several_runs import Arm, Runs, accuracy, curve, mean_accuracy, trained
 
 #: For each task an epsilon at which it converges, and not at once.
 EPS: dict[Task, float] = {"lenet-mnist": EPSILONS[5], "dnn-purchase100": EPSILONS[6]}
@@ -83,12 +75,10 @@ class LDPAdaptive(LDPExperiment):
             f"models; eps is {EPS['lenet-mnist']:g} (LeNet) and {EPS['dnn-purchase100']:g} "
             "(Purchase-100). The source compares with the same eps kept fixed; here also with a "
             "fixed one that spends as much in total.",
+            medium_rounds=MEDIUM_ROUNDS,
         )  # fmt: skip
-        jobs = {arm.name: arm.job for arm in arms}
-        tables = [_table(runs, spent)]
-        tables += [settings(ldp_jobs.SOURCE[t], jobs[f"{t}-adaptive"]) for t in TASKS]
         plots = [_plot(scale, runs, task) for task in TASKS]
-        return Outcome(ran, list(judged(runs, spent)), tables, plots)
+        return Outcome(ran, list(judged(runs, spent)), [_table(runs, spent)], plots)
 
 
 def mean_eps(folder: Path) -> float:

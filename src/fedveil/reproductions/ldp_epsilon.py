@@ -20,7 +20,6 @@ from fedveil.reproductions.several_runs import (
     falls,
     listed,
     loss_rate,
-    settings,
     trained,
 )
 
@@ -80,14 +79,11 @@ class LDPEpsilon(LDPExperiment):
             f"Epsilons: {', '.join(f'{eps:g}' for eps in shown)}. The leakage rate is the balanced "
             "accuracy of a loss threshold on the final model, "
             "whose attacker knows half of the examples.",
+            medium_rounds=MEDIUM_ROUNDS,
         )  # fmt: skip
         verdicts = [*_baselines(runs), *judged(rates), *_leak_verdicts(leaks)]
-        jobs = {arm.name: arm.job for arm in arms}
-        tables = [
-            settings(ldp_jobs.SOURCE[task], jobs[_name(task, "rr", shown[0])]) for task in TASKS
-        ]
         plots = [*(_plot(scale, task, rates) for task in TASKS), _leak_plot(scale, leaks)]
-        return Outcome(ran, verdicts, tables, plots)
+        return Outcome(ran, verdicts, (), plots)
 
 
 def _job(scale: Scale, task: Task, name: str, **more: Any) -> Job:

@@ -73,17 +73,17 @@ SMALL_CLIENTS, SMALL_ROUNDS = 200, 30
 #: Seconds of a round on two cores, as measured on one machine: of the stand-ins, of the source's.
 _SMALL_ROUND_S = 0.6
 _ROUND_S: Mapping[Task, float] = {"lenet-mnist": 3.0, "dnn-purchase100": 25.0}
-NOT_STATED = (
-    "Not stated there: one local epoch in batches of 10 (stand-ins: five, of 5 or 6), and 50 cells "
-    "where they are not varied. Its epsilon is that of one bit of a code: a report costs twice "
-    "that (RR) or as much (OUE) for each of the model's parameters."
-)
-_SYNTHETIC = "The file of Purchase-100 is not here: a synthetic set of its shape stands in. "
-STAND_INS: Mapping[Task, str] = {
-    "lenet-mnist": "for LeNet on MNIST one hidden layer of 24 on 4,000 of its images in 7x7 pixels",
-    "dnn-purchase100": "for Purchase-100 and its net one hidden layer of 24 on 20 classes and 300 "
-    "features of a synthetic set of its shape, Adam at 0.01 throughout",
-}
+_SYNTHETIC = "The file of Purchase-100 is not here: a synthetic set of its shape stands in."
+_ELSEWHERE = "What stands in, and what the source leaves open, is in the index of the pages."
+#: What all pages of 002 share, for their index.
+SHARED = """Without protection the net of Purchase-100 has Adam at 0.001; non-IID runs have twice
+the rounds. Not stated there: one local epoch in batches of 10 (small: five, of 5 or 6), and 50
+cells where they are not varied. Its epsilon is that of one bit of a code: a report costs twice that
+(RR) or as much (OUE) for each of the model's parameters. The sum of a cohort's reports is drawn at
+once, from its exact law. At scale small one hidden layer of 24 stands in for LeNet, on 4,000 images
+of MNIST in 7x7 pixels, and for the net of Purchase-100, on 20 classes and 300 features of a
+synthetic set of its shape, with Adam at 0.01 throughout; its jobs:
+"""
 
 
 def job(
@@ -165,18 +165,17 @@ def _task(job: Job) -> Task:
     return "dnn-purchase100" if "purchase" in job.data.name else "lenet-mnist"
 
 
-def told(scale: Scale, tasks: Iterable[Task], *more: str) -> str:
+def told(scale: Scale, tasks: Iterable[Task], *more: str, medium_rounds: int = 0) -> str:
     """What was run, for the page."""
-    at = {
-        "small": "",
-        "medium": "LeNet, MNIST and the clients are the source's, for fewer rounds. ",
-        "full": "At the source's own size. ",
-    }[scale]
-    if small := [STAND_INS[task] for task in tasks if not _own_size(scale, task)]:
-        at += f"Stand-ins: {'; '.join(small)}. "
-    elif "dnn-purchase100" in tasks and not _purchase_is_here():
-        at += _SYNTHETIC
-    return " ".join([*more, f"{at}{NOT_STATED}"])
+    if scale == "medium":
+        more = (
+            *more,
+            f"LeNet, MNIST and the clients are the source's, for {medium_rounds} rounds in place "
+            f"of 500; Purchase-100 is that of scale small, for as many.",
+        )
+    elif scale == "full" and "dnn-purchase100" in tasks and not _purchase_is_here():
+        more = (*more, _SYNTHETIC)
+    return " ".join([*more, _ELSEWHERE])
 
 
 def _purchase_is_here() -> bool:

@@ -47,7 +47,7 @@ def _parts(repeated: Repeated) -> Iterator[str]:
     for table in outcome.tables:
         yield table.markdown()
     yield f"    {repeated.command}\n"
-    yield f"{repeated.seconds:,.0f} seconds on {machine()}; fedveil {__version__}."
+    yield f"{repeated.seconds:,.0f} s on {machine()}; fedveil {__version__}."
     yield ""
 
 
@@ -75,7 +75,7 @@ def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
 def machine() -> str:
     """What it ran on, in words."""
     cores = len(os.sched_getaffinity(0))
-    return f"{_processor()}, {cores} cores; Python {platform.python_version()}"
+    return f"{_processor()}, {cores} cores"
 
 
 def _processor() -> str:

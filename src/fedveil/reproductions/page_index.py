@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 from fedveil.pages.table import Table
+from fedveil.reproductions import ldp_jobs
 from fedveil.reproductions.experiments import EXPERIMENTS, find, takes_about
+from fedveil.reproductions.several_runs import settings
 
 _TALLY = re.compile(r"^\*\*(.*) with the source\.\*\* Scale: (\w+)\.$", re.MULTILINE)
 _HEAD = """# The sources' experiments again
@@ -19,15 +21,18 @@ _HEAD = """# The sources' experiments again
 
 Every page says what was run and what was not as in the source, and sets the source's figures
 beside ours; a verdict is computed from the figures. Where the sources' curves are pictures alone,
-what their text says of a curve is what is tested. Each run is one seed. Runs of 002 draw the sum of
-a cohort's reports at once, from its exact law.
+what their text says of a curve is what is tested. Each run is one seed.
 """
 
 
 def index(folder: Path) -> str:
     """The page over the experiments' pages in `folder`; `python -m` with it writes it there."""
     columns = ("experiment", "what", "verdicts", "scale", "full takes about")
-    return f"{_HEAD}\n{Table(columns, [_row(folder, name) for name in EXPERIMENTS]).markdown()}"
+    pages = Table(columns, [_row(folder, name) for name in EXPERIMENTS])
+    jobs = {task: ldp_jobs.job("small", task, task, protection="rr") for task in ldp_jobs.TASKS}
+    tables = [settings(ldp_jobs.SOURCE[task], jobs[task]) for task in ldp_jobs.TASKS]
+    parts = (_HEAD, pages.markdown(), "## What the pages of 002 share\n", ldp_jobs.SHARED)
+    return "\n".join([*parts, *(f"{table.markdown()}" for table in tables)])
 
 
 def _row(folder: Path, name: str) -> tuple[str, ...]:

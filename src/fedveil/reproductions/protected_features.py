@@ -172,20 +172,20 @@ def _ran(settings: Settings) -> str:
     where = "MNIST" if settings.task.startswith("mnist") else "scikit-learn's digits"
     public = "scikit-learn's digits" if where == "MNIST" else "the other half of their training set"
     images = TASKS[settings.task]
-    slim = "" if images.network == RESNET_18 else ", a slim one of the same layout,"
+    network = "ResNet-18" if images.network == RESNET_18 else "a slim one of the same layout"
+    epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
     fewer = "" if settings.epochs >= _EPOCHS else f" where the paper has {_EPOCHS}"
     return (
         f"For the paper's ResNet-18 on CIFAR-10, its first block trained before on ImageNet's "
-        f"images of the same classes, stands a residual network{slim or ', ResNet-18 too,'} on "
-        f"{where}, its first block trained before on {public}: the trend compares and the level "
-        f"does not. The block stays as it is, its bits cross to the leader, who trains the rest, "
-        f"epochs: {settings.epochs} of at most {images.most_train:,} images{fewer}. "
-        f"Reconstructions are of the first images, from one report of each, at effort "
-        f"{settings.effort}; SSIM is the median. The paper's attacker has the block; whether it "
-        f"has public images is not said. The verdicts are about the best attacker here, who has "
-        f"both. The paper's epsilon is half of `eps` here: its 2, 1 and 0.5 stand beside 4, 2 and "
-        f"1. The picture has the images in its first row, then what the best attacker made of "
-        f"each, in the order of the table."
+        f"images of those classes, stands {network} on {where}, its first block trained before on "
+        f"{public}: the trend compares, the level does not. The block stays as it is, its bits "
+        f"cross to the leader, who trains the rest for {epochs} of at most "
+        f"{images.most_train:,} images{fewer}. Reconstructions are of the first images, from one "
+        f"report of each, at effort {settings.effort}; SSIM is the median. The paper's attacker "
+        f"has the block; whether it has public images is not said. The verdicts are about the best "
+        f"attacker here, who has both. The paper's epsilon is half of `eps` here: its 2, 1 and 0.5 "
+        f"stand beside 4, 2 and 1. The picture has the images in its first row, then what the best "
+        f"attacker made of each, in the order of the table."
     )
 
 

@@ -119,4 +119,4 @@ def settings(source: Mapping[str, object], job: Job) -> Table:
             same.append(f"`{key}` {value}")
         else:
             rows.append((f"`{key}`", str(value), str(here)))
-    return Table(("not as there", "the source", "here"), rows, f"As the source: {', '.join(same)}.")
+    return Table(("otherwise", "the source", "here"), rows, f"As the source: {', '.join(same)}.")
