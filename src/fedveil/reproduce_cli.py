@@ -16,7 +16,8 @@ def reproduce(
         str | None, typer.Argument(help="The experiment; without it, the table of all.")
     ] = None,
     scale: Annotated[
-        Scale, typer.Option(help="The source's own size, or one that takes minutes.")
+        Scale,
+        typer.Option(help="The source's own size; minutes; or, of some, what half an hour allows."),
     ] = "full",
     out: Annotated[
         Path | None,

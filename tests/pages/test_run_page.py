@@ -12,15 +12,14 @@ import pytest
 import fedveil
 import vertical_parts
 from browser import needs_browser, show
-from fedveil.errors import RunFolderError
 from fedveil.pages import page as page_file
-from fedveil.pages.kept_page import keep_page, page_of, page_of_several
+from fedveil.pages.kept_page import keep_page, page_of, page_of_several, where
 from fedveil.pages.page import Page, Picture, Points, Section, Table
 from fedveil.pages.read_run import read_run
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical import VerticalJob, train
+from fedveil.vertical import VerticalJob, VerticalRun, train
 from page_parts import EVIL, edit_last, small_job
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"picture"
@@ -249,13 +248,67 @@ def test_several_runs_stand_in_one_table_and_on_the_same_plots(
     assert html.count("Plotly.newPlot(plot") == 1
 
 
+def vertical(folder: Path, **more: object) -> VerticalRun:
+    block = {
+        "name": "small", "epochs": 2, "batch_size": 9, "task": "vertical_parts:bottoms",
+        "record": {"every_steps": 4},
+    }  # fmt: skip
+    return train(VerticalJob.model_validate({**block, **more}), folder)
+
+
+def test_a_run_whose_job_wants_no_page_leaves_none(tmp_path: Path) -> None:
+    run = fedveil.simulate(small_job(rounds=1, record={"page": False}), tmp_path / "run")
+    assert not (run.folder / "report.html").exists()
+    read = read_run(run.folder)
+    assert read.finished
+    assert where(run.folder, read) == f"none: `fedveil report {run.folder}` writes it"
+
+
+def test_several_vertical_runs_stand_in_one_table_and_on_the_same_plots(
+    finished: Path, tmp_path: Path
+) -> None:
+    runs = {
+        "plain": vertical(tmp_path / "plain"),
+        "noisy": vertical(tmp_path / "noisy", epochs=1, privacy={"embedding_dp": {"eps": 4.0}}),
+    }
+    page = page_of_several([run.folder for run in runs.values()])
+    (table,) = section(page, "At the end").parts
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == [*runs]
+    told = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
+    last = [run.metrics[-1] for run in runs.values()]
+    assert told["loss"] == tuple(f"{record['test_loss']:.4f}" for record in last)
+    worst = max(
+        (line for lines in runs["noisy"].figures.values() for line in lines),
+        key=lambda line: line.epsilon,
+    )
+    assert told["epsilon"][0] == "inf (none)"
+    assert told["epsilon"][1].endswith(f" for {worst.what}")
+    losses = {
+        name: [record["loss"] for record in run.metrics if "step" in record]
+        for name, run in runs.items()
+    }
+    (plot,) = (plot for plot in page.plots if plot.name == "loss")
+    assert {curve.name: [*curve.y] for curve in plot.curves} == losses
+    (different,) = section(page, "What differs").parts
+    assert isinstance(different, Table)
+    assert ["epochs", "2", "1"] in [list(row) for row in different.rows]
+    mixed = page_of_several([finished, runs["plain"].folder])
+    assert "cannot be set beside a step of two parties" in str(mixed.lead[0])
+    assert [part.title for part in mixed.sections][:6] == [
+        f"{what} of {kind} runs"
+        for kind, each in (("federated", "round"), ("vertical", "step"))
+        for what in ("At the end", f"Every {each}", "What differs")
+    ]
+    for kind, name in (("federated", "run"), ("vertical", "plain")):
+        (one,) = section(mixed, f"At the end of {kind} runs").parts
+        assert isinstance(one, Table)
+        assert [row[0] for row in one.rows] == [name]
+
+
 def test_a_vertical_run_has_a_page_with_every_party_s_account(tmp_path: Path) -> None:
-    job = VerticalJob(
-        name="small", epochs=2, batch_size=9, task="vertical_parts:bottoms",
-        record={"every_steps": 4}, privacy={"embedding_dp": {"eps": 4.0}},
-    )  # fmt: skip
-    run = train(job, tmp_path / "run")
-    assert vertical_parts.__name__ in job.task.name
+    run = vertical(tmp_path / "run", privacy={"embedding_dp": {"eps": 4.0}})
+    assert vertical_parts.__name__ in run.job.task.name
     page = page_of(run.folder)
     assert (run.folder / "report.html").read_text("utf-8") == page.html()
     (table,) = (p for p in section(page, "What was promised").parts if isinstance(p, Table))
@@ -264,5 +317,3 @@ def test_a_vertical_run_has_a_page_with_every_party_s_account(tmp_path: Path) ->
     losses = [record["loss"] for record in run.metrics if "step" in record]
     (plot,) = (plot for plot in page.plots if plot.name == "loss")
     assert list(plot.curves[0].y) == losses
-    with pytest.raises(RunFolderError, match="holds a vertical run: its page is of it alone"):
-        page_of_several([run.folder, run.folder])

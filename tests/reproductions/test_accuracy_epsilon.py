@@ -53,7 +53,7 @@ def test_the_experiment_goes_on_where_it_was_and_draws_every_point(
     assert rounds
     (table,) = outcome.tables
     assert len(table.rows) == 2 + 3 + 3
-    assert all(0 < float(row[4]) <= 1 for row in table.rows)
+    assert all(0 < float(row[3]) <= 1 for row in table.rows)
     (picture,) = outcome.pictures
     text = picture.read_text()
     for name in ("not_encrypt", "distributed_dp", "signds", "oue", "next to none", "guessing"):

@@ -79,6 +79,25 @@ def test_the_settings_that_the_source_states_are_those_of_its_table() -> None:
     assert at(full, "protection.unary.cells") == 50
 
 
+@pytest.mark.parametrize("name", ["epsilon", "adaptive"])
+def test_a_medium_job_of_lenet_is_the_sources_but_for_its_rounds(name: str) -> None:
+    """And one of Purchase-100 is that of scale small, for as many rounds."""
+    experiment = find(f"ldp-{name}")
+    small, medium, full = (
+        {arm.name: arm.job.model_dump() for arm in experiment.arms(scale)}  # type: ignore[attr-defined]
+        for scale in ("small", "medium", "full")
+    )
+    assert {job["rounds"] for job in medium.values()} == {
+        {"epsilon": ldp_epsilon, "adaptive": ldp_adaptive}[name].MEDIUM_ROUNDS
+    }
+    assert len({*medium} & {*full}) == len(medium)
+    for arm, job in medium.items():
+        like = (full if arm.startswith("lenet") else small)[arm]
+        for key in ("rounds", "evaluation"):
+            job[key] = like[key]
+        assert job == like
+
+
 def test_the_file_of_purchase_100_is_used_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +145,7 @@ def epsilons_agree(rr: Sequence[float], oue: Sequence[float]) -> list[bool]:
     """Both tasks with these loss rates."""
     rates = {(task, kind): [*values] for task in ldp_jobs.TASKS
              for kind, values in (("rr", rr), ("oue", oue))}  # fmt: skip
-    return [verdict.agrees for verdict in ldp_epsilon.judged(ldp_jobs.EPSILONS, rates)]
+    return [verdict.agrees for verdict in ldp_epsilon.judged(rates)]
 
 
 def test_epsilons_are_judged_by_the_figures() -> None:
@@ -188,7 +207,7 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
     grown = next(v for v in outcome.verdicts if v.what == "lenet-mnist: the total budget")
     assert not grown.agrees
     assert grown.ours == f"{adaptive / fixed:.2f} times as much"
-    assert "At scale small: 6 clients in place of 1,000 and 3 rounds in place of 500" in text
+    assert "is in the index of the pages" in text
     said.clear()
     assert reproduce("ldp-adaptive", "small", tmp_path / "a", said.append)[1].verdicts == (
         outcome.verdicts

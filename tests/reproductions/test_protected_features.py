@@ -53,6 +53,16 @@ def test_the_full_scale_is_the_papers_own() -> None:
     assert list(network.widths) == [64, 128, 256, 512]
 
 
+def test_the_medium_scale_has_the_papers_network() -> None:
+    medium, full = (settings_of(scale, "mnist") for scale in ("medium", "full"))
+    assert image_cut.TASKS[medium.task].network == image_cut.TASKS[full.task].network
+    assert medium.protections == full.protections
+    said = protected_features._ran(medium)
+    assert "stands ResNet-18 on MNIST" in said
+    assert "for 1 epoch of at most 2,500 images where the paper has 200." in said
+    assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
+
+
 def test_the_papers_epsilon_is_that_of_a_bit() -> None:
     """p = 0.62, 0.73 and 0.88 in its figure 3, against what the mechanism draws."""
     for eps, printed in ((1.0, 0.62), (2.0, 0.73), (4.0, 0.88)):

@@ -18,6 +18,7 @@ from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder
 from fedveil.reproductions import experiments
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.reproductions.outcome_page import verdicts
 from fedveil.reproductions.reproduction import BEGUN, reproduce
 
 Command = Callable[..., tuple[int, str, str]]
@@ -83,7 +84,7 @@ def test_the_page_holds_all_that_came_of_it(command: Command, tmp_path: Path) ->
         "![cat](more/cat.png)",
         "A table.\n\n| p | q |",
         "    fedveil reproduce toy --scale small\n",
-        " seconds on ",
+        " s on ",
     ):
         assert part in page
     assert (tmp_path / folder / "toy-lines.svg").read_bytes().startswith(b"<?xml")
@@ -110,7 +111,7 @@ def test_an_experiment_that_was_cut_off_is_gone_on_with(
     assert "0 of 2 agree with the source." in out
     page = (tmp_path / "here" / "toy.md").read_text()
     assert "| attempts | 1 | 2 | differs | more |" in page
-    assert "\n5,000 seconds on " in page  # what was spent before counts
+    assert "\n5,000 s on " in page  # what was spent before counts
     begun["seconds"] = 7000.0
     (tmp_path / "here" / BEGUN).write_text(json.dumps(begun))
     assert command(*arguments)[0] == Exit.DONE
@@ -124,7 +125,17 @@ def test_the_table_has_every_experiment(command: Command) -> None:
         names = [line.split()[0] for line in out.splitlines() if line[0] != " "]
         assert names == ["name", *experiments.EXPERIMENTS]
     rows = {row[0]: row for row in experiments.table().rows}
-    assert rows["toy"] == ("toy", "A toy.", "nowhere", "90 s", "2 hours")
+    assert rows["toy"] == ("toy", "A toy.", "90 s", "-", "2 hours")
+    assert rows["ldp-adaptive"][-3:] == ("2 minutes", "24 minutes", "16 hours")
+
+
+def test_only_some_experiments_have_a_medium_scale(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("reproduce", "toy", "--scale", "medium")
+    assert code == Exit.WRONG
+    assert err == "error: toy has no scale medium; it is repeated at small or full\n"
+    assert not (tmp_path / "runs").exists()
+    medium = {name for name in experiments.EXPERIMENTS if "medium" in experiments.find(name).scales}
+    assert medium == {"signds-lenet", "ldp-epsilon", "ldp-adaptive", "embedding-dp"}
 
 
 @pytest.mark.parametrize("name", experiments.EXPERIMENTS)
@@ -133,7 +144,9 @@ def test_an_experiment_says_what_it_is(name: str) -> None:
     assert experiment.name == name
     assert experiment.what.endswith(".")
     assert experiment.source.startswith(("000", "001", "002", "003", "none: ", "nowhere"))
-    assert 0 < experiment.estimate_s("small") <= experiment.estimate_s("full")
+    takes = [experiment.estimate_s(scale) for scale in experiment.scales]
+    assert takes[0] > 0
+    assert takes == sorted(takes)
 
 
 def test_a_name_that_is_none(command: Command) -> None:
@@ -179,6 +192,15 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_guess_of_time(seconds: float, words: str) -> None:
     assert experiments.about(seconds) == words
+
+
+def test_a_reason_is_said_once() -> None:
+    same = [Verdict("x", "1", "2", agrees, why) for agrees, why in (
+        (True, "so"), (False, "other"), (False, "so"))]  # fmt: skip
+    rows = verdicts(Outcome("", same)).rows
+    assert [row[-2:] for row in rows] == [
+        ("agrees", "so"), ("differs", "other"), ("differs", "as above"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("agrees", "why"), [(True, "yes"), (False, "no")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,15 @@ def test_the_full_job_has_the_sources_settings() -> None:
     assert at(arms["signds"], "protection.signds.magnitude") == "fixed"
     assert at(arms["signds-estimated"], "protection.signds.magnitude") == "estimated"
     assert at(arms["signds-k0.01"], "protection.signds.sign_k") == 0.01
+
+
+def test_the_medium_job_is_the_sources_but_for_images_and_rounds() -> None:
+    arms = {arm.name: arm.job for arm in SignDSLeNet().arms("medium")}
+    for key, value in SOURCE.items():
+        expected = signds_lenet.MEDIUM_ROUNDS if key == "rounds" else value
+        assert at(arms["signds"], key) == expected, key
+    assert arms["signds"].data.name == "fedveil.reproductions.writers:mnist_synthetic_medium"
+    assert arms["signds"].model == "lenet_femnist"
 
 
 def test_a_sign_is_worth_as_much_among_fewer() -> None:
@@ -97,7 +107,10 @@ def test_the_first_hundred_writers_of_femnist(monkeypatch: pytest.MonkeyPatch) -
     assert held["classes"] == 62
 
 
-def run(up: float, accuracy: float, losses: tuple[float, float] = (3.0, 1.0)) -> ReadRun:
+FALLING = (3.0,) * 5 + (1.0,) * 5
+
+
+def run(up: float, accuracy: float, losses: Sequence[float] = FALLING) -> ReadRun:
     records = [
         {"round": i, "accuracy": accuracy, "loss": loss, "bytes_up_per_client": up}
         for i, loss in enumerate(losses, 1)
@@ -118,6 +131,25 @@ def test_the_verdicts_follow_the_figures(
 ) -> None:
     runs = {"not_encrypt": plain, "signds": signds, "signds-k0.01": small_k}
     assert [verdict.agrees for verdict in signds_lenet.judged(runs)] == expected
+
+
+@pytest.mark.parametrize(
+    ("losses", "falls"),
+    [
+        ([3.0] * 5 + [1.9] * 5, True),
+        ([3.0] * 5 + [2.1] * 5, False),  # by less than half of what not_encrypt's falls by
+        # The first test and the last say that it fell; the means of five do not.
+        ([4.0, *[3.0] * 4, *[3.5] * 4, 0.5], False),
+        ([3.0] * 5 + [0.5, 3.2, 0.5, 3.2, 0.5], False),  # no further than it sways
+    ],
+)
+def test_a_loss_falls_by_more_than_it_sways_and_half_as_far_as_without(
+    losses: list[float], falls: bool
+) -> None:
+    plain = run(264_540, 0.7)
+    verdict = signds_lenet._convergence(plain, run(321, 0.6, losses))
+    assert verdict.agrees is falls
+    assert verdict.ours.endswith("(not_encrypt: 3.000 to 1.000)")
 
 
 def test_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

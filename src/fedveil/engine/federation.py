@@ -267,7 +267,8 @@ class Federation:
                 quality = self._test.quality(self._weights)
                 figures = [f"{n} {v:.4f}" for n, v in quality.items() if isinstance(v, float)]
                 self._recorder.event(f"the model at its end: {', '.join(figures)}")
-            keep_page(self._folder, self._recorder.event)
+            if self.job.record.page:
+                keep_page(self._folder, self._recorder.event)
         records, path = self._recorder.records, self._folder.path
         return Run(self.job, records, self._model, path, self._ledger, stopped, audit, others)
 

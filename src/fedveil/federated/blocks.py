@@ -241,6 +241,11 @@ class RecordSettings(Block):
         "and may end it: `fedveil.engine.trackers:MLflow`, `fedveil.engine.trackers:WandB`, or "
         "yours, derived from `fedveil.engine.callbacks.Callback`",
     )
+    page: bool = Field(
+        True,
+        description="whether a run that ends writes its page, some 5 MB, into its folder; "
+        "`fedveil report` writes it at any time",
+    )
 
 
 class CheckpointSettings(Block):

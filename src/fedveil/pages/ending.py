@@ -55,7 +55,7 @@ def vertical_ending(run: ReadRun, leader: ReadRun, accounts: Sequence[Line]) -> 
         " · ".join(shown) or "not known here",
         "on the held-out examples" if shown else "the leader has the figures, once it has looked",
     )
-    worst = max(accounts, key=lambda line: line.epsilon, default=None)
+    worst = worst_of(accounts)
     promise = Fact(
         _PROMISED,
         "nothing" if worst is None else str(worst.figure),
@@ -66,6 +66,11 @@ def vertical_ending(run: ReadRun, leader: ReadRun, accounts: Sequence[Line]) -> 
         "poor" if worst is None else TONES[worst.figure.promise],
     )
     return Ending(quality, promise, Fact(_NEXT, *_next_of_vertical(run, leader, worst)))
+
+
+def worst_of(accounts: Sequence[Line]) -> Line | None:
+    """The largest figure of all accounts; None where nobody has one."""
+    return max(accounts, key=lambda line: line.epsilon, default=None)
 
 
 class Best(NamedTuple):

@@ -28,10 +28,8 @@ def page_of(folder: Path) -> Page:
 
 
 def page_of_several(folders: Sequence[Path]) -> Page:
-    """The page of federated runs beside each other."""
+    """The page of runs beside each other."""
     runs = [read_run(folder) for folder in folders]
-    for run in filter(is_vertical, runs):
-        raise RunFolderError(f"{run.folder} holds a vertical run: its page is of it alone")
     with intact(*folders):
         return runs_page(runs)
 

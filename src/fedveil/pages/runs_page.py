@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from fedveil.pages import curves
-from fedveil.pages.ending import best_round
+from fedveil.pages.ending import best_round, worst_of
 from fedveil.pages.page import Code, Fold, Page, Section
 from fedveil.pages.promised import RUN, figure_of
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_page import duration, found, how_far, seconds
 from fedveil.pages.table import Table
+from fedveil.pages.vertical_page import (
+    CROSSED,
+    HELD_OUT,
+    accounts_of,
+    how_ended,
+    is_vertical,
+    leader_of,
+    learning,
+    parties_of,
+    what_it_is,
+)
 from fedveil.privacy.promise import told
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.measures import figures, word
@@ -18,45 +30,85 @@ from fedveil.record.run_folder import JOB
 from fedveil.settings.differences import differences
 
 _NOTHING = "-"
+_APART = (
+    "Federated and vertical runs stand in tables and plots of their own: a round of clients "
+    "cannot be set beside a step of two parties."
+)
 
 
 def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
-    """Federated runs beside each other, in their order; each is called by its folder."""
+    """Runs beside each other, in their order; each is called by its folder.
+
+    Federated runs and vertical ones have tables and plots of their own.
+    """
     named = _named(runs)
-    keys = list(dict.fromkeys(key for run in runs for key in figures(run.last)))
-    shown = [word(key) for key in keys]
-    table = Table(
-        ["run", "protection", "rounds", shown[0], "best", *shown[1:], "epsilon", "upload", "time"],
-        [[name, *_row(run, keys)] for name, run in named.items()],
-        "After the last round; epsilon for a client drawn in every round; upload of a client in a "
-        "round. A click on a column's name sorts by it.",
-    )
-    plots = [
-        *curves.quality(named),
-        *curves.at_clients(named),
-        *curves.epsilon(named),
-        *curves.upload(named),
-    ]
+    vertical = {name: run for name, run in named.items() if is_vertical(run)}
+    federated = {name: run for name, run in named.items() if name not in vertical}
+    mixed = bool(federated and vertical)
+    lead = f"{len(runs)} runs beside each other; what their jobs differ in stands below."
     attacks = [
         Section(f"{section.title} in {name}", section.parts)
         for name, run in named.items()
         for section in found(run)
     ]
     jobs = [
-        Fold(name, [how_far(run), Code((run.folder / JOB).read_text("utf-8"), JOB)])
+        Fold(name, [says(run), Code((run.folder / JOB).read_text("utf-8"), JOB)])
         for name, run in named.items()
+        for says in [what_it_is if name in vertical else how_far]
     ]
     return Page(
         title or f"{len(runs)} runs",
-        [f"{len(runs)} runs beside each other; what their jobs differ in stands below."],
+        [f"{lead} {_APART}" if mixed else lead],
         [
-            Section("At the end", [table]),
-            Section("Every round", plots),
-            Section("What differs", [_different(named)]),
+            *(_federated(federated, " of federated runs" if mixed else "") if federated else ()),
+            *(_vertical(vertical, " of vertical runs" if mixed else "") if vertical else ()),
             *attacks,
             Section("The jobs", jobs),
         ],
     )
+
+
+def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
+    keys = list(dict.fromkeys(key for run in runs.values() for key in figures(run.last)))
+    shown = [word(key) for key in keys]
+    table = Table(
+        ["run", "protection", "rounds", shown[0], "best", *shown[1:], "epsilon", "upload", "time"],
+        [[name, *_row(run, keys)] for name, run in runs.items()],
+        "After the last round; epsilon for a client drawn in every round; upload of a client in a "
+        "round. A click on a column's name sorts by it.",
+    )
+    plots = [
+        *curves.quality(runs),
+        *curves.at_clients(runs),
+        *curves.epsilon(runs),
+        *curves.upload(runs),
+    ]
+    yield Section(f"At the end{of}", [table])
+    yield Section(f"Every round{of}", plots)
+    yield Section(f"What differs{of}", [_different(runs)])
+
+
+def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
+    parties = {name: parties_of(run) for name, run in runs.items()}
+    leaders = {name: leader_of(run, parties[name]) for name, run in runs.items()}
+    told_of = [key for leader in leaders.values() for key in leader.last]
+    keys = [*dict.fromkeys(key for key in told_of if key.startswith(HELD_OUT))]
+    rows = []
+    for name, run in runs.items():
+        last, worst = leaders[name].last, worst_of(accounts_of(parties[name]))
+        crossed = sum(last.get(key, 0) for key in CROSSED)
+        rows.append([
+            name, str(run.job["task"]["name"]), how_ended(leaders[name]),
+            *(f"{last[key]:.4f}" if key in last else _NOTHING for key in keys),
+            told(math.inf) if worst is None else f"{told(*worst.figure)} for {worst.what}",
+            shown_bytes(crossed) if crossed else _NOTHING,
+        ])  # fmt: skip
+    columns = ["run", "task", "how far", *(key.removeprefix(HELD_OUT) for key in keys),
+               "epsilon", "crossed in a step"]  # fmt: skip
+    note = "On the held-out examples; epsilon is the largest that the account of any party says."
+    yield Section(f"At the end{of}", [Table(columns, rows, note)])
+    yield Section(f"Every step{of}", [*learning(leaders)])
+    yield Section(f"What differs{of}", [_different(runs)])
 
 
 def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:

@@ -18,7 +18,9 @@ class Table:
     caption: str = ""
 
     def markdown(self) -> str:
-        """For a page of the docs."""
+        """For a page of the docs; without rows there is its caption alone."""
+        if not self.rows:
+            return f"{self.caption}\n"
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
         cells = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
         table = "".join(f"| {' | '.join(line)} |\n" for line in cells)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fedveil.pages.ending import Ending, vertical_ending
 from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
@@ -11,12 +11,17 @@ from fedveil.pages.promised import right
 from fedveil.pages.read_run import ReadRun, read_party
 from fedveil.pages.run_page import found, repeat
 from fedveil.pages.table import Table
+from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
 from fedveil.privacy.promise import MEANS, told
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import EVENTS, JOB, METRICS
 
 _STEP = Axis("step")
+#: How the figures of the held-out examples begin.
+HELD_OUT = "test_"
+#: What crosses, as a party's records have it.
+CROSSED = {"bytes_sent_per_step": "sent", "bytes_received_per_step": "received"}
 
 
 def is_vertical(run: ReadRun) -> bool:
@@ -32,7 +37,8 @@ def parties_of(run: ReadRun) -> dict[str, ReadRun]:
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
     """The party whose records have the task's figures, or any other that is here."""
-    looked = (party for party in parties.values() if any("test_loss" in r for r in party.records))
+    has = f"{HELD_OUT}loss"
+    looked = (party for party in parties.values() if any(has in r for r in party.records))
     return next(looked, next(iter(parties.values()), run))
 
 
@@ -40,13 +46,8 @@ def vertical_page(run: ReadRun) -> Page:
     """What was trained by whom, how it went, and what every party's account says."""
     parties = parties_of(run)
     leader = leader_of(run, parties)
-    job = run.job
-    lead = (
-        f"{job['task']['name']}, {' and '.join(parties) or 'nobody yet'}: {job['epochs']} epochs "
-        f"in batches of {job['batch_size']}; {leader.ended or 'it goes on, or was killed'}."
-    )
     sections = [
-        Section("Every step", [*_losses(parties, leader), *_looks(leader)]),
+        Section("Every step", [*learning({run.job["name"]: leader})]),
         Section("What was promised", list(_accounts(parties))),
         Section("Bytes and time", [*_crossed(parties), *_waited(parties)]),
         *found(run),
@@ -57,17 +58,36 @@ def vertical_page(run: ReadRun) -> Page:
         for name, party in parties.items()
     ]
     sections.append(Section("What every party wrote down", events))
-    return Page(str(job["name"]), [lead, *answers(run)], sections)
+    return Page(str(run.job["name"]), [what_it_is(run), *answers(run)], sections)
+
+
+def what_it_is(run: ReadRun) -> str:
+    """What the run is and whether it has ended, in a sentence."""
+    job, parties = run.job, parties_of(run)
+    ended = how_ended(leader_of(run, parties))
+    return (
+        f"{job['task']['name']}, {' and '.join(parties) or 'nobody yet'}: {job['epochs']} epochs "
+        f"in batches of {job['batch_size']}; {ended}."
+    )
+
+
+def how_ended(leader: ReadRun) -> str:
+    """What the leader's events say of the end, if it has come."""
+    return leader.ended or "it goes on, or was killed"
 
 
 def answers(run: ReadRun) -> Ending:
     """How good, what was promised, and what to do next."""
     parties = parties_of(run)
-    accounts = [line for party in parties.values() for line in party.accounts]
-    return vertical_ending(run, leader_of(run, parties), accounts)
+    return vertical_ending(run, leader_of(run, parties), accounts_of(parties))
 
 
-def _steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
+def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
+    """What all parties' accounts say."""
+    return [line for party in parties.values() for line in party.accounts]
+
+
+def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
     """The steps whose record has that figure, counted from the first epoch on, and the figure."""
     having = [record for record in records if key in record and "step" in record]
     return (
@@ -76,29 +96,32 @@ def _steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]
     )
 
 
-def _losses(parties: dict[str, ReadRun], leader: ReadRun) -> Iterator[Plot]:
-    x, y = _steps(leader.records, "loss")
-    if x:
-        curve = Curve("loss", x, y)
-        yield Plot("loss", "Training loss", _STEP, Axis("loss"), [curve], "Of the steps between.")
-
-
-def _looks(leader: ReadRun) -> Iterator[Plot]:
-    looks = [record for record in leader.records if "look" in record]
-    names = dict.fromkeys(key for look in looks for key in look if key.startswith("test_"))
-    for key in names:
-        name = key.removeprefix("test_")
-        having = [look for look in looks if key in look]
-        curve = Curve(name, [r["look"] for r in having], [r[key] for r in having], marks=True)
+def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
+    """The loss of every step, and what was reached on the held-out examples, a curve a run."""
+    curves = [Curve(name, *steps(leader.records, "loss")) for name, leader in leaders.items()]
+    if drawn := [curve for curve in curves if curve.x]:
+        yield Plot("loss", "Training loss", _STEP, Axis("loss"), drawn, "Of the steps between.")
+    figures = [key for leader in leaders.values() for key in leader.last]
+    for key in dict.fromkeys(key for key in figures if key.startswith(HELD_OUT)):
+        having = {
+            name: [record for record in leader.records if "look" in record and key in record]
+            for name, leader in leaders.items()
+        }
+        curves = [
+            Curve(name, [r["look"] for r in looks], [r[key] for r in looks], marks=True)
+            for name, looks in having.items()
+            if looks
+        ]
+        name = key.removeprefix(HELD_OUT)
         note = "On the held-out examples."
-        yield Plot(f"held-out-{name}", name.capitalize(), _STEP, Axis(name), [curve], note)
+        yield Plot(f"held-out-{name}", name.capitalize(), _STEP, Axis(name), curves, note)
 
 
 def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:
     curves = [
-        Curve(f"{name}: {what}", *_steps(party.records, f"bytes_{what}_per_step"))
+        Curve(f"{name}: {what}", *steps(party.records, key))
         for name, party in parties.items()
-        for what in ("sent", "received")
+        for key, what in CROSSED.items()
     ]
     if drawn := [curve for curve in curves if curve.x]:
         yield Plot("bytes", "Bytes", _STEP, Axis("bytes a step", zero=True), drawn)
@@ -106,7 +129,7 @@ def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:
 
 def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
     curves = [
-        Curve(name, *_steps(party.records, "seconds_waiting")) for name, party in parties.items()
+        Curve(name, *steps(party.records, "seconds_waiting")) for name, party in parties.items()
     ]
     if drawn := [curve for curve in curves if curve.x]:
         note = "For the other parties, since the line before."

@@ -35,7 +35,6 @@ from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Measured
 from fedveil.privacy.loss import format_epsilon
-from fedveil.privacy.promise import promise
 from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.reproductions.accuracy_picture import Mark, draw
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
@@ -222,8 +221,11 @@ class Study:
         assert cell.job is not None
         clients = cell.job.clients.number
         assert clients is not None
-        changes = [f"server.lr={rate}", f"clients.number={min(clients, len(ours))}"]
-        job = Job.read(cell.job.model_dump(), [*changes, f"checkpoint.every={cell.job.rounds}"])
+        changes = [
+            f"server.lr={rate}", f"clients.number={min(clients, len(ours))}",
+            f"checkpoint.every={cell.job.rounds}", "record.page=false",
+        ]  # fmt: skip
+        job = Job.read(cell.job.model_dump(), changes)
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             opened = partial(RunFolder.create, Path(folder) / "run", job.name)
             try:
@@ -324,17 +326,15 @@ def _mark(point: Point) -> Mark:
 
 def _table(points: Sequence[Point]) -> Table:
     columns = (
-        "position", "epsilon of the whole run", "promise", "rate", "accuracy",
+        "position", "epsilon of the whole run", "rate", "accuracy",
         "members told by the model's loss (AUC)", "by a report of the first round (AUC)",
     )  # fmt: skip
     rows = []
     for point in points:
-        delta = max(run.last["delta_run_every_round"] for run in point.runs)
         rows.append(
             (
                 point.position,
                 format_epsilon(point.epsilon, 3),
-                promise(point.epsilon, delta),
                 f"{point.rate:g}",
                 " ".join(f"{accuracy:.4f}" for accuracy in point.accuracies),
                 *(

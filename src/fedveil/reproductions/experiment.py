@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from fedveil.errors import InvalidValue
 from fedveil.pages.plot import Plot
 from fedveil.pages.table import Table
 
-#: `full` is the source's own size; `small` finishes in minutes and keeps every trend visible.
-Scale = Literal["small", "full"]
+#: `full` is the source's own size; `small` finishes in minutes and keeps every trend visible;
+#: `medium` is as much of the source's own size as two cores do in about half an hour.
+Scale = Literal["small", "medium", "full"]
 Tell = Callable[[str], None]
 
 
@@ -52,6 +54,14 @@ class Experiment(ABC):
     #: What it shows, in a sentence, and where in the sources it stands.
     what: ClassVar[str]
     source: ClassVar[str]
+    scales: ClassVar[Sequence[Scale]] = ("small", "full")
+
+    def check(self, scale: Scale) -> None:
+        """Refuse a scale at which it cannot be repeated."""
+        if scale not in self.scales:
+            raise InvalidValue(
+                f"{self.name} has no scale {scale}; it is repeated at {' or '.join(self.scales)}"
+            )
 
     @abstractmethod
     def estimate_s(self, scale: Scale) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from importlib import import_module
+from typing import get_args
 
 from fedveil.errors import InvalidValue
 from fedveil.pages.table import Table
-from fedveil.reproductions.experiment import Experiment
+from fedveil.reproductions.experiment import Experiment, Scale
 from fedveil.settings.allowed import did_you_mean
 
 #: Each class by its module here, which is imported when it is asked for.
@@ -42,13 +43,19 @@ def find(name: str) -> Experiment:
 
 def table() -> Table:
     """What there is, and how long each takes."""
-    return Table(("name", "what", "source", "small", "full"), [_row(name) for name in EXPERIMENTS])
+    columns = ("name", "what", *get_args(Scale))
+    return Table(columns, [_row(name) for name in EXPERIMENTS])
 
 
 def _row(name: str) -> Sequence[str]:
     experiment = find(name)
-    scales = (about(experiment.estimate_s("small")), about(experiment.estimate_s("full")))
-    return (name, experiment.what, experiment.source, *scales)
+    takes = (takes_about(experiment, scale) for scale in get_args(Scale))
+    return (name, experiment.what, *takes)
+
+
+def takes_about(experiment: Experiment, scale: Scale) -> str:
+    """How long it takes on two cores; `-` where it has no such scale."""
+    return about(experiment.estimate_s(scale)) if scale in experiment.scales else "-"
 
 
 def about(seconds: float) -> str:

@@ -173,11 +173,13 @@ def task_of(name: str, seed: int = 0) -> ImageCut:
 #: The tasks, by the names under which a job finds them here.
 TASKS = {
     "mnist_full": Images("mnist", RESNET_18),
+    "mnist_medium": Images("mnist", RESNET_18, 2_500, 1_000),
     "mnist_small": Images("mnist", SLIM, 3_000, 2_000),
     "digits_full": Images("digits", RESNET_18),
+    "digits_medium": Images("digits", RESNET_18),
     "digits_small": Images("digits", SLIM),
     "digits_tiny": Images("digits", TINY, 64, 64, 1),
 }
-mnist_full, mnist_small, digits_full, digits_small, digits_tiny = (
+mnist_full, mnist_medium, mnist_small, digits_full, digits_medium, digits_small, digits_tiny = (
     partial(task_of, name) for name in TASKS
 )

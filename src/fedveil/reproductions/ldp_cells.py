@@ -9,15 +9,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.reproductions import ldp_jobs
 from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, LDPExperiment, Split
-from fedveil.reproductions.several_runs import (
-    Arm,
-    Runs,
-    falls,
-    listed,
-    loss_rate,
-    settings,
-    trained,
-)
+from fedveil.reproductions.several_runs import Arm, Runs, falls, listed, loss_rate, trained
 
 CELLS = (1, 3, 10, 30, 100)
 SPLITS: tuple[Split, ...] = ("iid", "shards")
@@ -60,8 +52,7 @@ class LDPCells(LDPExperiment):
         )  # fmt: skip
         rates = {series: _rates(runs, *series) for series in SERIES}
         verdicts = [verdict(series, rates[series]) for series in SERIES]
-        tables = [settings(ldp_jobs.SOURCE["lenet-mnist"], arms[2].job)]
-        return Outcome(ran, verdicts, tables, [_plot(rates)])
+        return Outcome(ran, verdicts, (), [_plot(rates)])
 
 
 def _name(split: str, eps: float, cells: int) -> str:

@@ -9,7 +9,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.reproductions import ldp_jobs
 from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
-from fedveil.reproductions.several_runs import Arm, falls, listed, loss_rate, settings, trained
+from fedveil.reproductions.several_runs import Arm, falls, listed, loss_rate, trained
 
 #: How many there are, half of whom are drawn for a round.
 CLIENTS: dict[Scale, tuple[int, ...]] = {"small": (25, 50, 100, 200), "full": (100, 200, 500, 1000)}
@@ -53,8 +53,7 @@ class LDPClients(LDPExperiment):
         curves = [Curve(kind, x, rates[kind], marks=True) for kind in MECHANISMS]
         plot = Plot("clients", f"Accuracy lost by the number of clients, epsilon {EPS:g}",
                     Axis("clients"), Axis("accuracy-loss rate"), curves)  # fmt: skip
-        tables = [settings(ldp_jobs.SOURCE["lenet-mnist"], arms[-1].job)]
-        return Outcome(ran, verdicts, tables, [plot])
+        return Outcome(ran, verdicts, (), [plot])
 
 
 def verdict(kind: str, numbers: Sequence[int], rates: Sequence[float]) -> Verdict:

@@ -18,7 +18,6 @@ from fedveil.reproductions.several_runs import (
     listed,
     mean_accuracy,
     rounds_to,
-    settings,
     trained,
 )
 
@@ -54,9 +53,8 @@ class LDPConvergence(LDPExperiment):
             scale, ["lenet-mnist"],
             f"Figure 1 is a picture alone, without its epsilons: here {listed(SHOWN, 1)}.",
         )  # fmt: skip
-        tables = [_rounds(runs), settings(ldp_jobs.SOURCE["lenet-mnist"], arms[1].job)]
         verdicts = [verdict(runs, kind) for kind in MECHANISMS]
-        return Outcome(ran, verdicts, tables, [_plot(runs, kind) for kind in MECHANISMS])
+        return Outcome(ran, verdicts, [_rounds(runs)], [_plot(runs, kind) for kind in MECHANISMS])
 
 
 def verdict(runs: Runs, kind: str) -> Verdict:

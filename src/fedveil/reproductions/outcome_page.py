@@ -47,7 +47,7 @@ def _parts(repeated: Repeated) -> Iterator[str]:
     for table in outcome.tables:
         yield table.markdown()
     yield f"    {repeated.command}\n"
-    yield f"{repeated.seconds:,.0f} seconds on {machine()}; fedveil {__version__}."
+    yield f"{repeated.seconds:,.0f} s on {machine()}; fedveil {__version__}."
     yield ""
 
 
@@ -60,18 +60,22 @@ def tally(outcome: Outcome) -> str:
 def verdicts(outcome: Outcome) -> Table:
     """The source's figures beside ours."""
     columns = ("what", "the source", "here", "verdict", "why")
-    return Table(columns, [_row(verdict) for verdict in outcome.verdicts])
+    said: set[str] = set()
+    return Table(columns, [_row(verdict, said) for verdict in outcome.verdicts])
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
+def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
+    """A reason that was `said` in a row above is not said again."""
     word = "agrees" if verdict.agrees else "differs"
-    return (verdict.what, verdict.source, verdict.ours, word, verdict.why)
+    why = "as above" if verdict.why in said else verdict.why
+    said.add(verdict.why)
+    return (verdict.what, verdict.source, verdict.ours, word, why)
 
 
 def machine() -> str:
     """What it ran on, in words."""
     cores = len(os.sched_getaffinity(0))
-    return f"{_processor()}, {cores} cores; Python {platform.python_version()}"
+    return f"{_processor()}, {cores} cores"
 
 
 def _processor() -> str:

@@ -208,13 +208,12 @@ def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
     return (
         f"A model of {model}; batches of {settings.batch_size} windows, as the source has them; "
         f"{schedule}. The text is {text['bytes']:,} bytes of {text['source']}, {text['windows']} "
-        f"windows with {text['tokens']:,} different tokens; the source's is Wikipedia's, which is "
-        f"not at hand. Its example, mode 350M, has 16 layers, 1,280 wide, 32 heads, 1,024 tokens a "
-        f"window, 40,000 tokens, learning rate 1e-4 after 2,000 steps, and dropout, which the "
-        f"model here has not. Levels differ with model, vocabulary and text; what compares is how "
-        f"the curves lie to each other. Two processes are those of `fedveil vertical leader` and "
-        f"`follower` over mutual TLS on loopback. A figure here is the mean of ten steps, in the "
-        f"source's logs it is that of every tenth."
+        f"windows with {text['tokens']:,} different tokens; the source's is Wikipedia's, not at "
+        f"hand. Its example, mode 350M: 16 layers, 1,280 wide, 32 heads, 1,024 tokens a window, "
+        f"40,000 tokens, learning rate 1e-4 after 2,000 steps, and dropout, which is not here. "
+        f"What compares is how the curves lie to each other. Two processes are `fedveil vertical "
+        f"leader` and `follower` over mutual TLS on loopback. A figure here is the mean of ten "
+        f"steps, in the source's logs that of every tenth."
     )
 
 
@@ -279,15 +278,12 @@ def _learnt(loss: float, frequencies: float) -> str:
 def _table(runs: Mapping[str, Run]) -> Table:
     columns = ["step"]
     curves: list[Sequence[float]] = []
-    for name, run in runs.items():
-        if name in SOURCE:
-            columns.append(f"{_SAID[name]}: the source")
-            curves.append(SOURCE[name])
-        columns.append(_SAID[name])
-        curves.append(run.tens)
+    for name in SOURCE:
+        columns += [f"{_SAID[name]}: the source", "here"]
+        curves += [SOURCE[name], runs[name].tens]
     rows = [
         (str(_EVERY * (i + 1)), *(f"{curve[i]:.3f}" for curve in curves))
-        for i in range(min(map(len, curves)))
+        for i in range(1, min(map(len, curves)), 2)
     ]
     seconds = "; ".join(
         f"{_SAID[name]}: {run.seconds / len(run.losses):.2f} s and {run.bytes_a_step:,.0f} bytes "

@@ -25,6 +25,7 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
     A folder in which it was begun before is gone on with: what is done in it is read.
     """
     experiment = find(name)
+    experiment.check(scale)
     path = out or Path("runs", f"reproduce-{name}-{scale}")
     how = f"fedveil reproduce {name} --scale {scale}{'' if out is None else f' --out {out}'}"
     with ExitStack() as stack:

@@ -17,7 +17,7 @@ from fedveil.record.run_folder import MODEL
 from fedveil.reproductions.experiment import Tell
 
 #: A noisy run's accuracy is the mean of so many of its last tests.
-_LAST = 5
+LAST = 5
 
 Runs = Mapping[str, ReadRun]
 
@@ -67,7 +67,7 @@ def _ended(path: Path, job: Job) -> ReadRun:
 
 def accuracy(run: ReadRun) -> float:
     """What it converged to: the mean of its last tests."""
-    last = run.figures("accuracy")[1][-_LAST:]
+    last = run.figures("accuracy")[1][-LAST:]
     return sum(last) / len(last)
 
 
@@ -108,12 +108,15 @@ def listed(values: Sequence[float], places: int = 3) -> str:
 
 
 def settings(source: Mapping[str, object], job: Job) -> Table:
-    """The settings that the source states, by their keys in a job, beside those of a job here."""
+    """What the source states, by the keys of a job: in the caption what a job has too."""
     data = job.model_dump()
-    rows = []
+    same, rows = [], []
     for key, value in source.items():
         here: object = data
         for part in key.split("."):
             here = here[part]  # type: ignore[index]
-        rows.append((f"`{key}`", str(value), "the same" if here == value else str(here)))
-    return Table(("key", "the source", "here"), rows, "Settings that the source states.")
+        if here == value:
+            same.append(f"`{key}` {value}")
+        else:
+            rows.append((f"`{key}`", str(value), str(here)))
+    return Table(("otherwise", "the source", "here"), rows, f"As the source: {', '.join(same)}.")

@@ -16,6 +16,7 @@ from fedveil.entropy import Seeded
 WRITERS = 100
 #: Images of a simulated writer: FEMNIST's writers have some 220 each.
 _IMAGES = 220
+_MEDIUM_IMAGES = 40
 SMALL_WRITERS, _SMALL_IMAGES = 30, 20
 #: How far writers slant (the tangent), and by what share their letters differ in height and width.
 _SLANT, _SIZE = 0.4, 0.2
@@ -44,6 +45,11 @@ def femnist_100() -> dict[str, Any]:
 def mnist_synthetic() -> dict[str, Any]:
     """A hundred simulated writers of 220 digits each."""
     return _simulated(WRITERS, _IMAGES)
+
+
+def mnist_synthetic_medium() -> dict[str, Any]:
+    """The same hundred with 40 digits each."""
+    return _simulated(WRITERS, _MEDIUM_IMAGES)
 
 
 def mnist_synthetic_small() -> dict[str, Any]:

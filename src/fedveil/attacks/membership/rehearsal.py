@@ -76,7 +76,7 @@ def rehearse(target: Target) -> nn.Module:
     """
     data = target.job.model_dump()
     data["simulation"]["workers"] = 0
-    data["record"]["tensorboard"] = False
+    data["record"] = {"tensorboard": False, "page": False}
     for block in ("evaluation", "checkpoint"):
         data[block]["every"] = target.job.rounds
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
