@@ -269,15 +269,15 @@ def _tables(figures: Figures) -> Iterator[Table]:
          f"{c.client_held:,.0f}", *(f"{c.client_does[what]:,.0f}" for what in _SHOWN))
         for n, with_, c in costs
     ]  # fmt: skip
-    columns = ("clients", "neighbours", "sends", "of it vector", "is sent", "holds", *_SHOWN)
+    columns = ["clients", "neighbours", "sends", "of it vector", "is sent", "holds", *_SHOWN]
     yield Table(columns, rows, "A client: bytes, and what it does, counted.")
     rows = [
         (f"{n}", with_, f"{n // 8}", f"{c.server_in:,}", f"{c.server_held:,}",
          *(f"{c.server_does[what]:,.0f}" for what in _SHOWN))
         for n, with_, c in costs
     ]  # fmt: skip
-    columns = ("clients", "neighbours", "dropped out", "bytes that arrive", "holds at most",
-               *_SHOWN)  # fmt: skip
+    columns = ["clients", "neighbours", "dropped out", "bytes that arrive", "holds at most",
+               *_SHOWN]  # fmt: skip
     yield Table(columns, rows, "The server, likewise.")
     rows = []
     for (n, percent), cost in figures.timed.items():
@@ -288,8 +288,8 @@ def _tables(figures: Figures) -> Iterator[Table]:
              f"{CLIENT_S} s" if alike and not percent else "-", f"{cost.server_seconds:.2f} s",
              "-" if paper is None else f"{paper:g} s", f"{unmasked(n, percent):,}")
         )  # fmt: skip
-    columns = ("clients", "drop out", "client", "the paper's", "server", "the paper's",
-               "masks to take off")  # fmt: skip
+    columns = ["clients", "drop out", "client", "the paper's", "server", "the paper's",
+               "masks to take off"]  # fmt: skip
     yield Table(columns, rows, f"Seconds with {figures.sizes.timed_entries:,} entries of 16 bits.")
 
 
