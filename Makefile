@@ -33,6 +33,7 @@ wheel: $(VENV)/installed
 	$(BIN)/python -m build
 
 $(VENV)/installed: pyproject.toml
+	@echo "installing $(TORCH) and fedveil with all its extras into $(VENV): about 2 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
 	$(PIP) --editable '.[all,dev]'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,32 @@ def test_the_summary_ends_with_the_three_answers_of_the_page(tmp_path: Path) -> 
     for line, fact in zip(last, ending(run), strict=True):
         assert line.split(maxsplit=1)[1].rstrip() == f"{fact.value}: {fact.text}"
     assert max(map(len, summary(run, 80).split("\n\n")[-1].splitlines())) <= 80
+
+
+def test_what_a_run_does_before_its_first_round_is_shown() -> None:
+    out = io.StringIO()
+    console = plain_text.console(file=out, width=120, force_terminal=True, color_system=None)
+    with RunDisplay(console, ROUNDS) as display:
+        display.starting("worker processes: 1 of 2 are ready")
+        display._bar.refresh()
+    assert "worker processes: 1 of 2 are ready" in out.getvalue()
+
+
+def test_no_minute_goes_without_a_line_where_there_is_no_terminal() -> None:
+    said = threading.Event()
+
+    class Told(io.StringIO):
+        def write(self, text: str) -> int:
+            if "so far" in text:
+                said.set()
+            return super().write(text)
+
+    out = Told()
+    console = plain_text.console(file=out, width=120, force_terminal=False)
+    with RunDisplay(console, ROUNDS, quiet_s=0.01) as display:
+        display.show({**RECORD, "round": 7})
+        said.clear()
+        assert said.wait(60)
+    assert "round 8/20: " in out.getvalue()
+    with RunDisplay(console, ROUNDS) as display:
+        pass  # which ends at once, and not when the next line would be due

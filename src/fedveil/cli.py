@@ -101,7 +101,7 @@ def run(
 
     with alone(json):
         with RunDisplay(console(), rounds) as display:
-            result = train(progress=display.show, warn=display.warn)
+            result = train(progress=display.show, warn=display.warn, starting=display.starting)
         found = read_run(result.folder)
         display.summary(found)
     if json:
@@ -223,13 +223,16 @@ def init(
     directory: Annotated[
         Path, typer.Argument(help="Where to; an existing file is never overwritten.")
     ],
+    template: Annotated[
+        str, typer.Option(help="image, text, table, regression, own-step, vertical or flower.")
+    ] = "table",
 ) -> None:
-    """Write a commented job file and a model.py of your own to start from."""
-    from fedveil.starter import write_starter
+    """Write a commented job file, and a model and data of your own, to start from."""
+    from fedveil.starter import TEMPLATES, write_starter
 
-    for path in write_starter(directory):
+    for path in write_starter(directory, template):
         say(f"wrote {path}")
-    say(f"next: cd {shlex.quote(str(directory))} && fedveil run job.yaml")
+    say(f"next: cd {shlex.quote(str(directory))} && {TEMPLATES[template].run}")
 
 
 @app.command()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -12,6 +14,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -32,30 +35,72 @@ from fedveil.record.run_folder import MODEL
 #: There is room for a bar beside the figures from this width on.
 _WIDE, _BAR = 110, 24
 _BETWEEN = " · "
+#: Where there is no terminal, no more seconds pass without a line.
+_QUIET_S = 30.0
 #: What a narrow terminal does without, in this order.
 _SPARED = ("up ", "loss ", "epsilon ")
 #: The longest name of a summary's rows.
 _NAMES = len("ended early")
 
 
+class _Quiet:
+    """Says that a run goes on where nothing else was said for so many seconds."""
+
+    def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
+        self._every_s, self._say = every_s, say
+        self._end = threading.Event()
+        self._since = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self) -> None:
+        self._since = time.monotonic()
+        self._thread.start()
+
+    def heard(self) -> None:
+        """Something else was said."""
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        said = 0
+        while not self._end.wait(self._every_s / 8):
+            quiet_s = time.monotonic() - self._since
+            times = int(quiet_s / self._every_s)
+            if times > said:
+                self._say(quiet_s)
+            said = times
+
+
 class RunDisplay:
     """A bar of rounds with a live line of figures; a line a round where there is no terminal."""
 
-    def __init__(self, console: Console, rounds: int) -> None:
+    def __init__(self, console: Console, rounds: int, quiet_s: float = _QUIET_S) -> None:
         self._console = console
         self._rounds = rounds
         columns: list[ProgressColumn] = [TextColumn("round"), MofNCompleteColumn()]
         if console.width >= _WIDE:
             columns.append(BarColumn(bar_width=_BAR))
-        columns += [TimeRemainingColumn(), TextColumn("{task.description}", markup=False)]
+        columns += [
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+        ]
         self._bar = Progress(*columns, console=console)
-        #: What the columns before the figures take: `round `, `n/n `, a bar, `h:mm:ss `.
-        self._before = 6 + 2 * len(str(rounds)) + 2 + (_BAR + 1) * (len(columns) - 4) + 8
-        self._task = self._bar.add_task("starting", total=rounds)
+        #: What the columns before the figures take: `round `, `n/n `, a bar, `h:mm:ss ` twice.
+        self._before = 6 + 2 * len(str(rounds)) + 2 + (_BAR + 1) * (len(columns) - 5) + 16
+        self._quiet = _Quiet(quiet_s, lambda seconds: self._say(self._still(seconds)))
+        self._doing = "reading the data"
+        self._task = self._bar.add_task("reading the data", total=rounds)
 
     def __enter__(self) -> RunDisplay:
         if self._console.is_terminal:
             self._bar.start()
+        else:
+            self._quiet.start()
         return self
 
     def __exit__(
@@ -66,6 +111,12 @@ class RunDisplay:
     ) -> None:
         if self._console.is_terminal:
             self._bar.stop()
+        self._quiet.stop()
+
+    def starting(self, what: str) -> None:
+        """What a run does before its first round."""
+        self._doing = what
+        self._bar.update(self._task, description=what)
 
     def warn(self, text: str) -> None:
         """What is amiss with a run that starts."""
@@ -77,6 +128,8 @@ class RunDisplay:
         room = self._console.width - self._before
         self._bar.update(self._task, completed=record["round"], description=fitted(line, room))
         reason = without_report(record)
+        self._doing = f"round {record['round'] + 1}/{self._rounds}"
+        self._quiet.heard()
         if not self._console.is_terminal:
             self._say(f"round {record['round']}/{self._rounds} {line}")
         if reason is not None:
@@ -88,6 +141,9 @@ class RunDisplay:
         for name, value in _where(run).items():  # unbroken, to be copied
             self._say(f"{name.ljust(_NAMES)}  {value}")
         show_answers(self._console, ending(run))
+
+    def _still(self, seconds: float) -> str:
+        return f"{self._doing}: {duration(seconds)} so far"
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -154,6 +210,9 @@ def _took(run: ReadRun) -> dict[str, str]:
         "protection": str(run.job["protection"]["name"]),
         "rounds": f"{len(run.records)} of {run.job['rounds']}, {duration(seconds(run.records))}",
     }
+    kept = run.said("the model is that of ")
+    if kept:
+        rows["saved model"] = f"of {kept}"
     if run.stopped is not None:
         rows["ended early"] = run.stopped
     if best is not None:

@@ -95,3 +95,13 @@ def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
         "fedveil.engine.callbacks.Callback"
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_done_before_the_first_round_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    fedveil.simulate(job(), tmp_path / "run", starting=said.append)
+    assert said == [
+        "dealing the examples to clients",
+        "trying a batch",
+        "computing what fixed layers make of the examples",
+    ]

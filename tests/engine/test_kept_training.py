@@ -29,6 +29,7 @@ from fedveil.errors import AttackImpossible, DeploymentError, FedveilError, Mode
 from fedveil.federated.job import Job
 from fedveil.flower.job.deploy import deployable
 from fedveil.learning.evaluate import score
+from fedveil.learning.trainer import LoopTrainer
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.positions import POSITIONS
 from job_checks import problems
@@ -233,6 +234,18 @@ def test_a_pattern_without_a_tensor_is_named() -> None:
     assert str(told.value) == (
         "clients.own_layers: no tensor of the model has a name like 'head.*'; it has weight, bias"
     )
+
+
+def test_class_weights_are_the_classes() -> None:
+    with pytest.raises(ModelInvalid) as told:
+        fedveil.simulate(job(training={"class_weights": [1.0, 2.0]}))
+    assert str(told.value) == "training.class_weights has 2 numbers, and the data 3 classes"
+
+
+def test_corrections_are_the_loops_wherever_the_model_trains(tmp_path: Path) -> None:
+    settings = job(training={"algorithm": "scaffold", "device": "cpu"})
+    trainer = make_trainer(settings, make_model(settings, ModelShape((6,), 3)))
+    assert type(trainer) is LoopTrainer
 
 
 def test_a_client_whose_layers_are_not_finite_keeps_those_it_had(tmp_path: Path) -> None:

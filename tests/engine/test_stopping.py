@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 
 import fedveil
+from fedveil import plain_text
 from fedveil.engine.quality import ModelTest
 from fedveil.engine.stopping import Stopping
 from fedveil.errors import RunStopped
 from fedveil.federated.job import Job
 from fedveil.federated.stopping_settings import StoppingSettings
+from fedveil.pages.read_run import read_run
+from fedveil.run_display import RunDisplay
 
 #: The round after which the figure of `wandering` is best.
 BEST = 4
@@ -99,6 +103,9 @@ def test_the_best_model_is_kept_through_an_interruption(tmp_path: Path, every: i
     until_then = fedveil.simulate(job(rounds=best), tmp_path / "until then")
     assert model(run.folder) == model(until_then.folder)
     assert f"the model is that of round {best}, the best one tested" in events(run.folder)
+    out = io.StringIO()
+    RunDisplay(plain_text.console(file=out, width=100), 6).summary(read_run(run.folder))
+    assert f"saved model  of round {best}, the best one tested" in out.getvalue()
 
     def cut(record: dict[str, Any]) -> None:
         if record["round"] == best + 1:

@@ -31,6 +31,7 @@ PLANS = [
     plan(optimizer="adagrad", lr=0.05, weight_decay=0.01),
     plan(gradient_norm=0.3),
     plan(proximal=5.0),
+    plan(loss="weighted_cross_entropy", class_weights=(0.5, 1.0, 4.0)),
     plan(proximal=5.0, gradient_norm=0.3, momentum=0.9),
 ]
 

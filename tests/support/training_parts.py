@@ -60,7 +60,10 @@ def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nda
         for start in range(0, len(positions), plan.batch_size):
             batch = positions[start : start + plan.batch_size]
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(client.x[batch]), client.y[batch])
+            y = client.y[batch]
+            each = nn.functional.cross_entropy(model(client.x[batch]), y, reduction="none")
+            weights = [1.0 if plan.class_weights is None else plan.class_weights[i] for i in y]
+            loss = (torch.tensor(weights) * each).mean()
             for parameter, w in zip(model.parameters(), origin, strict=True):
                 loss = loss + plan.proximal / 2 * ((parameter - w) ** 2).sum()
             loss.backward()

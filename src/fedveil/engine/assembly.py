@@ -38,7 +38,7 @@ from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.dense_trainer import DenseCohortTrainer
 from fedveil.learning.device import check_device
 from fedveil.learning.learning_task import Task, plan_loss
-from fedveil.learning.losses import OWN
+from fedveil.learning.losses import OWN, WEIGHTED
 from fedveil.learning.one_step_trainer import OneStepTrainer
 from fedveil.learning.own_layers import keep_own, own_names, whole
 from fedveil.learning.task_trainer import TaskTrainer
@@ -62,6 +62,12 @@ class ModelShape:
 
 def make_model(job: Job, shape: ModelShape) -> nn.Module:
     """The model with its initial weights, which the seed decides."""
+    weights = job.training.class_weights
+    if weights is not None and len(weights) != shape.classes:
+        raise ModelInvalid(
+            f"training.class_weights has {len(weights)} numbers, and the data {shape.classes} "
+            f"classes"
+        )
     model = models.build(
         job.model, shape.example_shape, shape.classes, Seeded(job.seed, "initial weights")
     )
@@ -100,7 +106,7 @@ def load_data(job: Job, name: str | None = None) -> Dataset:
 
 def training_plan(job: Job, round: int = 1) -> TrainingPlan:
     """What every client of the job does with its data in a round."""
-    settings = job.training
+    settings, weights = job.training, job.training.class_weights
     return TrainingPlan(
         epochs=settings.epochs,
         batch_size=settings.batch_size,
@@ -108,7 +114,8 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
         lr=client_rate(job, round),
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
-        loss=plan_loss(make_task(job)),
+        loss=plan_loss(make_task(job)) if weights is None else WEIGHTED,
+        class_weights=None if weights is None else tuple(weights),
         gradient_norm=settings.gradient_norm,
         proximal=settings.dynamic if settings.algorithm == "feddyn" else settings.proximal,
         corrected=settings.algorithm in ("scaffold", "feddyn"),
@@ -140,12 +147,19 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
                 f"training.engine = vmap takes examples of one array and a bundled loss, which "
                 f"task = {job.task} or its data does not have: engine loop does"
             )
+        if plan.loss == WEIGHTED:
+            raise ModelInvalid(
+                "training.class_weights needs examples of one array and one shape, which the data "
+                "does not have"
+            )
         if plan.corrected or (settings.algorithm == "fednova" and _has_own(task, "train")):
             raise ModelInvalid(
                 f"training.algorithm = {settings.algorithm} changes or counts each step of a "
                 f"client, which task = {job.task} takes by itself, or on such data"
             )
         return TaskTrainer(model, plan, task, settings.device)
+    if plan.corrected:
+        return LoopTrainer(model, plan, settings.device, chains=False)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
     if auto and settings.device != "cpu":
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)

@@ -49,19 +49,21 @@ def simulate(
     *,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    starting: Callable[[str], None] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Run a job on this machine.
 
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
-    round's record, `warn` with what the start of the run finds amiss; its events say so too. In a
-    notebook, a run without `progress` shows its rounds and curves in the cell.
-    `callbacks` are told beside those of `record.callbacks`.
+    round's record, `warn` with what the start of the run finds amiss; its events say so too.
+    `starting` is called with what is being done before the first round. `callbacks` are told beside
+    those of `record.callbacks`. In a notebook, a run without `progress` shows its rounds and its
+    curves.
     """
     progress, warn = _watched(job, progress, warn)
     with ExitStack() as stack:
         open_folder = partial(RunFolder.create, out, job.name)
-        begun = Federation(job, Simulator(), open_folder, stack, warn, callbacks=callbacks)
+        begun = Federation(job, Simulator(starting), open_folder, stack, warn, callbacks=callbacks)
         return begun.run(progress)
 
 
@@ -71,6 +73,7 @@ def resume(
     rounds: int | None = None,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    starting: Callable[[str], None] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Go on with a run that ended early, from its last complete round.
@@ -87,7 +90,9 @@ def resume(
     with ExitStack() as stack:
         opened, job = reopen(folder, load, stack)
         progress, warn = _watched(job, progress, warn)
-        begun = Federation(job, Simulator(), lambda: opened, stack, warn, callbacks=callbacks)
+        begun = Federation(
+            job, Simulator(starting), lambda: opened, stack, warn, callbacks=callbacks
+        )
         return begun.run(progress)
 
 
@@ -106,7 +111,8 @@ class Simulator(Engine):
     how_to_resume = "`fedveil run --resume {folder}` goes on from the last complete round"
     reports_leave = False
 
-    def __init__(self) -> None:
+    def __init__(self, starting: Callable[[str], None] | None = None) -> None:
+        self._starting = starting or (lambda what: None)
         self._dataset: Dataset
         self._partition: Partition
         self._run: Path
@@ -114,6 +120,7 @@ class Simulator(Engine):
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Deal the examples; as many clients as the data has owners, where the job leaves it."""
+        self._starting("dealing the examples to clients")
         self._dataset = dataset
         self._partition, self._tested = make_shares(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
@@ -126,6 +133,7 @@ class Simulator(Engine):
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
         """With some client's examples; clients will keep what they keep in this folder."""
         self._run = folder.path
+        self._starting("trying a batch")
         try_out(job, shape, self._dataset, self._partition, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
@@ -158,6 +166,7 @@ class Simulator(Engine):
         self, job: Job, shape: ModelShape, dimension: int, event: Callable[[str], None]
     ) -> Executor:
         train, split = self._dataset.train, self._partition
+        self._starting("computing what fixed layers make of the examples")
         seen = TrainedPart.of(make_model(job, shape)).seen(train.x, job.training.device)
         data = ClientsData(seen, train.y, split.indices, split.offsets)
         workers = worker_count(job)
@@ -171,8 +180,12 @@ class Simulator(Engine):
             return InProcess(make_client_side(job, shape, data, model, self._run))
         pool = WorkerPool(workers, dimension, data)
         try:
-            pool.start(job, shape, self._run, own)
+            self._starting(f"starting {workers} worker processes")
+            pool.start(job, shape, self._run, self._ready, own)
         except BaseException:
             pool.close()
             raise
         return pool
+
+    def _ready(self, workers: int, of: int) -> None:
+        self._starting(f"worker processes: {workers} of {of} are ready")

@@ -120,6 +120,14 @@ def _weighs_equally(job: JobFields) -> str | None:
     return f"server.weighting = by_size {why}; under protection.name = {what} only equal is allowed"
 
 
+@RULES.rule("task", "training.class_weights")
+def _classes_weighed(job: JobFields) -> str | None:
+    """`training.class_weights` needs `task: classification`."""
+    if job.training.class_weights is None or job.task == "classification":
+        return None
+    return f"training.class_weights needs task = classification; task = {job.task} has no classes"
+
+
 @RULES.rule("clients.own_layers", "training", "privacy.unit")
 def _state_kept(job: JobFields) -> str | None:
     """`clients.own_layers` and `training.algorithm: scaffold` and `feddyn` exclude each other,

@@ -70,6 +70,12 @@ class TrainingSettings(Block):
     gradient_norm: float | None = Field(
         None, gt=0, description="L2 norm that the gradient of each step is shortened to; null: none"
     )
+    class_weights: list[Annotated[float, Field(gt=0)]] | None = Field(
+        None,
+        min_length=2,
+        description="what the loss of each class counts times, in their order, under "
+        "`task: classification`; null: once",
+    )
     proximal: float = Field(
         0.0,
         ge=0,

@@ -65,7 +65,9 @@ class ClippedExamplesTrainer:
         within = clip_within(clip, self._layout.dimension) if math.isfinite(clip) else clip
         known = plan.loss == "cross_entropy" and device == "cpu"
         linear = _LinearHead.of(model, self._layout) if known else None
-        self._sums = linear or _AnyModel(model, loss or mean_loss(plan.loss), device)
+        self._sums = linear or _AnyModel(
+            model, loss or mean_loss(plan.loss, plan.class_weights), device
+        )
         self._within = within
         self._weights = np.empty(0, np.float32)
 

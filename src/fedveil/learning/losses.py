@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -10,6 +10,8 @@ from torch.nn import functional
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 #: What `TrainingPlan.loss` says where only the task knows its loss.
 OWN = "own"
+#: And where classes count differently.
+WEIGHTED = "weighted_cross_entropy"
 #: A target of which nothing is to be learnt.
 IGNORED = -100
 
@@ -47,9 +49,17 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def mean_loss(name: str) -> Loss:
+def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
+    """Each example's; `WEIGHTED` is its cross-entropy, times the weight of its class."""
+    if name != WEIGHTED:
+        return LOSSES[name]
+    weights = torch.tensor(class_weights)
+    return lambda scores, y: weights.to(scores.device)[y] * cross_entropy(scores, y)
+
+
+def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """A batch's loss."""
     if name == "cross_entropy":
         return functional.cross_entropy  # one call less, in every step
-    each = LOSSES[name]
+    each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

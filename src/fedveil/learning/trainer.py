@@ -39,6 +39,8 @@ class TrainingPlan:
     weight_decay: float
     #: A name of `losses.LOSSES`, or that of a task's own.
     loss: str = "cross_entropy"
+    #: What `losses.WEIGHTED` multiplies the loss of each class by.
+    class_weights: tuple[float, ...] | None = None
     #: The L2 norm that each step's gradient is shortened to; None: it is left as it is.
     gradient_norm: float | None = None
     #: Whether clients' gradients get a term of their own (`ClientData.correction`).
@@ -151,7 +153,7 @@ class LoopTrainer:
             fuse_pools(model)
         self._layout = Layout(self._model)
         self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
-        self._loss = mean_loss(plan.loss)
+        self._loss = mean_loss(plan.loss, plan.class_weights)
         self._fused = FusedSteps(model) if plan.bare_sgd and self._chain is None else None
         self._row = np.empty((1, self._layout.dimension), np.float32)
         self._weights = np.empty(0, np.float32)

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from fedveil._arrays import Float32s, Int64s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.device import seed_torch
-from fedveil.learning.losses import LOSSES
+from fedveil.learning.losses import each_loss
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
 
@@ -34,7 +34,7 @@ class VmapTrainer:
     def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
         self._device = torch.device(device)
         self._plan = plan
-        self._losses = LOSSES[plan.loss]
+        self._losses = each_loss(plan.loss, plan.class_weights)
         self._model = model.to(self._device).train()
         self._layout = Layout(self._model)
         buffers = [e.name for e in self._layout.entries if e.fate == "buffer"]

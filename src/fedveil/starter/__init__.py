@@ -4,23 +4,58 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
-from fedveil.errors import RunFolderError
+from fedveil.errors import InvalidValue, RunFolderError
 
 #: What `fedveil run` does without a file.
 DEFAULT_JOB = Path(__file__).parent / "private_digits.yaml"
-_FILES = ("job.yaml", "model.py")
 
 
-def write_starter(directory: Path) -> list[Path]:
-    """Copy the files into `directory`; an existing one is never overwritten."""
-    taken = [name for name in _FILES if (directory / name).exists()]
+class Template(NamedTuple):
+    """What is written, by the names of the files here, and how it is run."""
+
+    files: dict[str, str]
+    run: str = "fedveil run job.yaml"
+
+
+def _federated(name: str) -> Template:
+    return Template({"job.yaml": f"{name}.yaml", "model.py": f"{name}_start.py"})
+
+
+TEMPLATES = {
+    "image": _federated("image"),
+    "text": _federated("text"),
+    "table": _federated("table"),
+    "regression": _federated("regression"),
+    "own-step": _federated("own_step"),
+    "vertical": Template(
+        {"job.yaml": "vertical.yaml", "make_tables.py": "vertical_tables.py"},
+        "python make_tables.py && fedveil vertical run job.yaml",
+    ),
+    "flower": Template(
+        {
+            "pyproject.toml": "flower.toml",
+            "client_app.py": "flower_client.py",
+            "server_app.py": "flower_server.py",
+        },
+        "flwr run .",
+    ),
+}
+
+
+def write_starter(directory: Path, name: str = "table") -> list[Path]:
+    """Copy a template's files into `directory`; an existing one is never overwritten."""
+    if name not in TEMPLATES:
+        raise InvalidValue(f"--template {name} is not one of {', '.join(TEMPLATES)}")
+    sources = TEMPLATES[name].files
+    taken = [name for name in sources if (directory / name).exists()]
     if taken:
         raise RunFolderError(f"{directory} already holds {' and '.join(taken)}; nothing is written")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name in _FILES:
-            (directory / name).write_text(files(__package__).joinpath(name).read_text())
+        for target, source in sources.items():
+            (directory / target).write_text(files(__package__).joinpath(source).read_text())
     except OSError as error:
         raise RunFolderError(f"{directory} cannot be written: {error.strerror}") from error
-    return [directory / name for name in _FILES]
+    return [directory / name for name in sources]

@@ -70,10 +70,11 @@ class Sight:
         model = make_model(job, ModelShape(data.example_shape, data.classes))
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         plan = training_plan(job)
-        if plan.optimizer not in ("sgd", "adam") or plan.changes_gradients:
+        unknown = plan.changes_gradients or plan.loss != "cross_entropy"
+        if plan.optimizer not in ("sgd", "adam") or unknown:
             raise AttackImpossible(
                 "gradient inversion knows the steps of sgd and adam along the gradient itself: it "
-                "does not follow training.gradient_norm, training.proximal and other optimizers"
+                "follows no training.gradient_norm, proximal, class_weights and other optimizers"
             )
         self._training = UnrolledTraining(model, plan, target.weights, device=self._device)
         x = data.train.x

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Pipe, wait
 from pathlib import Path
@@ -154,7 +154,14 @@ class WorkerPool(Executor):
         self._owner: dict[ClientId, _Worker] = {}
         self._least = 1
 
-    def start(self, job: Job, shape: ModelShape, run: Path, own: bytes = b"") -> None:
+    def start(
+        self,
+        job: Job,
+        shape: ModelShape,
+        run: Path,
+        ready: Callable[[int, int], None] = lambda workers, of: None,
+        own: bytes = b"",
+    ) -> None:
         """Tell the workers what they serve, in which run's folder, and wait for each of them.
 
         `own` is what the job names of the calling script (`own_code.packed`).
@@ -170,8 +177,9 @@ class WorkerPool(Executor):
         )
         for worker in self._workers:
             worker.send(("setup", replace(setup, number=worker.number)))
-        for worker in self._workers:
+        for number, worker in enumerate(self._workers, 1):
             self._least = worker.receive()[1]
+            ready(number, len(self._workers))
         self._capacity = max(self._capacity, self._least)
 
     def open(self, context: RoundContext) -> None:

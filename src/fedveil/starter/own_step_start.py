@@ -1,0 +1,53 @@
+"""A task of your own: its loss, its figures, and the steps that a client takes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_wine
+from torch import nn
+
+import fedveil
+from fedveil.learning.trainer import TrainingPlan
+
+
+class Careful(fedveil.Task):
+    """Classes, by steps that look ahead: the gradient is taken where the weights are worst."""
+
+    targets = "class"
+    measures = {"accuracy": "higher"}
+    ahead = 0.05
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        """Of a batch, its mean."""
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+    def metrics(self, *scored: np.ndarray) -> dict[str, float]:
+        """Of all test examples: what the model gave, and what was right."""
+        outputs, y = scored
+        return {"accuracy": float((outputs.argmax(1) == y).mean())}
+
+    def train(self, model: nn.Module, batches: Iterator[Any], plan: TrainingPlan) -> None:
+        """Sharpness-aware steps (Foret et al., 2021); `model` holds the server's weights."""
+        weights: list[torch.Tensor] = list(model.parameters())
+        for x, y in batches:
+            first = torch.autograd.grad(self.loss(model(x), y), weights)
+            length = torch.stack([g.norm() for g in first]).norm() + 1e-12
+            with torch.no_grad():
+                torch._foreach_add_(weights, first, alpha=float(self.ahead / length))
+            there = torch.autograd.grad(self.loss(model(x), y), weights)
+            with torch.no_grad():
+                torch._foreach_add_(weights, first, alpha=float(-self.ahead / length))
+                torch._foreach_add_(weights, there, alpha=-plan.lr)
+
+
+def net(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def data() -> dict[str, np.ndarray]:
+    x, y = load_wine(return_X_y=True)
+    x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
+    test = np.arange(len(y)) % 4 == 0
+    return {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}

@@ -1,0 +1,88 @@
+"""Every template of `fedveil init` is short, and does what it is written for."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.record.recorder import read_metrics
+from fedveil.starter import TEMPLATES
+
+Command = Callable[..., tuple[int, str, str]]
+FEDERATED = [name for name, template in TEMPLATES.items() if "model.py" in template.files]
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    """Each template has a module `model` of its own."""
+    for name in ("model", "client_app", "server_app"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def written(command: Command, name: str) -> None:
+    code, out, err = command("init", "mine", "--template", name)
+    assert code == 0, err
+    assert out.endswith(f"next: cd mine && {TEMPLATES[name].run}\n")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_is_short(command: Command, tmp_path: Path, name: str) -> None:
+    written(command, name)
+    files = list((tmp_path / "mine").iterdir())
+    assert {file.name for file in files} == set(TEMPLATES[name].files)
+    assert all(len(file.read_text().splitlines()) < 60 for file in files)
+
+
+@pytest.mark.parametrize("name", [name for name in FEDERATED if name != "table"])
+def test_a_federated_template_runs(command: Command, tmp_path: Path, name: str) -> None:
+    written(command, name)
+    settings = ("--set", "rounds=2", "--set", "simulation.workers=0", "--out", "run")
+    code, _, err = command("run", "mine/job.yaml", *settings)
+    sys.modules.pop("model", None)
+    assert code == 0, err
+    first, last = read_metrics(tmp_path / "run")
+    assert last["loss"] < first["loss"]
+
+
+def test_the_vertical_template_runs(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(command, "vertical")
+    monkeypatch.chdir(tmp_path / "mine")
+    runpy.run_path("make_tables.py", run_name="__main__")
+    code, out, err = command("vertical", "run", "job.yaml", "--set", "epochs=1", "--out", "run")
+    assert code == 0, err
+    assert "accuracy" in out
+
+
+def test_the_flower_template_runs(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flwr")
+    from flwr.app import Context, RecordDict
+
+    from flower_app_parts import RUN, FakeGrid, Node
+
+    written(command, "flower")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    client = runpy.run_path("mine/client_app.py")["app"]
+    server = runpy.run_path("mine/server_app.py")["app"]
+    config = {"rounds": 2, "fedveil.protection": "dp_encrypt", "fedveil.dp_eps": 50.0}
+    grid = FakeGrid(Node((1 << 63) + i, client, config) for i in range(4))
+    server(grid, Context(RUN, 1, {}, RecordDict(), config))
+    assert np.abs(np.load("model.npy")).max() > 0
+
+
+def test_a_template_that_is_not_there_is_named(command: Command) -> None:
+    code, _, err = command("init", "mine", "--template", "images")
+    assert (code, err) == (
+        2,
+        "error: --template images is not one of image, text, table, regression, own-step, "
+        "vertical, flower\n",
+    )
