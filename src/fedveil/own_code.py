@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pickle
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from fedveil.errors import FedveilError
@@ -18,6 +21,8 @@ T = TypeVar("T")
 #: The form package.module:function.
 FUNCTION = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 
+#: The module of a script or of a notebook's cells.
+_SCRIPT = "__main__"
 _INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")]
 
 
@@ -69,6 +74,28 @@ def called(function: Callable[..., T], **offered: object) -> T:
     """What `function` returns, called with those of the arguments that it has."""
     wanted = inspect.signature(function).parameters
     return function(**{key: value for key, value in offered.items() if key in wanted})
+
+
+def packed(names: Iterable[str]) -> bytes:
+    """What of the calling script or notebook these name, for a process that has it not.
+
+    By value, with all that it uses of the script; raises whatever hinders it.
+    """
+    mine = [name.partition(":")[2] for name in names if name.startswith(f"{_SCRIPT}:")]
+    if not mine:
+        return b""
+    import cloudpickle
+
+    script = sys.modules[_SCRIPT]
+    data: bytes = cloudpickle.dumps({n: getattr(script, n) for n in mine if hasattr(script, n)})
+    return data
+
+
+def unpack(data: bytes) -> None:
+    """Have what another process's script has, where `load` finds it."""
+    if data:
+        script = sys.modules[_SCRIPT] = ModuleType(_SCRIPT)
+        vars(script).update(pickle.loads(data))  # noqa: S301 - from the process that started this
 
 
 @contextmanager

@@ -304,8 +304,5 @@ def worker_count(job: Job) -> int:
     if job.training.engine == "vmap":
         return 0  # it fills the cores by itself, and which clients share a pass must not vary
     if wanted == "auto":
-        # A function of the calling script or notebook exists in no other process.
-        own = (job.model, job.task)
-        here = job.training.device != "cpu" or any(n.startswith("__main__:") for n in own)
-        wanted = 0 if here else len(os.sched_getaffinity(0))
+        wanted = 0 if job.training.device != "cpu" else len(os.sched_getaffinity(0))
     return min(int(wanted), job.clients_per_round)

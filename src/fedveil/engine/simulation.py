@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil import own_code
 from fedveil.data.datasets import Dataset
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
@@ -36,6 +37,7 @@ from fedveil.engine.trial import try_out
 from fedveil.federated.job import Job
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
+from fedveil.pages.notebook_view import LiveView, in_notebook
 from fedveil.protections.base import Protection
 from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import RunFolder
@@ -53,10 +55,12 @@ def simulate(
     """Run a job on this machine.
 
     `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
-    round's record, `warn` with what the start of the run finds amiss; its events say so too.
-    `starting` is called with what is being done before the first round. `callbacks` are told beside
-    those of `record.callbacks`.
+    round's record, `warn` with what the start of the run finds amiss; its events say so too. In a
+    notebook, a run without `progress` shows its rounds and curves in the cell. `starting` is called
+    with what is being done before the first round. `callbacks` are told beside those of
+    `record.callbacks`.
     """
+    progress, warn = _watched(job, progress, warn)
     with ExitStack() as stack:
         open_folder = partial(RunFolder.create, out, job.name)
         begun = Federation(job, Simulator(starting), open_folder, stack, warn, callbacks=callbacks)
@@ -85,10 +89,20 @@ def resume(
 
     with ExitStack() as stack:
         opened, job = reopen(folder, load, stack)
+        progress, warn = _watched(job, progress, warn)
         begun = Federation(
             job, Simulator(starting), lambda: opened, stack, warn, callbacks=callbacks
         )
         return begun.run(progress)
+
+
+def _watched(
+    job: Job, progress: Progress | None, warn: Callable[[str], None] | None
+) -> tuple[Progress | None, Callable[[str], None] | None]:
+    if progress is not None or not in_notebook():
+        return progress, warn
+    view = LiveView(job.model_dump())
+    return view, warn or view.warn
 
 
 class Simulator(Engine):
@@ -145,21 +159,29 @@ class Simulator(Engine):
         """Start the worker processes."""
         if not job.simulation.masks:
             event("what secure aggregation masks is added without masks (simulation.masks = false)")
-        return Faulty(self._executor(job, shape, protection.dimension), job, protection)
+        executor = self._executor(job, shape, protection.dimension, event)
+        return Faulty(executor, job, protection)
 
-    def _executor(self, job: Job, shape: ModelShape, dimension: int) -> Executor:
+    def _executor(
+        self, job: Job, shape: ModelShape, dimension: int, event: Callable[[str], None]
+    ) -> Executor:
         train, split = self._dataset.train, self._partition
         self._starting("computing what fixed layers make of the examples")
         seen = TrainedPart.of(make_model(job, shape)).seen(train.x, job.training.device)
         data = ClientsData(seen, train.y, split.indices, split.offsets)
         workers = worker_count(job)
+        try:
+            own = own_code.packed(job.own_names) if workers else b""
+        except Exception as error:  # what a script holds may refuse to be sent in any way
+            workers, why = 0, own_code.described(error)
+            event(f"clients train in the calling process: its script cannot be sent on: {why}")
         if workers == 0:
             model = np.empty(dimension, np.float32)
             return InProcess(make_client_side(job, shape, data, model, self._run))
         pool = WorkerPool(workers, dimension, data)
         try:
             self._starting(f"starting {workers} worker processes")
-            pool.start(job, shape, self._run, self._ready)
+            pool.start(job, shape, self._run, own, self._ready)
         except BaseException:
             pool.close()
             raise

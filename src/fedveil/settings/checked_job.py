@@ -53,14 +53,28 @@ class CheckedJob(Settings):
     @classmethod
     def read(cls, data: Mapping[str, Any], overrides: Sequence[str]) -> Self:
         """The job that a file's keys describe, `key=value` settings on top."""
-        data, problems = yaml_file.apply(data, overrides, cls)
+        return cls._checked(*yaml_file.apply(data, overrides, cls))
+
+    @classmethod
+    def _checked(cls, data: Mapping[str, Any], problems: list[str]) -> Self:
         try:
             job = cls(**data)
         except JobError as error:
-            problems += error.problems
+            problems = [*problems, *error.problems]
         if problems:
             raise JobError(problems)
         return job
+
+    def with_(self, keys: Mapping[str, Any] | None = None, /, **blocks: Any) -> Self:
+        """This job with other settings: `job.with_(rounds=5, training={"lr": 0.1})`.
+
+        Keys of a block that are not named stay. `keys` have dotted paths: `{"training.lr": 0.1}`.
+        What follows from other keys follows anew where the job did not say it.
+        """
+        named = {**blocks, **(keys or {})}
+        settings = [(tuple(str(path).split(".")), value) for path, value in named.items()]
+        data, problems = yaml_file.put(self.model_dump(exclude_unset=True), settings, type(self))
+        return self._checked(data, problems)
 
     def changes(self, before: Self) -> list[str]:
         """What is set otherwise than in `before`, a key each."""

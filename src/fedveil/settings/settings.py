@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
+from fedveil.errors import JobError
 from fedveil.own_code import FUNCTION
 from fedveil.settings.allowed import TextRule
 
@@ -40,6 +41,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False
     )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Say how a setting is changed."""
+        if name in type(self).model_fields:
+            raise JobError(
+                [f"{name} = {value!r} cannot be set in place: job.with_(...) gives another job"]
+            )
+        super().__setattr__(name, value)
 
 
 class Block(Settings):

@@ -137,7 +137,6 @@ def apply(
     Settings of whole blocks come first, so that `protection=signds` does not undo
     `protection.signds.sign_k=0.2` wherever it stands; of two for the same key the later holds.
     """
-    result = dict(data)
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
     for override in overrides:
@@ -151,14 +150,21 @@ def apply(
         except JobError as error:
             problems += error.problems
             continue
-        problem = _unknown(path, value, model)
-        if problem:
-            problems.append(problem)
-        else:
-            settings.append((path, value))
-    for path, value in sorted(settings, key=lambda setting: len(setting[0])):
+        settings.append((path, value))
+    result, unknown = put(data, settings, model)
+    return result, problems + unknown
+
+
+def put(
+    data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
+) -> tuple[dict[str, Any], list[str]]:
+    """`data` with these settings on top, as `apply` does it, and a sentence for unknown keys."""
+    result = dict(data)
+    unknown = [_unknown(path, value, model) for path, value in settings]
+    known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
+    for path, value in sorted(known, key=lambda setting: len(setting[0])):
         result = _merged(result, path, value, model)
-    return result, problems
+    return result, list(filter(None, unknown))
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class WorkerSetup:
     exchange: tuple[int, dict[str, Span]]
     import_path: list[str]
     shape: ModelShape
+    own: bytes
     run: Path
     number: int = 0
 
@@ -158,15 +159,21 @@ class WorkerPool(Executor):
         job: Job,
         shape: ModelShape,
         run: Path,
+        own: bytes = b"",
         ready: Callable[[int, int], None] = lambda workers, of: None,
     ) -> None:
-        """Tell the workers what they serve, in which run's folder, and wait for each of them."""
+        """Tell the workers what they serve, in which run's folder, and wait for each of them.
+
+        `own` is what the job names of the calling script (`own_code.packed`). `ready` is told how
+        many are ready, and of how many.
+        """
         setup = WorkerSetup(
             job=job,
             data=(self._data.descriptor, self._data.spans),
             exchange=(self._exchange.descriptor, self._exchange.spans),
             import_path=sys.path,
             shape=shape,
+            own=own,
             run=run,
         )
         for worker in self._workers:

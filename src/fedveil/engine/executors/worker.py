@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil import own_code
 from fedveil.engine.assembly import make_client_side
 from fedveil.engine.executors.client_side import ClientsData, ClientSide
 from fedveil.engine.executors.pool import InSlot, WorkerSetup
@@ -58,6 +59,7 @@ def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:
 
 def _client_side(setup: WorkerSetup, exchange: SharedBlock) -> ClientSide:
     sys.path[:] = [p for p in setup.import_path if p not in sys.path] + sys.path
+    own_code.unpack(setup.own)
     block = SharedBlock(*setup.data)
     data = ClientsData(**{name: block.array(name) for name in block.spans})
     return make_client_side(setup.job, setup.shape, data, exchange.array("model"), setup.run)

@@ -1,0 +1,137 @@
+"""A run in a notebook: as it goes, and when it has ended."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import InvalidValue, MissingExtra
+from fedveil.pages import curves
+from fedveil.pages.ending import ending
+from fedveil.pages.plot import Plot
+from fedveil.pages.plotly_figure import figure
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.svg import svg
+from fedveil.record.measures import LOSS, deciding, word
+from fedveil.record.recorder import Record
+
+#: Pictures take their time: so often at most is a running run drawn again.
+_EVERY_S = 1.0
+
+
+def in_notebook() -> bool:
+    """Whether this is a kernel's process, which has cells to show something in."""
+    python = sys.modules.get("IPython")
+    shell = None if python is None else python.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class LiveView:
+    """Shows a run's rounds: what is called with every record, and what it says of its start.
+
+    `show` shows HTML in the place of what it showed before; without it, the cell's output does.
+    """
+
+    def __init__(self, job: Mapping[str, Any], show: Callable[[str], None] | None = None) -> None:
+        self._job = job
+        self._show = show or _Output()
+        self._records: list[Record] = []
+        self._warnings: list[str] = []
+        self._shown_s = -_EVERY_S
+
+    def warn(self, text: str) -> None:
+        """What is amiss with a run that starts."""
+        self._warnings.append(text)
+
+    def __call__(self, record: Record) -> None:
+        """A round has ended."""
+        self._records.append(record)
+        last = record["round"] == self._job["rounds"]
+        if last or time.monotonic() - self._shown_s >= _EVERY_S:
+            self._show(self.html())
+            self._shown_s = time.monotonic()
+
+    def html(self) -> str:
+        """The rounds so far."""
+        run = ReadRun(Path(), self._job, self._records, (), ())
+        done, rounds, last = self._records[-1]["round"], self._job["rounds"], run.last
+        shown = dict.fromkeys((deciding(last)[0], LOSS))
+        said = [f"{word(name)} {last[name]:.4f}" for name in shown if name in last]
+        warned = "".join(f"<p>{escape(text)}</p>" for text in self._warnings)
+        return (
+            f'<div><progress value="{done}" max="{rounds}"></progress> round {done} of {rounds} '
+            f"{escape(' · '.join(said))}{warned}{_pictures(_quality(run))}</div>"
+        )
+
+
+class _Output:
+    """The output of the cell that is executed."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def __call__(self, html: str) -> None:
+        from IPython.display import HTML, display
+
+        if self._handle is None:
+            self._handle = display(HTML(html), display_id=True)
+        else:
+            self._handle.update(HTML(html))
+
+
+def of_run(run: ReadRun) -> str:
+    """A run that has ended: the three answers, and its curves."""
+    rows = "".join(
+        f"<tr><th>{escape(fact.label)}</th><td><b>{escape(fact.value)}</b> {escape(fact.text)}</td>"
+        f"</tr>"
+        for fact in ending(run)
+    )
+    return (
+        f"<div><h4>{escape(str(run.job['name']))}</h4><table>{rows}</table>"
+        f"{_pictures(_quality(run))}<p>{escape(str(run.folder))}</p></div>"
+    )
+
+
+def plotly(run: ReadRun, name: str | None) -> Any:
+    """A plot of the run as plotly's figure: of that name, or of the figure that decides."""
+    try:
+        from plotly.graph_objects import Figure
+    except ImportError:
+        raise MissingExtra("plotly", "report", "Run.plot") from None
+    known = {plot.name: plot for plot in _all(run)}
+    sought = name or deciding(run.last)[0]
+    if sought not in known:
+        raise InvalidValue(f"there is no plot {sought!r} of this run: {', '.join(known)}")
+    plot = known[sought]
+    drawn = Figure(figure(plot))
+    return drawn.update_layout(title=plot.title, margin_t=48)
+
+
+def _all(run: ReadRun) -> Iterator[Plot]:
+    alone = {str(run.job["name"]): run}
+    for several in (curves.quality, curves.at_clients, curves.epsilon, curves.upload):
+        yield from several(alone)
+    yield from curves.traffic(run)
+    yield from curves.seconds(run)
+
+
+def _quality(run: ReadRun) -> list[Plot]:
+    """The figure that decides, and the loss."""
+    return list(curves.quality({str(run.job["name"]): run}))[:2]
+
+
+def _pictures(plots: Sequence[Plot]) -> str:
+    """The plots as pictures; nothing where what draws them is not installed."""
+    try:
+        drawn = [(plot, base64.b64encode(svg(plot)).decode()) for plot in plots]
+    except MissingExtra:
+        return ""
+    return "".join(
+        f'<img alt="{escape(plot.title)}" width="380" src="data:image/svg+xml;base64,{data}">'
+        for plot, data in drawn
+    )

@@ -1,0 +1,212 @@
+"""A run in a notebook: what its cells define, what it shows, and the example notebooks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fedveil
+from fedveil import own_code
+from fedveil.engine.simulation import _watched
+from fedveil.errors import InvalidValue, JobError, MissingExtra
+from fedveil.pages.notebook_view import LiveView, in_notebook
+from folders import ROOT
+
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+CELLS = """
+from torch import nn
+import parts
+WIDTH = 4
+def net():
+    return nn.Sequential(nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
+def data():
+    return parts.data()
+lock = __import__("threading").Lock()
+def locked():
+    with lock:
+        return net()
+"""
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script's module with nothing in it."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module
+
+
+def run_cell(module: ModuleType, source: str) -> None:
+    exec(compile(source, "<cell>", "exec"), vars(module))
+
+
+def job(**change: Any) -> fedveil.Job:
+    settings: dict[str, Any] = {
+        "name": "cells", "rounds": 2, "clients": {"number": 8, "fraction": 0.5},
+        "data": {"name": "parts:data"}, "model": "parts:plain",
+        "training": {"epochs": 1, "batch_size": 20}, "simulation": {"workers": 0},
+    }  # fmt: skip
+    return fedveil.Job(**{**settings, **change})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> fedveil.Run:
+    return fedveil.simulate(job(), tmp_path_factory.mktemp("made") / "run")
+
+
+def test_what_cells_define_works_in_worker_processes(notebook: ModuleType, tmp_path: Path) -> None:
+    run_cell(notebook, CELLS)
+    own = {"model": "__main__:net", "data": {"name": "__main__:data"}}
+    alone = fedveil.simulate(job(**own), tmp_path / "alone")
+    spread = fedveil.simulate(job(**own, simulation={"workers": 1}), tmp_path / "spread")
+    assert spread.metrics[-1]["loss"] == alone.metrics[-1]["loss"]
+    assert "calling process" not in (tmp_path / "spread" / "events.log").read_text()
+
+
+def test_what_cannot_be_sent_on_trains_in_the_calling_process(
+    notebook: ModuleType, tmp_path: Path
+) -> None:
+    run_cell(notebook, CELLS)
+    fedveil.simulate(job(model="__main__:locked", simulation={"workers": 1}), tmp_path / "run")
+    told = (tmp_path / "run" / "events.log").read_text()
+    assert "clients train in the calling process: its script cannot be sent on: TypeError" in told
+
+
+def test_a_script_is_taken_up_where_it_is_looked_for(notebook: ModuleType) -> None:
+    run_cell(notebook, CELLS)
+    data = own_code.packed(["__main__:net", "digits", "parts:plain"])
+    notebook.__dict__.clear()
+    own_code.unpack(data)
+    made = own_code.load("__main__:net", key="model", error=JobError)
+    assert made()[0].out_features == 4
+    assert not hasattr(sys.modules["__main__"], "data")
+    assert own_code.packed(["parts:plain"]) == b""
+
+
+def test_a_run_shows_itself(run: fedveil.Run) -> None:
+    html = run._repr_html_()
+    assert "How good the model is" in html
+    assert f"accuracy {run.metrics[-1]['accuracy']:.4f}" in html
+    assert html.count("data:image/svg+xml") == 2
+
+
+def test_a_run_is_plotted_by_name(run: fedveil.Run) -> None:
+    drawn = run.plot()
+    assert list(drawn.data[0].y) == [record["accuracy"] for record in run.metrics]
+    assert list(run.plot("loss").data[0].y) == [record["loss"] for record in run.metrics]
+    with pytest.raises(InvalidValue, match="there is no plot 'speed' of this run: accuracy, loss"):
+        run.plot("speed")
+
+
+def test_records_are_a_table_where_pandas_is(run: fedveil.Run) -> None:
+    try:
+        import pandas as pd
+    except ImportError:
+        with pytest.raises(MissingExtra, match=r"Run\.frame needs the package pandas: pip install"):
+            run.frame()
+        return
+    frame = run.frame()
+    assert isinstance(frame, pd.DataFrame)
+    assert frame["accuracy"].tolist() == [record["accuracy"] for record in run.metrics]
+
+
+def test_a_running_run_shows_its_rounds_and_curves(run: fedveil.Run) -> None:
+    shown: list[str] = []
+    view = LiveView(run.job.model_dump(), shown.append)
+    view.warn("a <warning>")
+    for record in run.metrics:
+        view(record)
+    assert len(shown) == 2
+    assert 'value="1" max="2"' in shown[0]
+    assert 'value="2" max="2"' in shown[1]
+    assert f"accuracy {run.metrics[-1]['accuracy']:.4f} · loss" in shown[1]
+    assert "a &lt;warning&gt;" in shown[1]
+    assert "data:image/svg+xml" in shown[1]
+
+
+def test_many_rounds_are_not_drawn_each(run: fedveil.Run) -> None:
+    shown: list[str] = []
+    view = LiveView({**run.job.model_dump(), "rounds": 40}, shown.append)
+    for number in range(1, 41):
+        view({**run.metrics[0], "round": number})
+    assert len(shown) < 40
+    assert 'value="40" max="40"' in shown[-1]
+
+
+def test_outside_a_notebook_nothing_is_shown() -> None:
+    assert not in_notebook()
+    assert _watched(job(), None, None) == (None, None)
+
+
+# --- other settings -----------------------------------------------------------------------------
+
+
+def test_with_gives_another_job() -> None:
+    first = job()
+    other = first.with_(rounds=5, training={"lr": 0.3})
+    assert (other.rounds, other.training.lr, other.training.batch_size) == (5, 0.3, 20)
+    assert first.rounds == 2
+    assert first.with_({"training.lr": 0.3, "rounds": 5}) == other
+
+
+def test_what_follows_from_other_keys_follows_anew() -> None:
+    noisy = job().with_(protection="dp_encrypt")
+    assert noisy.server.weighting == "equal"
+    assert noisy.with_(protection="not_encrypt").server.weighting == "by_size"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"training": {"lr": -1}}, r"^training.lr = -1 is outside \(0, inf\)"),
+        ({"training": {"rate": 1}}, r"^training.rate = 1 is not a known key"),
+        ({"round": 1}, r"^round = 1 is not a known key \(did you mean rounds\?\)"),
+        ({"protection": "dp"}, r"^protection.name = 'dp' is not one of"),
+    ],
+)
+def test_a_mistake_is_our_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(JobError, match=sentence):
+        job().with_(change)
+
+
+# --- the example notebooks ----------------------------------------------------------------------
+
+
+def sources(path: Path) -> list[str]:
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_there_are_three() -> None:
+    assert len(NOTEBOOKS) == 3
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_an_example_run(
+    path: Path, notebook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for source in sources(path):
+        run_cell(notebook, source)
+    if path.stem == "own_data_and_loss":
+        usual, robust = notebook.usual.metrics[-1], notebook.robust.metrics[-1]
+        assert robust["mae"] < usual["mae"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_an_example_runs_in_a_kernel(path: Path, tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    book = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(book, timeout=300, resources=resources).execute()
+    shown = [o for cell in book.cells if cell.cell_type == "code" for o in cell.outputs]
+    html = "".join(o.get("data", {}).get("text/html", "") for o in shown)
+    assert "<progress" in html
+    assert "data:image/svg+xml" in html
