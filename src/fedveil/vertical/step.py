@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
+from fedveil.errors import ExchangeError, FedveilError, ModelInvalid, PartFailed
 from fedveil.learning.device import seed_torch
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
+from fedveil.own_code import place_of
 from fedveil.vertical import schedule
 from fedveil.vertical.crossing import (
     check_not_abort,
@@ -286,11 +287,13 @@ class Step:
             backward = self.training and crossing.gradient
             self._leaves[crossing.part, micro] = tensor.requires_grad_(backward)
 
-    def _failure(self, part: str, error: Exception) -> ExchangeError:
+    def _failure(self, part: str, error: Exception) -> PartFailed:
         """What is raised: it names the part, and tells the other parties no more than that."""
         kind = "" if isinstance(error, FedveilError) else f"{type(error).__name__}: "
+        place = place_of(error)
+        where = "" if place is None else f" ({place})"
         told = f"the part {part} of {self.context.name} failed"
-        return ExchangeError(f"{told}: {kind}{error}", told=told)
+        return PartFailed(f"{told}: {kind}{error}{where}", told=told)
 
 
 def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Batch]:
