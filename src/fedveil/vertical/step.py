@@ -16,10 +16,11 @@ import numpy.typing as npt
 import torch
 
 from fedveil._arrays import Float32s
-from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
+from fedveil.errors import ExchangeError, FedveilError, ModelInvalid, PartFailed
 from fedveil.learning.device import seed_torch
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
+from fedveil.own_code import place_of
 from fedveil.vertical import schedule
 from fedveil.vertical.compression import Errors, Place, restored, staging
 from fedveil.vertical.crossing import (
@@ -344,11 +345,13 @@ class Step:
             backward = self.training and crossing.gradient
             self._leaves[crossing.part, micro] = tensor.requires_grad_(backward)
 
-    def _failure(self, part: str, error: Exception) -> ExchangeError:
+    def _failure(self, part: str, error: Exception) -> PartFailed:
         """What is raised: it names the part, and tells the other parties no more than that."""
         kind = "" if isinstance(error, FedveilError) else f"{type(error).__name__}: "
+        place = place_of(error)
+        where = "" if place is None else f" ({place})"
         told = f"the part {part} of {self.context.name} failed"
-        return ExchangeError(f"{told}: {kind}{error}", told=told)
+        return PartFailed(f"{told}: {kind}{error}{where}", told=told)
 
 
 def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Batch]:
