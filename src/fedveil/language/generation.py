@@ -41,6 +41,7 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
+    fields_of,
     from_wire,
     tensor_message,
     to_wire,
@@ -323,10 +324,13 @@ def _module(party: Party, part: str, kind: type[M]) -> M:
 
 def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy) -> Message:
     """What a tensor is where it leaves, as in training."""
-    data = to_wire(tensor)
-    if crossing.privacy is not None:
-        data = EmbeddingDP(crossing.privacy.eps).bits(data, noise.stream(crossing.part, step))
-    return tensor_message(Transfer(crossing, 0, gradient=False), data, training=False, step=step)
+    transfer = Transfer(crossing, 0, gradient=False)
+    if crossing.privacy is None:
+        fields = fields_of(transfer, tensor)
+    else:
+        mechanism, entropy = EmbeddingDP(crossing.privacy.eps), noise.stream(crossing.part, step)
+        fields = {"data": mechanism.bits(to_wire(tensor), entropy)}
+    return tensor_message(transfer, fields, training=False, step=step)
 
 
 def _tensor(message: Message, crossing: Crossing, step: int, length: int) -> torch.Tensor:

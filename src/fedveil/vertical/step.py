@@ -25,6 +25,7 @@ from fedveil.vertical.compression import Errors, Place, compressed, restored, st
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
+    fields_of,
     from_wire,
     is_finite,
     tensor_message,
@@ -288,20 +289,17 @@ class Step:
         return {**sent, **self._told(place)}
 
     def _values_of(self, transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-        """What a tensor's values cross as: as they are, or compressed."""
+        """What a tensor's values cross as; what was left out before is fed back."""
         crosses = transfer.crossing.compressed(gradient=transfer.gradient)
-        if crosses is None:
-            return {"data": to_wire(tensor)}
-        values = tensor.detach().float().cpu().numpy()
+        if crosses is None or not crosses.error_feedback or not self.training:
+            return fields_of(transfer, tensor)
         place = transfer.crossing.part, transfer.gradient
-        feeds_back = crosses.error_feedback and self.training
         positions = self._micros[transfer.micro].positions
-        if feeds_back:
-            values = values + self.context.errors.of(place, positions, values)
+        values = tensor.detach().float().cpu().numpy()
+        values = values + self.context.errors.of(place, positions, values)
         data, ranges = compressed(values, crosses.bits)
-        if feeds_back:
-            told = restored(data, ranges, values.shape, crosses.bits)
-            self.left_out[place].append((positions, values - told))
+        told = restored(data, ranges, values.shape, crosses.bits)
+        self.left_out[place].append((positions, values - told))
         return {"data": data, "ranges": ranges}
 
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
