@@ -296,7 +296,7 @@ def test_two_machines_continue_a_text_as_one_process_does(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
     job = VerticalJob.load(runs["plain"] / "job.yaml")
-    session(tmp_path, lambda path, who, stack: Machine.new(job, who, path, "train", stack))
+    session(tmp_path, lambda path, who, stack: Machine.new(job, who, path, "train", stack, 0))
     own = generation.leading(Request.seeded(b"abc", 40, 2.5, seed=1))
     found = session(tmp_path, Machine.reopened, purpose="generate", own=own)
     expected, _ = generate(runs["plain"], Request.seeded(b"abc", 40, 2.5, seed=1))
