@@ -269,7 +269,15 @@ def _tables(figures: Figures) -> Iterator[Table]:
          f"{c.client_held:,.0f}", *(f"{c.client_does[what]:,.0f}" for what in _SHOWN))
         for n, with_, c in costs
     ]  # fmt: skip
-    columns = ("clients", "neighbours", "sends", "of it vector", "is sent", "holds", *_SHOWN)
+    columns: tuple[str, ...] = (
+        "clients",
+        "neighbours",
+        "sends",
+        "of it vector",
+        "is sent",
+        "holds",
+        *_SHOWN,
+    )
     yield Table(columns, rows, "A client: bytes, and what it does, counted.")
     rows = [
         (f"{n}", with_, f"{n // 8}", f"{c.server_in:,}", f"{c.server_held:,}",
