@@ -8,6 +8,7 @@ rounding, for the same clients.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -127,7 +128,36 @@ class Trainer(Protocol):
         """
 
 
-class LoopTrainer:
+class OneByOne(ABC):
+    """One client after another through one model object, whose layout it is."""
+
+    chunk = least = 1
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout, self._device = layout, device
+        self._row = np.empty((1, layout.dimension), np.float32)
+        self._weights = np.empty(0, np.float32)
+
+    def start(self, weights: Float32s) -> None:
+        self._weights = weights
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        start = torch.from_numpy(self._weights).to(self._device)
+        for client in clients:
+            failure: Exception | None = None
+            try:
+                self._train_one(start, client)
+                self._layout.change(self._weights, self._row[0])
+            except Exception as error:  # the user's model or task may raise anything
+                failure = error
+            yield self._row, [failure]
+
+    @abstractmethod
+    def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
+        """Leave the model as the client's training from these weights does."""
+
+
+class LoopTrainer(OneByOne):
     """One client after another through one model object, on one thread.
 
     The step is written for small models on a CPU, where the time between the products counts:
@@ -135,8 +165,6 @@ class LoopTrainer:
     accumulated into buffers, all parameters step in one call, large dense layers step inside their
     gradient's product, and images lie channels-last.
     """
-
-    chunk = least = 1
 
     def __init__(
         self, model: nn.Module, plan: TrainingPlan, device: str = "cpu", *, chains: bool = True
@@ -151,26 +179,10 @@ class LoopTrainer:
         self._chain = Chain.of(self._model) if plan.bare_sgd and chains else None
         if self._images and self._chain is None and self._device.type == "cpu":
             fuse_pools(model)
-        self._layout = Layout(self._model)
+        super().__init__(Layout(self._model), self._device)
         self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
         self._loss = mean_loss(plan.loss, plan.class_weights)
         self._fused = FusedSteps(model) if plan.bare_sgd and self._chain is None else None
-        self._row = np.empty((1, self._layout.dimension), np.float32)
-        self._weights = np.empty(0, np.float32)
-
-    def start(self, weights: Float32s) -> None:
-        self._weights = weights
-
-    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        start = torch.from_numpy(self._weights).to(self._device)
-        for client in clients:
-            failure: Exception | None = None
-            try:
-                self._train_one(start, client)
-                self._layout.change(self._weights, self._row[0])
-            except Exception as error:  # the user's model may raise anything
-                failure = error
-            yield self._row, [failure]
 
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
         self._layout.write(start)
