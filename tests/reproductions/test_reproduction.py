@@ -135,7 +135,9 @@ def test_only_some_experiments_have_a_medium_scale(command: Command, tmp_path: P
     assert err == "error: toy has no scale medium; it is repeated at small or full\n"
     assert not (tmp_path / "runs").exists()
     medium = {name for name in experiments.EXPERIMENTS if "medium" in experiments.find(name).scales}
-    assert medium == {"signds-lenet", "ldp-epsilon", "ldp-adaptive", "embedding-dp"}
+    assert medium == {
+        "accuracy-epsilon", "signds-lenet", "ldp-epsilon", "ldp-adaptive", "embedding-dp",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", experiments.EXPERIMENTS)
