@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from fedveil._arrays import Int64s
-from fedveil.learning.compiled import convolution, dense_layer, normalisation, pointwise, product
+from fedveil.learning.compiled import convolution, dense_layer, normalisation, pointwise, product, steps
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled import window
 from fedveil.learning.compiled.native import Native
@@ -28,8 +28,9 @@ _USES = {
 _PRODUCTS = {f.PRODUCT: product.product, f.MEET_WINNERS: product.meet_winners}
 
 
-def link(ops: Int64s, kind: npt.DTypeLike) -> None:
+def link(ops: Int64s, ends: Int64s, kind: npt.DTypeLike) -> None:
     """Write the addresses of their code into the operations' rows."""
+    ends[0, f.FORWARD] = steps.read_in.address(kind)
     for op in ops:
         forward, backward = _WAYS[op[f.KIND]]
         op[f.FORWARD], op[f.BACKWARD] = forward.address(kind), backward.address(kind)

@@ -138,7 +138,7 @@ class CompiledTrainer:
         if room is None or room.model is not model or room.batch < batch or room.few < rows:
             few = -(-rows // 64) * 64
             program = model.program(batch, few=few, states=not self._plan.bare_sgd)
-            link(program.ops, np.float32)
+            link(program.ops, program.ends, np.float32)
             m = np.zeros(program.floats, np.float32)
             room = _Room(model, batch, few, program, m, np.zeros(program.ints, np.int32))
             self._rooms[rows > 0] = room

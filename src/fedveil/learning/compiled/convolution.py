@@ -14,6 +14,7 @@ from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.dense_layer import add_rows, fill
 from fedveil.learning.compiled.native import OPERATION, call, native
+from fedveil.learning.compiled.tiles import list_winners
 from fedveil.learning.compiled.window import pool
 
 
@@ -34,11 +35,8 @@ def convolve(
         origin = op[f.X] + n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
         for i in range(op[f.ZH]):
             out = z + i * op[f.ZW] * lanes
-            for j in range(op[f.ZW]):
-                for k in range(lanes):
-                    m[out + j * lanes + k] = m[op[f.BIAS] + k]
             call(
-                op[f.PRODUCT], m, out, lanes, m, origin + i * op[f.SH] * op[f.XR], op[f.SW] * op[f.XC], 1,
+                op[f.PRODUCT], m, out, lanes, m, op[f.BIAS], 0, m, origin + i * op[f.SH] * op[f.XR], op[f.SW] * op[f.XC], 1,
                 op[f.XR], m, turned, lanes, length * lanes, op[f.ZW], lanes, length, op[f.KH],
             )  # fmt: skip
         if op[f.POOLED]:
@@ -70,23 +68,24 @@ def convolve_back(
         fill(m, place + length, op[f.ROW] - length, np.float32(0))
 
 
+#: Examples that take turns: a window that overlaps the last one's would wait for its sums.
+_TURNS = 16
+
+
 @compiled()
 def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s, count: int, to: int) -> None:
     filters, row, rows, windows = op[f.OC], op[f.ROW], op[f.KH], op[f.OH] * op[f.OW]
     lanes, most = (filters + 7) // 8 * 8, count * windows
     border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]
     for k in range(filters):
-        # The last winner's place is overwritten where its gradient is zero. No branches.
         places, values, found = op[f.LISTS], op[f.VALUES], 0
-        for n in range(count):
-            for i in range(op[f.OH]):
-                at = op[f.DY] + n * op[f.YS] + i * op[f.YR] + k * op[f.YF]
-                won = op[f.PLACES] + (n * windows + i * op[f.OW]) * lanes + k
-                for j in range(op[f.OW]):
-                    value = m[at + j * op[f.YC]]
-                    w[places + found] = w[won + j * lanes]
-                    m[values + found] = value
-                    found += value != 0
+        for n in range(0, count, _TURNS):
+            found = list_winners(
+                m, op[f.DY] + n * op[f.YS] + k * op[f.YF], op[f.YR], op[f.YC], op[f.YS],
+                w, op[f.PLACES] + n * windows * lanes + k, op[f.OW] * lanes, lanes,
+                windows * lanes, op[f.OH], op[f.OW], min(_TURNS, count - n),
+                w, places, m, values, found,
+            )  # fmt: skip
         weight = op[f.WEIGHT] + k * rows * row
         if op[f.DX] >= 0:
             call(
@@ -123,15 +122,14 @@ def _meet_all(m: Float32s, op: Int64s, count: int, to: int) -> None:
         border = n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
         for r in range(rows):
             call(
-                op[f.PRODUCT], m, change + r * row, rows * row, m, z, 1, lanes, op[f.OW] * lanes,
+                op[f.PRODUCT], m, change + r * row, rows * row, m, change + r * row, rows * row, m, z, 1, lanes, op[f.OW] * lanes,
                 m, op[f.X] + border + r * op[f.XR], op[f.SW] * op[f.XC], op[f.SH] * op[f.XR],
                 filters, row, op[f.OW], op[f.OH],
             )  # fmt: skip
         if op[f.DX] >= 0:
             for i in range(op[f.OH]):
-                fill(m, part, op[f.OW] * rows * row, np.float32(0))
                 call(
-                    op[f.PRODUCT], m, part, rows * row, m, z + i * op[f.OW] * lanes, lanes, 1, 0,
+                    op[f.PRODUCT], m, part, rows * row, m, 0, -1, m, z + i * op[f.OW] * lanes, lanes, 1, 0,
                     m, op[f.WEIGHT], rows * row, 0, op[f.OW], rows * row, filters, 1,
                 )  # fmt: skip
                 for j in range(op[f.OW]):

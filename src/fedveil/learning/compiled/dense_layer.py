@@ -60,9 +60,8 @@ def dense(
     inputs, outputs = op[f.C], op[f.OC]
     lanes = (count + 7) // 8 * 8
     turn(m, op[f.X], op[f.XS], count, inputs, op[f.TURNED], lanes)
-    fill(m, op[f.OUTPUT], outputs * lanes, np.float32(0))
     call(
-        op[f.PRODUCT], m, op[f.OUTPUT], lanes, m, op[f.WEIGHT], op[f.ROW], 1, 0,
+        op[f.PRODUCT], m, op[f.OUTPUT], lanes, m, 0, -1, m, op[f.WEIGHT], op[f.ROW], 1, 0,
         m, op[f.TURNED], lanes, 0, outputs, lanes, inputs, 1,
     )  # fmt: skip
     turn(m, op[f.OUTPUT], lanes, outputs, count, op[f.Y], op[f.YS])
@@ -79,12 +78,12 @@ def dense_back(
     """The gradients of x, and those of W and b added `to` entries behind them."""
     row, outputs, xs, ys = op[f.ROW], op[f.OC], op[f.XS], op[f.YS]
     if op[f.DX] >= 0:
-        fill(m, op[f.DX], count * xs, np.float32(0))
         call(
-            op[f.PRODUCT], m, op[f.DX], xs, m, op[f.DY], ys, 1, 0, m, op[f.WEIGHT], row, 0, count, row, outputs, 1
-        )
+            op[f.PRODUCT], m, op[f.DX], xs, m, 0, -1, m, op[f.DY], ys, 1, 0,
+            m, op[f.WEIGHT], row, 0, count, row, outputs, 1,
+        )  # fmt: skip
     call(
-        op[f.PRODUCT], m, op[f.WEIGHT] + to, row, m, op[f.DY], 1, ys, 0,
+        op[f.PRODUCT], m, op[f.WEIGHT] + to, row, m, op[f.WEIGHT] + to, row, m, op[f.DY], 1, ys, 0,
         m, op[f.X], xs, 0, outputs, row, count, 1,
     )  # fmt: skip
     if op[f.BIASED]:
@@ -99,22 +98,19 @@ def dense_of_few(
     """y = x W' + b + (x X<' + 1) H<, with W, b those of the round's start."""
     inputs, room, ys = op[f.C], op[f.ROOM], op[f.YS]
     lanes = (op[f.OC] + 7) // 8 * 8
-    for n in range(count):
-        for j in range(lanes):
-            m[op[f.Y] + n * ys + j] = start[op[f.START_BIAS] + j]
     call(
-        op[f.PRODUCT], m, op[f.Y], ys, m, op[f.X], op[f.XS], 1, 0,
+        op[f.PRODUCT], m, op[f.Y], ys, start, op[f.START_BIAS], 0, m, op[f.X], op[f.XS], 1, 0,
         start, op[f.START_TURNED], op[f.TURNED_ROW], 0, count, lanes, inputs, 1,
     )  # fmt: skip
     if before == 0:
         return
     fill(m, op[f.CROSS], count * room, np.float32(op[f.BIASED]))
     call(
-        op[f.PRODUCT], m, op[f.CROSS], room, m, op[f.X], op[f.XS], 1, 0,
+        op[f.PRODUCT], m, op[f.CROSS], room, m, op[f.CROSS], room, m, op[f.X], op[f.XS], 1, 0,
         m, op[f.X_COLUMNS], room, 0, count, (before + 7) // 8 * 8, inputs, 1,
     )  # fmt: skip
     call(
-        op[f.PRODUCT], m, op[f.Y], ys, m, op[f.CROSS], room, 1, 0,
+        op[f.PRODUCT], m, op[f.Y], ys, m, op[f.Y], ys, m, op[f.CROSS], room, 1, 0,
         m, op[f.H_ROWS], lanes, 0, count, lanes, before, 1,
     )  # fmt: skip
 
@@ -128,19 +124,17 @@ def dense_of_few_back(
     row, outputs, room, xs, ys = op[f.ROW], op[f.OC], op[f.ROOM], op[f.XS], op[f.YS]
     lanes = (outputs + 7) // 8 * 8
     if op[f.DX] >= 0:
-        fill(m, op[f.DX], count * xs, np.float32(0))
         call(
-            op[f.PRODUCT], m, op[f.DX], xs, m, op[f.DY], ys, 1, 0,
+            op[f.PRODUCT], m, op[f.DX], xs, m, 0, -1, m, op[f.DY], ys, 1, 0,
             start, op[f.START], row, 0, count, row, outputs, 1,
         )  # fmt: skip
         if before:
-            fill(m, op[f.CROSS], count * room, np.float32(0))
             call(
-                op[f.PRODUCT], m, op[f.CROSS], room, m, op[f.DY], ys, 1, 0,
+                op[f.PRODUCT], m, op[f.CROSS], room, m, 0, -1, m, op[f.DY], ys, 1, 0,
                 m, op[f.H_COLUMNS], room, 0, count, (before + 7) // 8 * 8, outputs, 1,
             )  # fmt: skip
             call(
-                op[f.PRODUCT], m, op[f.DX], xs, m, op[f.CROSS], room, 1, 0,
+                op[f.PRODUCT], m, op[f.DX], xs, m, op[f.DX], xs, m, op[f.CROSS], room, 1, 0,
                 m, op[f.X_ROWS], row, 0, count, row, before, 1,
             )  # fmt: skip
     for n in range(count):
@@ -160,9 +154,10 @@ def write_change(m: Float32s, op: Int64s, rows: int, out: Float32s) -> None:
     lanes = (outputs + 7) // 8 * 8
     for first in range(0, outputs, _UPDATE_ROWS):
         some = min(_UPDATE_ROWS, outputs - first)
-        fill(m, part, some * row, np.float32(0))
+        if rows == 0:
+            fill(m, part, some * row, np.float32(0))
         call(
-            op[f.PRODUCT], m, part, row, m, op[f.H_ROWS] + first, 1, lanes, 0,
+            op[f.PRODUCT], m, part, row, m, 0, -1, m, op[f.H_ROWS] + first, 1, lanes, 0,
             m, op[f.X_ROWS], row, 0, some, row, rows, 1,
         )  # fmt: skip
         for i in range(some):

@@ -23,14 +23,15 @@ _spread_16 = winners_tile(16, 1, _WINDOW_ROWS_16, True)
 _spread_8 = winners_tile(8, 1, _WINDOW_ROWS_16, True)
 
 
-@native("FiiFiiiiFiiiiiii")
+@native("FiiFiiFiiiiFiiiiiii")
 def product(
-    c: Float32s, c0: int, cm: int, a: Float32s, a0: int, am: int, ak: int, ao: int,
+    c: Float32s, c0: int, cm: int, d: Float32s, d0: int, dm: int, a: Float32s, a0: int, am: int, ak: int, ao: int,
     b: Float32s, b0: int, bk: int, bo: int, m: int, n: int, k: int, o: int
 ) -> None:  # fmt: skip
-    """C += A B for m rows and n columns, a multiple of 8, each entry one sum of o times k terms.
+    """C = D + A B for m rows and n columns, a multiple of 8, each entry one sum of o times k terms.
 
-    Row i of C begins at c[c0 + i cm]; term (s, t) of it is a[a0 + i am + s ao + t ak] times the
+    Row i of C begins at c[c0 + i cm], that of D, which may be C, likewise; there is no D where
+    its stride is below 0. Term (s, t) of it is a[a0 + i am + s ao + t ak] times the
     row of B that begins at b[b0 + s bo + t bk].
     """
     if k == 0 or o == 0:
@@ -48,15 +49,16 @@ def product(
         while row < m:
             blocks = (m - row + most - 1) // most
             rows = (m - row + blocks - 1) // blocks
-            ci, ai, bi = c0 + row * cm + column, a0 + row * am, b0 + column
+            ci, di = c0 + row * cm + column, d0 + row * max(dm, 0) + column
+            ai, bi = a0 + row * am, b0 + column
             if width == 64:
-                _tile_64(c, ci, cm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
+                _tile_64(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
             elif width == 32:
-                _tile_32(c, ci, cm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
+                _tile_32(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
             elif width == 16:
-                _tile_16(c, ci, cm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
+                _tile_16(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
             else:
-                _tile_8(c, ci, cm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
+                _tile_8(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
             row += rows
         column += width
 

@@ -8,7 +8,7 @@ from fedveil._arrays import Float32s, Float64s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.cost import cross_entropy
-from fedveil.learning.compiled.native import call
+from fedveil.learning.compiled.native import call, native
 from fedveil.learning.compiled.optimiser import LR, take_step
 
 
@@ -36,7 +36,9 @@ def train(
     while begin < len(order):
         end = min(begin + batch, (begin // examples + 1) * examples)
         count, step, rows = end - begin, step + 1, order[begin:end]
-        read_in(m, ends[0], x, rows)
+        call(
+            ends[0, f.FORWARD], m.ctypes.data, ends.ctypes.data, x.ctypes.data, rows.ctypes.data, count
+        )
         some = draws.ctypes.data + begin * draws.shape[1] * draws.itemsize
         for i in range(len(ops)):
             row = ops.ctypes.data + i * ops.strides[0]
@@ -57,22 +59,22 @@ def train(
             call(ops[i, f.FINISH], m.ctypes.data, ops.ctypes.data + i * ops.strides[0], len(order), out.ctypes.data)
 
 
-@compiled()
-def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s) -> None:
+@native("FLFLi")
+def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
     """Write a batch's examples to where the first operation reads them."""
-    for n in range(len(rows)):
-        at, example = entry[f.Y] + n * entry[f.YS], x[rows[n]]
-        if entry[f.YC] == 1 and entry[f.YR] == entry[f.OW]:
-            for i in range(len(example)):
-                m[at + i] = example[i]
-            continue
-        which = 0
+    size = entry[f.OC] * entry[f.OH] * entry[f.OW]
+    for n in range(count):
+        at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size
         for c in range(entry[f.OC]):
             for i in range(entry[f.OH]):
                 place = at + c * entry[f.YF] + i * entry[f.YR]
-                for j in range(entry[f.OW]):
-                    m[place + j * entry[f.YC]] = example[which]
-                    which += 1
+                begin = example + (c * entry[f.OH] + i) * entry[f.OW]
+                if entry[f.YC] == 1:
+                    for j in range(entry[f.OW]):
+                        m[place + j] = x[begin + j]
+                else:
+                    for j in range(entry[f.OW]):
+                        m[place + j * entry[f.YC]] = x[begin + j]
 
 
 @compiled()

@@ -16,6 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 _INT = ir.IntType(64)
+#: So many rows are reached from one pointer: what an x86 address can say.
+_GROUP = 3
 #: With AVX-512 there are four times as many bytes of registers as elsewhere.
 WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
 
@@ -84,9 +86,18 @@ class Code:
         for value, new in zip(values, made, strict=True):
             value.add_incoming(new, builder.block)
         after = builder.append_basic_block("after")
-        builder.cbranch(builder.icmp_signed("<", following, count), head, after)
+        again = builder.cbranch(builder.icmp_signed("<", following, count), head, after)
+        again.set_metadata("llvm.loop", self._as_it_is())
         builder.position_at_end(after)
         return made
+
+    def _as_it_is(self) -> Any:
+        """What tells LLVM not to unroll a loop: its body has work enough."""
+        module = self.builder.module
+        told = module.add_metadata(["llvm.loop.unroll.disable"])
+        loop = module.add_metadata([told, told])
+        loop.operands = (loop, told)  # a loop is known by itself
+        return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
         """The code for each number from 1 to `most`, of which the value chooses."""
@@ -103,53 +114,63 @@ class Code:
 
 
 def product_tile(lanes: int, vectors: int, rows: int) -> Any:
-    """A function that adds A B to a block of C: some rows, and columns for `vectors` of `lanes`.
+    """A function that makes a block of C = D + A B: some rows, and columns for `vectors` of `lanes`.
 
-    Its arguments are (c, c's row stride, a, a's row stride, a's inner stride, a's outer stride, b,
-    b's inner stride, b's outer stride, number of rows, inner terms, outer terms), each array with
-    the place where it begins: a sum runs over outer and inner terms.
+    Its arguments are (c, c's row stride, what is added, its row stride, a, a's row stride, a's inner
+    stride, a's outer stride, b, b's inner stride, b's outer stride, number of rows, inner terms,
+    outer terms), each memory with the place where it begins: a sum runs over outer and inner terms.
+    Nothing is added where what would be has a row stride below 0.
     """
 
     @intrinsic
-    def tile(typing: Any, c: Any, c0: Any, cm: Any, a: Any, a0: Any, am: Any, ak: Any, ao: Any,
+    def tile(typing: Any, c: Any, c0: Any, cm: Any, d: Any, d0: Any, dm: Any,
+             a: Any, a0: Any, am: Any, ak: Any, ao: Any,
              b: Any, b0: Any, bk: Any, bo: Any, m: Any, k: Any, o: Any) -> Any:  # fmt: skip
         i = types.int64
-        signature = types.void(c, i, i, a, i, i, i, i, b, i, i, i, i, i, i)
+        signature = types.void(c, i, i, d, i, i, a, i, i, i, i, b, i, i, i, i, i, i)
 
         def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             code = Code(context, builder, lanes, c.dtype)
-            c_, c0, cm, a_, a0, am, ak, ao, b_, b0, bk, bo, m, k, o = given
-            c_at = code.at(c_, c0)
+            c_, c0, cm, d_, d0, dm, a_, a0, am, ak, ao, b_, b0, bk, bo, m, k, o = given
+            c_at, d_at = code.at(c_, c0), code.at(d_, d0)
+            alone = builder.icmp_signed("<", dm, code.number(0))
+            dm = builder.select(alone, code.number(0), dm)
             a_at = code.at(a_, a0)
             b_at = code.at(b_, b0)
             columns = [code.number(lanes * v) for v in range(vectors)]
 
             def write(rows: int) -> None:
-                offsets = [builder.mul(am, code.number(row)) for row in range(rows)]
+                groups = range(0, rows, _GROUP)
+                far = [builder.mul(am, code.number(row)) for row in groups]
+                near = [builder.mul(am, code.number(row)) for row in range(_GROUP)]
+                sums = code.zeros(rows * vectors)
 
-                def outer(turn: Any, sums: list[Any]) -> Any:
-                    a_row = code.at(a_at, builder.mul(turn, ao))
-                    b_row = code.at(b_at, builder.mul(turn, bo))
+                def outer(turn: Any, values: list[Any]) -> Any:
+                    a_row, b_row, *sums = values
 
-                    def inner(turn: Any, sums: list[Any]) -> Any:
-                        a_here = code.at(a_row, builder.mul(turn, ak))
-                        b_here = code.at(b_row, builder.mul(turn, bk))
+                    def inner(turn: Any, values: list[Any]) -> Any:
+                        b_here, *values = values
+                        a_here, sums = values[: len(far)], values[len(far) :]
                         bs = [code.load(code.at(b_here, column)) for column in columns]
                         new = []
                         for row in range(rows):
-                            one = code.spread(code.at(a_here, offsets[row]))
-                            at = row * vectors
+                            place = code.at(a_here[row // _GROUP], near[row % _GROUP])
+                            one, at = code.spread(place), row * vectors
                             new += [code.fma(one, x, s) for x, s in zip(bs, sums[at:], strict=False)]
-                        return new
+                        return [code.at(b_here, bk), *(code.at(p, ak) for p in a_here), *new]
 
-                    return code.loop(k, sums, inner)
+                    a_rows = [code.at(a_row, offset) for offset in far]
+                    made = code.loop(k, [b_row, *a_rows, *sums], inner)
+                    return [code.at(a_row, ao), code.at(b_row, bo), *made[1 + len(far) :]]
 
-                sums = code.loop(o, code.zeros(rows * vectors), outer)
+                sums = code.loop(o, [a_at, b_at, *sums], outer)[2:]
                 for row in range(rows):
                     for v, column in enumerate(columns):
+                        total = sums[row * vectors + v]
+                        place = code.at(d_at, builder.mul(dm, code.number(row)), column)
+                        both = builder.fadd(code.load(place), total)
                         place = code.at(c_at, builder.mul(cm, code.number(row)), column)
-                        total = builder.fadd(code.load(place), sums[row * vectors + v])
-                        code.store(total, place)
+                        code.store(builder.select(alone, total, both), place)
 
             code.by_number(m, rows, write)
             return context.get_dummy_value()
@@ -189,6 +210,7 @@ def winners_tile(lanes: int, vectors: int, rows: int, back: bool) -> Any:
                     ]
 
                 held = [code.load(place) for place in places(f_at, fr)]
+                zeros = code.zeros(len(held))
 
                 def one(turn: Any, values: list[Any]) -> list[Any]:
                     offset = builder.load(code.at(p_at, turn), typ=context.get_value_type(p.dtype))
@@ -203,9 +225,9 @@ def winners_tile(lanes: int, vectors: int, rows: int, back: bool) -> Any:
                         code.store(code.fma(value, weights, code.load(place)), place)
                     return []
 
-                made = code.loop(count, [] if back else held, one)
+                made = code.loop(count, [] if back else zeros, one)
                 for place, total in zip(places(f_at, fr), made, strict=False):
-                    code.store(total, place)
+                    code.store(builder.fadd(code.load(place), total), place)
 
             code.by_number(m, rows, write)
             return context.get_dummy_value()
@@ -242,28 +264,78 @@ def largest_tile(lanes: int) -> Any:
                 one = builder.insert_element(nowhere, small, ir.Constant(ir.IntType(32), 0))
                 return builder.shuffle_vector(one, nowhere, ir.Constant(place_type, None))
 
-            def row(r: Any, best: list[Any]) -> Any:
-                row_at = code.at(z_at, builder.mul(r, zr))
+            def meet(r: Any, c: Any, best: list[Any]) -> list[Any]:
+                value = code.load(code.at(z_at, builder.mul(r, zr), builder.mul(c, zc)))
                 place = builder.add(first, builder.mul(r, row_step))
+                here = all_lanes(builder.add(place, builder.mul(c, column_step)))
+                larger = builder.fcmp_ordered(">", value, best[0])
+                take = builder.or_(larger, builder.fcmp_unordered("!=", value, value))
+                return [builder.select(take, value, best[0]), builder.select(take, here, best[1])]
 
-                def column(c: Any, best: list[Any]) -> list[Any]:
-                    value = code.load(code.at(row_at, builder.mul(c, zc)))
-                    here = all_lanes(builder.add(place, builder.mul(c, column_step)))
-                    larger = builder.fcmp_ordered(">", value, best[0])
-                    take = builder.or_(larger, builder.fcmp_unordered("!=", value, value))
-                    return [
-                        builder.select(take, value, best[0]), builder.select(take, here, best[1])
-                    ]  # fmt: skip
+            def write(best: list[Any]) -> None:
+                code.store(best[0], code.at(base, y0))
+                pointer = builder.bitcast(code.at(p_, p0), place_type.as_pointer())
+                builder.store(best[1], pointer, align=4)
 
-                return code.loop(columns, best, column)
+            def row(r: Any, best: list[Any]) -> Any:
+                return code.loop(columns, best, lambda c, best: meet(r, c, best))
 
-            best, places = code.loop(rows, [code.load(z_at), all_lanes(first)], row)
-            code.store(best, code.at(base, y0))
-            pointer = code.at(p_, p0)
-            pointer = builder.bitcast(pointer, place_type.as_pointer())
-            builder.store(places, pointer, align=4)
+            zero, one, two = (code.number(number) for number in range(3))
+            start = [code.load(z_at), all_lanes(first)]
+            square = builder.and_(
+                builder.icmp_signed("==", rows, two), builder.icmp_signed("==", columns, two)
+            )
+            with builder.if_else(square) as (then, otherwise):
+                with then:
+                    write(meet(one, one, meet(one, zero, meet(zero, one, start))))
+                with otherwise:
+                    write(code.loop(rows, start, row))
             return context.get_dummy_value()
 
         return signature, generate
 
     return tile
+
+
+@intrinsic  # type: ignore[misc]
+def list_winners(typing: Any, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any, p0: Any, pi: Any,
+                 pj: Any, pn: Any, rows: Any, columns: Any, count: Any, places: Any, places0: Any,
+                 values: Any, values0: Any, found: Any) -> Any:  # fmt: skip
+    """Append what is not zero to two lists that have `found` already; gives how many then.
+
+    Of rows, columns and examples, the last in turns, each has its strides in g, and in p the places
+    that go with it. There is no branch: a zero is written too, and then the next over it.
+    """
+    i = types.int64
+    signature = i(g, i, i, i, i, p, i, i, i, i, i, i, i, p, i, g, i, i)
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        code = Code(context, builder, 8, g.dtype)
+        (g_, g0, gi, gj, gn, p_, p0, pi, pj, pn, rows, columns, count, places_, places0, values_,
+         values0, found) = given  # fmt: skip
+        bits = ir.IntType(32 if isinstance(code.scalar, ir.FloatType) else 64)
+        places_at, values_at = code.at(places_, places0), code.at(values_, values0)
+
+        def one(turn: Any, values: list[Any]) -> list[Any]:
+            g_at, p_at, found = values
+            value = builder.load(builder.bitcast(g_at, bits.as_pointer()), typ=bits)
+            place = builder.load(p_at, typ=ir.IntType(32))
+            target = builder.bitcast(code.at(values_at, found), bits.as_pointer())
+            builder.store(value, target)
+            builder.store(place, code.at(places_at, found))
+            some = builder.icmp_unsigned("!=", builder.shl(value, bits(1)), bits(0))
+            return [code.at(g_at, gn), code.at(p_at, pn), builder.add(found, builder.zext(some, _INT))]
+
+        def column(turn: Any, values: list[Any]) -> list[Any]:
+            g_at, p_at, found = values
+            found = code.loop(count, [g_at, p_at, found], one)[2]
+            return [code.at(g_at, gj), code.at(p_at, pj), found]
+
+        def row(turn: Any, values: list[Any]) -> list[Any]:
+            g_at, p_at, found = values
+            found = code.loop(columns, [g_at, p_at, found], column)[2]
+            return [code.at(g_at, gi), code.at(p_at, pi), found]
+
+        return code.loop(rows, [code.at(g_, g0), code.at(p_, p0), found], row)[2]
+
+    return signature, generate
