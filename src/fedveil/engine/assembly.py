@@ -22,9 +22,8 @@ from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning import models
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
-from fedveil.learning.dense_trainer import DenseCohortTrainer
+from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.device import check_device
-from fedveil.learning.one_step_trainer import OneStepTrainer
 from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
@@ -98,11 +97,10 @@ def make_trainer(job: Job, model: nn.Module) -> Trainer:
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
     if auto and settings.device == "cpu":
-        for kind in (OneStepTrainer, DenseCohortTrainer):
-            trainer = kind.of(model, plan)
-            if trainer is not None:
-                return trainer
-    return LoopTrainer(model, plan, settings.device, chains=auto)
+        compiled = CompiledTrainer.of(model, plan)
+        if compiled is not None:
+            return compiled
+    return LoopTrainer(model, plan, settings.device)
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
@@ -135,21 +133,38 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
 
 
 def make_client_side(
-    job: Job, shape: ModelShape, data: ClientsData, model: npt.NDArray[np.float32]
+    job: Job,
+    shape: ModelShape,
+    data: ClientsData,
+    model: npt.NDArray[np.float32],
+    trainer: Trainer | None = None,
 ) -> ClientSide:
     """The clients' side of the run."""
-    trainer = make_trainer(job, make_model(job, shape))
+    trainer = trainer or make_trainer(job, make_model(job, shape))
     training = LocalTraining(trainer, data, training_entropy(job))
     return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
 
 
-def worker_count(job: Job) -> int:
-    """How many worker processes serve the clients; auto: one for each core, none on a GPU."""
+def make_client_sides(
+    job: Job, shape: ModelShape, data: ClientsData, model: npt.NDArray[np.float32]
+) -> list[ClientSide]:
+    """One for each thread, where the trainer holds no lock; empty where it does."""
+    first = make_trainer(job, make_model(job, shape))
+    count = worker_count(job, threads=True)
+    if not isinstance(first, CompiledTrainer) or not first.serves(data.x.shape[1:]) or not count:
+        return []
+    trainers = [first, *(first.beside() for _ in range(count - 1))]
+    return [make_client_side(job, shape, data, model, trainer) for trainer in trainers]
+
+
+def worker_count(job: Job, *, threads: bool = False) -> int:
+    """How many workers serve the clients; auto: one for each core, none on a GPU."""
     wanted = job.simulation.workers
     if job.training.engine == "vmap":
         return 0  # it fills the cores by itself, and which clients share a pass must not vary
     if wanted == "auto":
         # A function of the calling script or notebook exists in no other process.
-        here = job.training.device != "cpu" or job.model.startswith("__main__:")
+        own = job.model.startswith("__main__:") and not threads
+        here = job.training.device != "cpu" or own
         wanted = 0 if here else len(os.sched_getaffinity(0))
     return min(int(wanted), job.clients_per_round)

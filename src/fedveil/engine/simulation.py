@@ -16,6 +16,7 @@ from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
     ModelShape,
     make_client_side,
+    make_client_sides,
     make_model,
     make_partition,
     make_protection,
@@ -26,6 +27,7 @@ from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
+from fedveil.engine.executors.threads import Threads
 from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.federation import Run as Run
@@ -117,7 +119,7 @@ class Simulator(Engine):
     def start(
         self, job: Job, shape: ModelShape, protection: Protection, event: Callable[[str], None]
     ) -> Executor:
-        """Start the worker processes."""
+        """Start the workers: threads where clients train in native code, otherwise processes."""
         if not job.simulation.masks:
             event("what secure aggregation masks is added without masks (simulation.masks = false)")
         return Faulty(self._executor(job, shape, protection.dimension), job, protection)
@@ -126,9 +128,12 @@ class Simulator(Engine):
         train, split = self._dataset.train, self._partition
         seen = TrainedPart.of(make_model(job, shape)).seen(train.x, job.training.device)
         data = ClientsData(seen, train.y, split.indices, split.offsets)
+        model = np.empty(dimension, np.float32)
+        sides = make_client_sides(job, shape, data, model)
+        if sides:
+            return Threads(sides)
         workers = worker_count(job)
         if workers == 0:
-            model = np.empty(dimension, np.float32)
             return InProcess(make_client_side(job, shape, data, model))
         pool = WorkerPool(workers, dimension, data)
         try:

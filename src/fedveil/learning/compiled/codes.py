@@ -12,7 +12,6 @@ from fedveil.learning.compiled.native import Native
 
 _WAYS: dict[int, tuple[Native, Native]] = {
     f.DENSE: (dense_layer.dense, dense_layer.dense_back),
-    f.FEW_ROWS: (dense_layer.dense_of_few, dense_layer.dense_of_few_back),
     f.CONVOLUTION: (convolution.convolve, convolution.convolve_back),
     f.LARGEST: (window.largest, window.largest_back),
     f.AVERAGE: (window.average, window.average_back),
@@ -22,7 +21,6 @@ _WAYS: dict[int, tuple[Native, Native]] = {
 }
 _USES = {
     f.DENSE: [f.PRODUCT],
-    f.FEW_ROWS: [f.PRODUCT],
     f.CONVOLUTION: [f.PRODUCT, f.MEET_WINNERS],
 }
 _PRODUCTS = {f.PRODUCT: product.product, f.MEET_WINNERS: product.meet_winners}
@@ -36,5 +34,3 @@ def link(ops: Int64s, ends: Int64s, kind: npt.DTypeLike) -> None:
         op[f.FORWARD], op[f.BACKWARD] = forward.address(kind), backward.address(kind)
         for which in _USES.get(op[f.KIND], []):
             op[which] = _PRODUCTS[which].address(kind)
-        if op[f.KIND] == f.FEW_ROWS:
-            op[f.FINISH] = dense_layer.write_change.address(kind)

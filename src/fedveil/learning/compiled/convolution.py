@@ -20,9 +20,8 @@ from fedveil.learning.compiled.window import pool
 
 @native(OPERATION)
 def convolve(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """Every output is its window's product with a filter, and the bias."""
     filters, row, length = op[f.OC], op[f.ROW], op[f.KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[f.TURNED], op[f.OUTPUT]
@@ -52,9 +51,8 @@ def convolve(
 
 @native(OPERATION)
 def convolve_back(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """The gradients of x, and those of the filters and the bias added `to` entries behind them."""
     if op[f.DX] >= 0:
         border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]

@@ -21,19 +21,14 @@ from __future__ import annotations
     TURNED, OUTPUT, PARTS, VALUES,
     # Parts of the integer memory: where winners lie, and lists of them.
     PLACES, LISTS,
-    # Of a dense layer with few rows: its weight and the other way round in the round's start, how
-    # long a row of that is, room for rows, and where the layer's update goes.
-    START, START_TURNED, TURNED_ROW, START_BIAS, FLAT, FLAT_BIAS,
-    # What it keeps of a client's earlier rows, one way round and the other, and room for so many.
-    ROOM, X_ROWS, X_COLUMNS, H_ROWS, H_COLUMNS, CROSS,
     # Contiguous runs of values: how many, how far apart, how long.
     RUNS, RUN_STEP, RUN,
     # The activation, the number of groups, the first of an example's draws, and how many each has.
     CURVE, GROUPS, DRAWS, EACH,
     # Where the code of its ways lies, and of the products.
-    FORWARD, BACKWARD, FINISH, PRODUCT, MEET_WINNERS,
+    FORWARD, BACKWARD, PRODUCT, MEET_WINNERS,
     FIELDS,
-) = range(72)  # fmt: skip
+) = range(59)  # fmt: skip
 
-(DENSE, FEW_ROWS, CONVOLUTION, LARGEST, AVERAGE, POINTWISE, NORM, DROPOUT) = range(8)
+(DENSE, CONVOLUTION, LARGEST, AVERAGE, POINTWISE, NORM, DROPOUT) = range(7)
 (RELU, TANH, SIGMOID, GELU, GELU_TANH) = range(5)

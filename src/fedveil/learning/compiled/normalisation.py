@@ -21,9 +21,8 @@ def _at(op: Int64s, first: int, n: int, c: int, i: int, j: int) -> int:
 
 @native(OPERATION)
 def normalise(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """The normalised values are kept, and what each group was divided by."""
     channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
     for n in range(count):
@@ -54,9 +53,8 @@ def normalise(
 
 @native(OPERATION)
 def normalise_back(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """With g the gradient times the weight and x the normalised values, a group's is
 
     factor * (g - mean of g - x * mean of g x).

@@ -19,9 +19,8 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 @native(OPERATION)
 def curve(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """An activation; one that cannot be told from its output keeps its input."""
     for n in range(count):
         for run in range(op[f.RUNS]):
@@ -50,9 +49,8 @@ def curve(
 
 @native(OPERATION)
 def curve_back(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """The gradient of what came in, from that of what went out."""
     if op[f.DX] < 0:
         return
@@ -94,17 +92,15 @@ def _drop(m: Float32s, op: Int64s, count: int, p: float, draws: Float32s, at: in
 
 @native(OPERATION)
 def drop(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """Dropout, by draws of which each example has a row."""
     _drop(m, op, count, setting, draws, op[f.X])
 
 
 @native(OPERATION)
 def drop_back(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """The same draws drop the same values of the gradient."""
     _drop(m, op, count, setting, draws, op[f.DX])

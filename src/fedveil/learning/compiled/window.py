@@ -42,9 +42,8 @@ def pool(
 
 @native(OPERATION)
 def largest(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """A max-pooling that follows no convolution."""
     for n in range(count):
         at = n * op[f.XS]
@@ -53,9 +52,8 @@ def largest(
 
 @native(OPERATION)
 def largest_back(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """Each gradient goes to where the largest was."""
     if op[f.DX] < 0:
         return
@@ -97,17 +95,15 @@ def _average(m: Float32s, op: Int64s, count: int, back: bool) -> None:
 
 @native(OPERATION)
 def average(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """The mean of a window, whose border counts as zeros."""
     _average(m, op, count, False)
 
 
 @native(OPERATION)
 def average_back(
-    m: Float32s, w: Int32s, start: Float32s, op: Int64s, setting: float, draws: Float32s,
-    count: int, before: int, to: int,
-) -> None:  # fmt: skip
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
     """Each gradient is spread evenly."""
     _average(m, op, count, True)
