@@ -48,13 +48,19 @@ class _Kernel:
         """The loop as numba has it; numba knows the loops that it calls in that form alone."""
         from numba import njit
 
-        names = self._loop.__globals__
-        for name in self._loop.__code__.co_names:
-            if isinstance(names.get(name), _Kernel):
-                names[name] = names[name].jitted
+        loop = with_jitted_names(self._loop)
         try:
-            jitted = njit(self._loop, cache=True, **self._options)
+            jitted = njit(loop, cache=True, **self._options)
         except RuntimeError:  # nowhere to keep compiled code: compile it in every process
-            jitted = njit(self._loop, **self._options)
+            jitted = njit(loop, **self._options)
         jitted.numpy_path = self.numpy_path
         return jitted
+
+
+def with_jitted_names(loop: Any) -> Any:
+    """The loop, whose module has from now on what it calls in numba's form."""
+    names = loop.__globals__
+    for name in loop.__code__.co_names:
+        if isinstance(names.get(name), _Kernel):
+            names[name] = names[name].jitted
+    return loop
