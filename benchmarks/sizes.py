@@ -85,14 +85,14 @@ def _resident() -> int:
     return int(pages) * resource.getpagesize()
 
 
-def job_of(position: str, clients: int, **blocks: Any) -> Job:
+def job_of(position: str, clients: int, rounds: int = 1, **blocks: Any) -> Job:
     """A job whose clients all take part."""
     block = POSITIONS[position].block
     protection: dict[str, Any] = {"name": position}
     if block and position in NEEDED:
         protection[block] = NEEDED[position]
     return Job(
-        name=position, rounds=2, clients={"number": clients, "fraction": 1.0},
+        name=position, rounds=rounds, clients={"number": clients, "fraction": 1.0},
         protection=protection, **blocks,
     )  # fmt: skip
 
@@ -147,22 +147,24 @@ def rounds(position: str, model: str, count: int) -> dict[str, Any]:
     job = job_of(
         position,
         10,
+        count,
         data={"name": f"large_models:{model}_data"},
         model=f"large_models:{model}",
+        task="classification" if model == "resnet18" else "next_token",
         training={"epochs": 1, "batch_size": 10 if model == "resnet18" else 2, "lr": 0.01},
         evaluation={"every": count},
         simulation={"workers": 0},
-    ).with_rounds(count)
+    )
     with tempfile.TemporaryDirectory() as folder:
         run = fedveil.simulate(job, Path(folder) / "run")
     last = run.metrics[-1]
     return {
         "position": position,
         "model": model,
-        "round_s": last["seconds"],
-        "training_s": last["training_s"],
-        "protection_s": last["protection_s"],
-        "aggregation_s": last["aggregation_s"],
+        "round_s": last["seconds_round"],
+        "training_s": last["seconds_training"],
+        "protection_s": last["seconds_protection"],
+        "aggregation_s": last["seconds_aggregation"],
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 

@@ -202,7 +202,7 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
         assert command(*arguments, "split.yaml") == (
             2,
             "",
-            "error: split.yaml is a job of another kind, which has the keys epochs, task: "
+            "error: split.yaml is a job of another kind, which has the keys epochs: "
             "`fedveil vertical run` trains it\n",
         )
     for arguments in (("vertical", "run"), ("vertical", "show")):

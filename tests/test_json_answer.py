@@ -20,6 +20,7 @@ TINY = (
 )  # fmt: skip
 #: What answers by writing a file, by a single word, or by going on for as long as a run does.
 WITHOUT = {
+    "job keys", "vertical keys",
     "init", "deploy", "identity", "report", "watch", "data fetch", "reproduce",
     "vertical run", "vertical show", "vertical evaluate", "vertical predict", "vertical leader",
     "vertical follower", "vertical generate", "vertical certificates",

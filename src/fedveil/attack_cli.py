@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -198,16 +197,16 @@ def _mount(
     The page of a run that has `ended` is written anew, with what was found.
     """
     from fedveil.pages.kept_page import keep_page
+    from fedveil.privacy.finding import timed
     from fedveil.record.finding_lines import FINDINGS, add_finding
 
     findings = []
     with alone(json):
         for target in targets:
-            began = time.perf_counter()
             with progress() as step:
                 watch = Watch(step, lambda name, data: _keep(folder(), name, data))
-                found = attack.mount(target, effort, watch)
-            found = replace(found, attack=attack.name, seconds=time.perf_counter() - began)
+                found = timed(partial(attack.mount, target, effort, watch))
+            found = replace(found, attack=attack.name)
             add_finding(folder(), found)
             findings.append(found)
             show(found)

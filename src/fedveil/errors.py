@@ -144,6 +144,10 @@ class ExchangeError(FedveilError):
         super().__init__(reason)
 
 
+class PartFailed(ExchangeError, ModelInvalid):
+    """A module of this party's own raised; the step that failed would fail again."""
+
+
 class PeerAborted(ExchangeError):
     """The other side ended the step, and knows that it did."""
 

@@ -25,19 +25,19 @@ def test_all_positions_of_a_seed_begin_alike(
 ) -> None:
     opened: list[RoundContext] = []
     dealt: list[bytes] = []
-    open_round, deal = InProcess.open, simulation.make_partition
+    open_round, deal = InProcess.open, simulation.make_shares
 
     def seen(self: InProcess, context: RoundContext) -> None:
         opened.append(RoundContext(list(context.cohort), context.round, context.model.copy()))
         open_round(self, context)
 
     def dealing(*arguments: Any) -> Any:
-        partition = deal(*arguments)
+        partition, held = deal(*arguments)
         dealt.append(partition.indices.tobytes() + partition.offsets.tobytes())
-        return partition
+        return partition, held
 
     monkeypatch.setattr(InProcess, "open", seen)
-    monkeypatch.setattr(simulation, "make_partition", dealing)
+    monkeypatch.setattr(simulation, "make_shares", dealing)
     names = ("not_encrypt", "dp_encrypt", "signds", "rr", "oue", "central_gaussian")
     results = compared(tmp_path / "c", *names, seeds=2)
     assert len(results) == len(dealt) == 12

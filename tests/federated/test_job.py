@@ -226,7 +226,8 @@ def test_every_key_refuses_what_it_cannot_be():
     lists.append(("record", "callbacks"))
     for path in allowed.keys(Job):
         values: list[Any] = [[], [1], math.nan, math.inf, -math.inf, {"a": 1}, "\x00", b"x"]
-        if path[-1] not in ("tensorboard", "active_security", "regrow", "rotation", "masks"):
+        switches = ("tensorboard", "page", "active_security", "regrow", "rotation", "masks")
+        if path[-1] not in switches:
             values += [True] if path[-1] != "adaptive" else []
         if path in lists:
             values.remove([])

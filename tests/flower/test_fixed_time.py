@@ -122,7 +122,7 @@ def test_a_training_that_is_too_slow_counts_as_an_update_of_zero(
 
     def slow(self: Training, client: int, function: str | None) -> Any:
         if client == 3:
-            never.wait()
+            never.wait(5)
         return train(self, client, function)
 
     _, usual = deployed(tmp_path / "usual", None)
@@ -155,7 +155,7 @@ def test_an_app_that_is_too_slow_gives_an_update_of_zero_and_no_metric(
     never: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     def slow(arrays: dict[str, np.ndarray], node: int) -> Any:
-        never.wait()
+        never.wait(5)
         return stay(arrays, node)
 
     with caplog.at_level(logging.WARNING, "flwr.fedveil"):

@@ -296,10 +296,7 @@ def test_two_machines_continue_a_text_as_one_process_does(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
     job = VerticalJob.load(runs["plain"] / "job.yaml")
-    session(  # with the first weights of one process, which follow from the job's seed
-        tmp_path,
-        lambda path, who, stack: Machine.new(job, who, path, "train", stack, own_seed=job.seed),
-    )
+    session(tmp_path, lambda path, who, stack: Machine.new(job, who, path, "train", stack, 0))
     own = generation.leading(Request.seeded(b"abc", 40, 2.5, seed=1))
     found = session(tmp_path, Machine.reopened, purpose="generate", own=own)
     expected, _ = generate(runs["plain"], Request.seeded(b"abc", 40, 2.5, seed=1))

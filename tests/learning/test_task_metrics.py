@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from fedveil.entropy import Seeded
 from fedveil.learning import task_metrics as ours
 from fedveil.learning.evaluate import score
-from fedveil.learning.learning_task import NextToken, as_tensors, find
+from fedveil.learning.learning_task import NextToken, Regression, as_tensors, find, plan_loss
 from fedveil.learning.losses import LOSSES, mean_loss
 
 DRAW = Seeded(5).generator()
@@ -89,6 +90,15 @@ def test_a_batchs_loss_is_the_mean_of_its_examples(name: str) -> None:
     alone = [float(mean_loss(name)(outputs[i : i + 1], y[i : i + 1])) for i in range(6)]
     assert each.tolist() == pytest.approx(alone)
     assert float(mean_loss(name)(outputs, y)) == pytest.approx(float(each.mean()))
+
+
+def test_a_subclass_keeps_its_own_loss() -> None:
+    class Halved(Regression):
+        def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+            return super().loss(outputs, targets) / 2
+
+    assert plan_loss(Regression()) == "mean_square"
+    assert plan_loss(Halved()) == "own"
 
 
 def test_lines_of_different_lengths_are_filled_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import vertical_parts
 from fedveil._arrays import Float32s
 from fedveil.entropy import Seeded
 from fedveil.errors import ExchangeError, InvalidValue, JobError
+from fedveil.language import generation
 from fedveil.vertical import Batch, Party, SplitModel, VerticalJob, drive_together, resume, train
 from fedveil.vertical.compression import Compression, Errors, compressed, restored
 from fedveil.vertical.crossing import from_wire
@@ -145,6 +147,16 @@ def test_a_bit_of_embedding_dp_is_one_already(tmp_path: Path) -> None:
     both = crossed(run(tmp_path / "both", privacy=private, compression={"bits": 4}))
     assert both[0] == plain[0]
     assert both[1] < plain[1]
+
+
+def test_a_text_is_continued_through_compressed_crossings() -> None:
+    split = vertical_parts.Bottoms().split_model().replace("left", compression=Compression(8))
+    crossing = replace(split.crossings[0], output=(4, 8))
+    sent = torch.from_numpy(values(1, 3 * 8)).reshape(1, 3, 8)
+    message = generation._message(crossing, sent, 1, Seeded(0))
+    assert message["data"].shape == (3 * 8,)  # type: ignore[union-attr]
+    arrived = generation._tensor(message, crossing, 1, 3)
+    assert torch.allclose(arrived, sent, atol=float(sent.max() - sent.min()) / 255)
 
 
 def test_a_run_that_goes_on_feeds_back_what_it_would_have(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from scipy import stats
 
 import vertical_parts
 import warm_process
-from fedveil.errors import DataInvalid, ExchangeError, JobError, RunFolderError
+from fedveil.errors import DataInvalid, ExchangeError, JobError, PartFailed, RunFolderError
 from fedveil.privacy import Figure
+from fedveil.record.run_folder import TRACEBACK
 from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
 from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.crossing_reports import Reports
@@ -276,6 +278,25 @@ def test_an_error_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExchangeError) as caught:
         train(job(), _new())
     assert "goes on from the last step that all hold" in caught.value.__notes__[0]
+
+
+def test_a_part_that_fails_is_told_with_its_line_and_is_not_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("unseen")
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", failing)
+    folder = _new()
+    with pytest.raises(PartFailed) as caught:
+        train(job(), folder)
+    assert re.search(
+        r"KeyError: 'unseen' \(.*test_vertical_together\.py, line \d+\)", str(caught.value)
+    )
+    (note,) = caught.value.__notes__
+    party = str(caught.value).split()[4]
+    assert note == f"the traceback is in {folder / party / TRACEBACK}"
+    assert "raise KeyError" in (folder / party / TRACEBACK).read_text()
 
 
 # --- privacy

@@ -95,7 +95,7 @@ def invert(
 
     The attacker knows the layer and the gradient, and how large the batch is if `batch` is given,
     else it takes the gradient's rank. Neurons are drawn at most so many times. What is returned
-    explains which neurons each example leaves silent, so that the attacker knows that it is right.
+    explains nearly all of which neurons each example leaves silent: most or all of it is right.
     """
     factors = _factors(gradient, batch)
     if factors is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fedveil.attacks.effort import Watch
@@ -21,6 +22,7 @@ from fedveil.engine.folder_run import ended_run, other_than
 from fedveil.errors import AttackImpossible, ModelInvalid, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.privacy.finding import timed
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.kept_job import keep_imports, look_where_a_run_looked
 from fedveil.record.run_folder import RunFolder, explained
@@ -124,7 +126,8 @@ class ComparisonFolder:
             folder = RunFolder.reopen(run.folder)
             stack.callback(folder.close)
             try:
-                found = membership.attack(Target.of_run(run.folder), asked.effort, Watch(step))
+                target, watch = Target.of_run(run.folder), Watch(step)
+                found = timed(partial(membership.attack, target, asked.effort, watch))
             except AttackImpossible as error:
                 return replace(result, unattacked=str(error))
             add_finding(folder, found)

@@ -324,12 +324,13 @@ def _module(party: Party, part: str, kind: type[M]) -> M:
 
 def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy) -> Message:
     """What a tensor is where it leaves, as in training."""
+    transfer = Transfer(crossing, 0, gradient=False)
     if crossing.privacy is None:
-        fields = fields_of(tensor, crossing.compressed(gradient=False))
+        fields = fields_of(transfer, tensor)
     else:
-        drawn = noise.stream(crossing.part, step)
-        fields = {"data": EmbeddingDP(crossing.privacy.eps).bits(to_wire(tensor), drawn)}
-    return tensor_message(Transfer(crossing, 0, gradient=False), fields, training=False, step=step)
+        mechanism, entropy = EmbeddingDP(crossing.privacy.eps), noise.stream(crossing.part, step)
+        fields = {"data": mechanism.bits(to_wire(tensor), entropy)}
+    return tensor_message(transfer, fields, training=False, step=step)
 
 
 def _tensor(message: Message, crossing: Crossing, step: int, length: int) -> torch.Tensor:

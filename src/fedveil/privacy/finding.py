@@ -6,8 +6,9 @@ An attack that recovers nothing has shown nothing but that: no finding calls a p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedveil._validate import choice
@@ -99,3 +100,10 @@ class Finding:
     def __str__(self) -> str:
         found = "; ".join(map(str, self.figures))
         return f"{self.attack} at effort {self.effort} against {self.protection} reached {found}"
+
+
+def timed(attack: Callable[[], Finding]) -> Finding:
+    """What an attack finds, with the seconds that it took."""
+    began = time.perf_counter()
+    found = attack()
+    return replace(found, seconds=time.perf_counter() - began)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedveil._version import __version__
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
@@ -34,10 +34,13 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(
     note: Callable[[], str], ends: type[FedveilError] = FedveilError
 ) -> Iterator[None]:
-    """Let what ends a run early say how it is gone on with; an empty note is left out."""
+    """Let what ends a run early say how it is gone on with; an empty note is left out.
+
+    A model that has raised would raise again: of it nothing is said.
+    """
     try:
         yield
     except (ends, KeyboardInterrupt) as end:
-        if text := note():
+        if not isinstance(end, ModelInvalid) and (text := note()):
             end.add_note(text)
         raise

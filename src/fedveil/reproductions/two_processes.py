@@ -12,9 +12,17 @@ from pathlib import Path
 from fedveil.errors import RunFailed
 from fedveil.link.tls import write_certificates
 from fedveil.record.run_folder import JOB, MODEL
+from fedveil.settings import yaml_file
 from fedveil.vertical.together import VerticalRun, resume, train
 from fedveil.vertical.vertical_job import VerticalJob
 
+#: The command line, with the first weights that one process would draw from the job's seed.
+_COMMAND = """
+from fedveil.vertical.apart import machine
+machine.drawn_seed = lambda: {seed}
+from fedveil.cli import main
+main()
+"""
 _LISTENS = "listens on "
 _LOOK_S = 0.05
 
@@ -30,6 +38,7 @@ def together(job: VerticalJob, folder: Path) -> VerticalRun:
 def apart(job: Path, leader: str, followers: Sequence[str], folder: Path) -> None:
     """Every party of the job in `job` in a process of its own, its run in `folder`/PARTY.
 
+    First weights are those of one process, so that what follows can be held against it.
     Ends when all have ended; goes on with the runs that are there.
     """
     parties = [leader, *followers]
@@ -39,11 +48,13 @@ def apart(job: Path, leader: str, followers: Sequence[str], folder: Path) -> Non
     shutil.rmtree(keys, ignore_errors=True)
     write_certificates(keys, parties)
     running: dict[str, subprocess.Popen[bytes]] = {}
+    program = _COMMAND.format(seed=yaml_file.read(job).get("seed", 0))
     try:
         where = ["--listen", "127.0.0.1:0"]
         for party in parties:
             command = ["leader" if party == leader else "follower", *_run(job, folder / party)]
-            running[party] = _started([*command, *where, "--tls", str(keys / party)], folder, party)
+            arguments = [*command, *where, "--tls", str(keys / party)]
+            running[party] = _started(program, arguments, folder, party)
             if party == leader:
                 where = ["--connect", _address(folder, leader, running[leader])]
         while any(process.poll() is None for process in running.values()):
@@ -64,8 +75,10 @@ def _run(job: Path, own: Path) -> list[str]:
     return [str(job), "--out", str(own)]
 
 
-def _started(arguments: Sequence[str], folder: Path, party: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "fedveil.cli", "vertical", *arguments]
+def _started(
+    program: str, arguments: Sequence[str], folder: Path, party: str
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", program, "vertical", *arguments]
     with (folder / f"{party}.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 

@@ -129,7 +129,12 @@ def refuse_other_kind(
 ) -> None:
     """Raise JobError where a file's keys that `mine` does not have are all keys of `other`."""
     held = {} if path is None else read(path)
-    strange = [str(key) for key in held if key not in mine.model_fields]
+    fields = mine.model_fields
+    blocks = [key for key in held if isinstance(held[key], dict)]
+    strange = [
+        str(key) for key in held
+        if key not in fields or (key in blocks and fields[key].annotation is str)
+    ]  # fmt: skip
     if strange and all(key in other.model_fields for key in strange):
         keys = ", ".join(strange)
         raise JobError([f"{path} is a job of another kind, which has the keys {keys}: {command}"])

@@ -24,7 +24,7 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, Value
 from fedveil.packing import packed_size
 from fedveil.rounds.answers import short
-from fedveil.vertical.compression import Compression, compressed, restored
+from fedveil.vertical.compression import compressed, restored
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES
 
@@ -39,14 +39,6 @@ def tensor_message(
     return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, **fields}
 
 
-def fields_of(tensor: torch.Tensor, crosses: Compression | None) -> dict[str, npt.NDArray[Any]]:
-    """What a tensor's values cross as: as they are, or compressed."""
-    if crosses is None:
-        return {"data": to_wire(tensor)}
-    data, ranges = compressed(tensor.detach().float().cpu().numpy(), crosses.bits)
-    return {"data": data, "ranges": ranges}
-
-
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The values of a tensor as an array on their own memory, where that is the processor's."""
     plain = tensor.detach().cpu().contiguous()
@@ -54,6 +46,15 @@ def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
         plain = plain.view(torch.uint16)
     array: npt.NDArray[Any] = plain.numpy()
     return array
+
+
+def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
+    """What a tensor's values cross as where nothing protects them: as they are, or compressed."""
+    crosses = transfer.crossing.compressed(gradient=transfer.gradient)
+    if crosses is None:
+        return {"data": to_wire(tensor)}
+    data, ranges = compressed(tensor.detach().float().cpu().numpy(), crosses.bits)
+    return {"data": data, "ranges": ranges}
 
 
 def check_not_abort(message: Message, peer: str) -> None:

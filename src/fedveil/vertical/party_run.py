@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import RunFolderError
+from fedveil.errors import PartFailed, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.message import Message
@@ -28,7 +29,7 @@ from fedveil.record.account_lines import keep_accounts
 from fedveil.record.kept_job import keep_job
 from fedveil.record.model_file import model_bytes
 from fedveil.record.recorder import Metrics, Record, Recorder
-from fedveil.record.run_folder import METRICS, MODEL, RunFolder, uninterrupted
+from fedveil.record.run_folder import METRICS, MODEL, TRACEBACK, RunFolder, uninterrupted
 from fedveil.record.sealed_message import intact
 from fedveil.vertical import account, told_labels
 from fedveil.vertical.crossing_reports import Reports
@@ -157,7 +158,19 @@ class PartyRun:
         self.records = self._recorder.records
 
     def train(self) -> Exchange[None]:
-        """All steps that are left, and the files that the run ends with."""
+        """All steps that are left, and the files that the run ends with.
+
+        What a module of this party's own raises is kept whole in its folder.
+        """
+        try:
+            yield from self._train()
+        except PartFailed as failure:
+            whole = "".join(traceback.format_exception(failure.__cause__))
+            self.setting.folder.write_atomically(TRACEBACK, whole.encode())
+            failure.add_note(f"the traceback is in {self.setting.folder.path / TRACEBACK}")
+            raise
+
+    def _train(self) -> Exchange[None]:
         job = self.setting.job
         for record in () if self._has_told else self.records:
             self._tell(record)

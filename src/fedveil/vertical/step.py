@@ -16,12 +16,13 @@ import numpy.typing as npt
 import torch
 
 from fedveil._arrays import Float32s
-from fedveil.errors import ExchangeError, FedveilError, ModelInvalid
+from fedveil.errors import ExchangeError, FedveilError, ModelInvalid, PartFailed
 from fedveil.learning.device import seed_torch
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.message import Message, Value, encoded_bytes
+from fedveil.own_code import place_of
 from fedveil.vertical import schedule
-from fedveil.vertical.compression import Errors, Place, restored, staging
+from fedveil.vertical.compression import Errors, Place, compressed, restored, staging
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
@@ -289,18 +290,18 @@ class Step:
         return {**sent, **self._told(place)}
 
     def _values_of(self, transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-        """What a tensor's values cross as: as they are, or compressed."""
+        """What a tensor's values cross as; what was left out before is fed back."""
         crosses = transfer.crossing.compressed(gradient=transfer.gradient)
-        if crosses is None or not (crosses.error_feedback and self.training):
-            return fields_of(tensor, crosses)
-        values = tensor.detach().float().cpu().numpy()
+        if crosses is None or not crosses.error_feedback or not self.training:
+            return fields_of(transfer, tensor)
         place = transfer.crossing.part, transfer.gradient
         positions = self._micros[transfer.micro].positions
+        values = tensor.detach().float().cpu().numpy()
         values = values + self.context.errors.of(place, positions, values)
-        fields = fields_of(torch.from_numpy(values), crosses)
-        told = restored(fields["data"], fields["ranges"], values.shape, crosses.bits)
+        data, ranges = compressed(values, crosses.bits)
+        told = restored(data, ranges, values.shape, crosses.bits)
         self.left_out[place].append((positions, values - told))
-        return fields
+        return {"data": data, "ranges": ranges}
 
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
         """Refuse to send what overflowed, and name those whose values were last computed with."""
@@ -344,11 +345,13 @@ class Step:
             backward = self.training and crossing.gradient
             self._leaves[crossing.part, micro] = tensor.requires_grad_(backward)
 
-    def _failure(self, part: str, error: Exception) -> ExchangeError:
+    def _failure(self, part: str, error: Exception) -> PartFailed:
         """What is raised: it names the part, and tells the other parties no more than that."""
         kind = "" if isinstance(error, FedveilError) else f"{type(error).__name__}: "
+        place = place_of(error)
+        where = "" if place is None else f" ({place})"
         told = f"the part {part} of {self.context.name} failed"
-        return ExchangeError(f"{told}: {kind}{error}", told=told)
+        return PartFailed(f"{told}: {kind}{error}{where}", told=told)
 
 
 def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Batch]:

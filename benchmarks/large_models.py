@@ -1,0 +1,81 @@
+"""Models of a size that people train, and synthetic data of their shapes: for `sizes.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+CLIENTS, IMAGES, WINDOWS = 10, 50, 2
+VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 25_000, 64, 768, 12, 12
+
+
+def resnet18_data() -> Any:
+    """Noise in the shape of CIFAR's images, ten classes, and whose it is."""
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(CLIENTS * IMAGES, 3, 32, 32, generator=made)
+    y = torch.randint(10, (len(x),), generator=made)
+    return TensorDataset(x, y), TensorDataset(x[:20], y[:20])
+
+
+def transformer_data() -> Any:
+    """Windows of random tokens."""
+    made = torch.Generator().manual_seed(0)
+    x = torch.randint(VOCABULARY, (CLIENTS * WINDOWS, CONTEXT + 1), generator=made).numpy()
+    return {"x_train": x, "x_test": x[:2]}
+
+
+def resnet18(shape: Sequence[int], classes: int) -> nn.Module:
+    """ResNet-18 in CIFAR's form with group norm: 11,173,962 parameters with ten classes."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1, bias=False), _norm(64), nn.ReLU()]
+    width = 64
+    for wide, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [_Block(width, wide, stride), _Block(wide, wide, 1)]
+        width = wide
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+def transformer(shape: Sequence[int], outputs: int) -> nn.Module:
+    """A decoder of GPT-2's small size with a smaller vocabulary, not tied: 123,505,152 parameters."""
+    return _Decoder()
+
+
+def _norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(32, channels)
+
+
+class _Block(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.two = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norm_one, self.norm_two = _norm(after), _norm(after)
+        self.past: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.past = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), _norm(after))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(self.norm_one(self.one(x)))
+        return torch.relu(self.norm_two(self.two(inner)) + self.past(x))
+
+
+class _Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Embedding(CONTEXT, WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.out = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ahead = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        held = self.tokens(x) + self.places.weight[: x.shape[1]]
+        scores: torch.Tensor = self.out(self.norm(self.layers(held, ahead, is_causal=True)))
+        return scores
