@@ -277,7 +277,9 @@ def _noting_warnings(effort: Effort) -> Iterator[None]:
                 _filters.close()
 
 
-def _note(elsewhere: Callable[..., None], what: Warning | str, kind: type[Warning], *where: Any) -> None:
+def _note(
+    elsewhere: Callable[..., None], what: Warning | str, kind: type[Warning], *where: Any
+) -> None:
     if _ears.effort is None:
         elsewhere(what, kind, *where)
     else:

@@ -61,9 +61,7 @@ class Threads(Executor):
             server.merge(thread.folding.take())
 
     def _answers(
-        self,
-        messages: Mapping[ClientId, Message],
-        treat: Callable[[_Thread, Answer], Answer],
+        self, messages: Mapping[ClientId, Message], treat: Callable[[_Thread, Answer], Answer]
     ) -> Iterator[Answer]:
         side = self._threads[0].side
         anyone: deque[ClientId] = deque()

@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from fedveil._arrays import Int64s
-from fedveil.learning.compiled import convolution, dense_layer, normalisation, pointwise, product, steps
+from fedveil.learning.compiled import (
+    convolution,
+    dense_layer,
+    normalisation,
+    pointwise,
+    product,
+    steps,
+    window,
+)
 from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled import window
 from fedveil.learning.compiled.native import Native
 
 _WAYS: dict[int, tuple[Native, Native]] = {
@@ -19,10 +26,7 @@ _WAYS: dict[int, tuple[Native, Native]] = {
     f.NORM: (normalisation.normalise, normalisation.normalise_back),
     f.DROPOUT: (pointwise.drop, pointwise.drop_back),
 }
-_USES = {
-    f.DENSE: [f.PRODUCT],
-    f.CONVOLUTION: [f.PRODUCT, f.MEET_WINNERS],
-}
+_USES = {f.DENSE: [f.PRODUCT], f.CONVOLUTION: [f.PRODUCT, f.MEET_WINNERS]}
 _PRODUCTS = {f.PRODUCT: product.product, f.MEET_WINNERS: product.meet_winners}
 
 

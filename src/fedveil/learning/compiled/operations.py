@@ -40,9 +40,7 @@ class Value:
     def size(self) -> int:
         """Entries of an example."""
         return filled(
-            prod(self.shape)
-            if self.apart
-            else (self.shape[1] + 2 * self.border[0]) * self.steps[0]
+            prod(self.shape) if self.apart else (self.shape[1] + 2 * self.border[0]) * self.steps[0]
         )
 
     @property

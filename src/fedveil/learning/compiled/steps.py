@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from fedveil._arrays import Float32s, Float64s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f

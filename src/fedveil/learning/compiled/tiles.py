@@ -156,7 +156,9 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
                         for row in range(rows):
                             place = code.at(a_here[row // _GROUP], near[row % _GROUP])
                             one, at = code.spread(place), row * vectors
-                            new += [code.fma(one, x, s) for x, s in zip(bs, sums[at:], strict=False)]
+                            new += [
+                                code.fma(one, x, s) for x, s in zip(bs, sums[at:], strict=False)
+                            ]
                         return [code.at(b_here, bk), *(code.at(p, ak) for p in a_here), *new]
 
                     a_rows = [code.at(a_row, offset) for offset in far]
@@ -324,7 +326,11 @@ def list_winners(typing: Any, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any
             builder.store(value, target)
             builder.store(place, code.at(places_at, found))
             some = builder.icmp_unsigned("!=", builder.shl(value, bits(1)), bits(0))
-            return [code.at(g_at, gn), code.at(p_at, pn), builder.add(found, builder.zext(some, _INT))]
+            return [
+                code.at(g_at, gn),
+                code.at(p_at, pn),
+                builder.add(found, builder.zext(some, _INT)),
+            ]
 
         def column(turn: Any, values: list[Any]) -> list[Any]:
             g_at, p_at, found = values
