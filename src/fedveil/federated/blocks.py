@@ -121,8 +121,8 @@ class TrainingSettings(Block):
     engine: Literal["auto", "loop", "vmap"] = Field(
         "auto",
         description="loop: clients one after another, by torch's autograd; vmap: many at once; "
-        "auto: the fastest, which is vmap on a GPU where the model can, and on a CPU native code on "
-        "threads where the model is a plain chain of known layers; otherwise loop",
+        "auto: the fastest, which is vmap on a GPU where the model can, and on a CPU native code "
+        "on threads where the model is a plain chain of known layers; otherwise loop",
     )
 
 

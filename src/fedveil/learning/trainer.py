@@ -2,8 +2,8 @@
 
 `Trainer` is the interface: a list of clients in, one row of float32 update for each out.
 `LoopTrainer` here takes any model, by autograd; `compiled.compiled_trainer.CompiledTrainer` chains
-of known layers, in native code; `vmap_trainer.VmapTrainer` a chunk of clients at once, on a GPU. All
-give the same updates, up to rounding, for the same clients.
+of known layers, in native code; `vmap_trainer.VmapTrainer` a chunk of clients at once, on a GPU.
+All give the same updates, up to rounding, for the same clients.
 """
 
 from __future__ import annotations

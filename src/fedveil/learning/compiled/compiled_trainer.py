@@ -146,7 +146,8 @@ class CompiledTrainer:
             draws = generator.random((len(order), program.draws), np.float32).astype(self.kind)
         train(
             program.ops, program.settings, program.ends, model.first, room.m, room.w,
-            self._begun.packed(model, self.kind), client.x.numpy().reshape(-1).astype(self.kind, copy=False),
+            self._begun.packed(model, self.kind),
+            client.x.numpy().reshape(-1).astype(self.kind, copy=False),
             client.y.numpy(), order,
             plan.epochs, plan.batch_size,
             -1 if plan.bare_sgd else _OPTIMISERS.index(plan.optimizer), self._numbers, draws,

@@ -51,7 +51,7 @@ class Value:
 
 @dataclass
 class Op:
-    """An operation: its kind, its layer and the pooling that it has taken in, what goes in and out."""
+    """An operation: its kind, its layer, the pooling that it has taken in, and its values."""
 
     kind: int
     layer: nn.Module

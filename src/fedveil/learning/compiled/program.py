@@ -153,7 +153,8 @@ def _convolution(op: Op, memory: _Memory, batch: int) -> _Row:
     zh, zw = windows(op.x.shape, (kh, kw), (sh, sw), border)
     lanes, (_, oh, ow) = up(conv.out_channels), op.y.shape
     row = {
-        f.KH: kh, f.KW: kw, f.SH: sh, f.SW: sw, f.PH: border[0], f.PW: border[1], f.ZH: zh, f.ZW: zw,
+        f.KH: kh, f.KW: kw, f.SH: sh, f.SW: sw, f.PH: border[0], f.PW: border[1],
+        f.ZH: zh, f.ZW: zw,
         f.TURNED: memory.floats(kh * kw * conv.in_channels * lanes),
         f.OUTPUT: memory.floats(zh * zw * lanes),
     }  # fmt: skip
