@@ -12,8 +12,10 @@ import copy
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -26,7 +28,6 @@ from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingP
 from fedveil.learning.weight_layout import Layout
 
 _NOTHING = np.empty(0, np.int64)
-_NO_DRAWS = np.zeros((0, 0), np.float32)
 _OPTIMISERS = ("sgd", "adam", "adamw", "adagrad")
 
 
@@ -42,13 +43,13 @@ class Start:
         """Forget those of the last round."""
         self._weights, self._packed = weights, None
 
-    def packed(self, model: Model) -> Float32s:
+    def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
         """The weights, laid out for a model."""
         from fedveil.learning.compiled.steps import pack
 
         with self._lock:
             if self._packed is None or self._packed[0] is not model:
-                packed = np.zeros(model.size, np.float32)
+                packed = np.zeros(model.size, kind)
                 pack(model.places, self._weights, packed)
                 self._packed = model, packed
             return self._packed[1]
@@ -69,12 +70,14 @@ class CompiledTrainer:
     """Trains a chain of known layers; what is odd about a client is for torch to say."""
 
     chunk = least = 1
+    #: What is computed with; the tests also take float64.
+    kind: type[np.floating[Any]] = np.float32
 
     def __init__(self, model: nn.Module, plan: TrainingPlan, layers: Sequence[nn.Module]) -> None:
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
         self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
-        self._row = np.zeros((1, layout.dimension), np.float32)
+        self._row = np.zeros((1, layout.dimension), self.kind)
         self._loop = LoopTrainer(model, plan)
         self._begun = Start()
         self._models: dict[tuple[int, ...], Model | None] = {}
@@ -137,13 +140,15 @@ class CompiledTrainer:
 
         plan, room = self._plan, self._room_for(model, min(self._plan.batch_size, len(client)))
         program, order = room.program, np.concatenate([_NOTHING, *client.batches(plan)])
-        draws = _NO_DRAWS
+        draws = np.empty((0, 0), self.kind)
         if program.draws:
             generator = client.entropy.stream("dropout").generator()
-            draws = generator.random((len(order), program.draws), np.float32)
+            draws = generator.random((len(order), program.draws), np.float32).astype(self.kind)
         train(
             program.ops, program.settings, program.ends, model.first, room.m, room.w,
-            self._begun.packed(model), client.x.numpy().reshape(-1), client.y.numpy(), order,
+            self._begun.packed(model, self.kind),
+            client.x.numpy().reshape(-1).astype(self.kind, copy=False),
+            client.y.numpy(), order,
             plan.epochs, plan.batch_size,
             -1 if plan.bare_sgd else _OPTIMISERS.index(plan.optimizer), self._numbers, draws,
             model.places, self._row[0],
@@ -155,7 +160,7 @@ class CompiledTrainer:
 
         if self._room is None or self._room.model is not model or self._room.batch < batch:
             program = model.program(max(batch, 1), states=not self._plan.bare_sgd)
-            link(program.ops, program.ends, np.float32)
-            m = np.zeros(program.floats, np.float32)
+            link(program.ops, program.ends, self.kind)
+            m = np.zeros(program.floats, self.kind)
             self._room = _Room(model, batch, program, m, np.zeros(program.ints, np.int32))
         return self._room

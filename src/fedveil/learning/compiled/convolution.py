@@ -35,8 +35,8 @@ def convolve(
         for i in range(op[f.ZH]):
             out = z + i * op[f.ZW] * lanes
             call(
-                op[f.PRODUCT], m, out, lanes, m, op[f.BIAS], 0, m, origin + i * op[f.SH] * op[f.XR], op[f.SW] * op[f.XC], 1,
-                op[f.XR], m, turned, lanes, length * lanes, op[f.ZW], lanes, length, op[f.KH],
+                op[f.PRODUCT], m, out, lanes, m, op[f.BIAS], 0, m,
+                origin + i * op[f.SH] * op[f.XR], op[f.SW] * op[f.XC], 1, op[f.XR], m, turned, lanes, length * lanes, op[f.ZW], lanes, length, op[f.KH],
             )  # fmt: skip
         if op[f.POOLED]:
             steps = op[f.SH] * op[f.XR], op[f.SW] * op[f.XC]
@@ -73,7 +73,7 @@ _TURNS = 16
 @compiled()
 def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s, count: int, to: int) -> None:
     filters, row, rows, windows = op[f.OC], op[f.ROW], op[f.KH], op[f.OH] * op[f.OW]
-    lanes, most = (filters + 7) // 8 * 8, count * windows
+    lanes = (filters + 7) // 8 * 8
     border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]
     for k in range(filters):
         places, values, found = op[f.LISTS], op[f.VALUES], 0
@@ -120,14 +120,16 @@ def _meet_all(m: Float32s, op: Int64s, count: int, to: int) -> None:
         border = n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
         for r in range(rows):
             call(
-                op[f.PRODUCT], m, change + r * row, rows * row, m, change + r * row, rows * row, m, z, 1, lanes, op[f.OW] * lanes,
+                op[f.PRODUCT], m, change + r * row, rows * row,
+                m, change + r * row, rows * row, m, z, 1, lanes, op[f.OW] * lanes,
                 m, op[f.X] + border + r * op[f.XR], op[f.SW] * op[f.XC], op[f.SH] * op[f.XR],
                 filters, row, op[f.OW], op[f.OH],
             )  # fmt: skip
         if op[f.DX] >= 0:
             for i in range(op[f.OH]):
                 call(
-                    op[f.PRODUCT], m, part, rows * row, m, 0, -1, m, z + i * op[f.OW] * lanes, lanes, 1, 0,
+                    op[f.PRODUCT], m, part, rows * row, m, 0, -1,
+                    m, z + i * op[f.OW] * lanes, lanes, 1, 0,
                     m, op[f.WEIGHT], rows * row, 0, op[f.OW], rows * row, filters, 1,
                 )  # fmt: skip
                 for j in range(op[f.OW]):

@@ -43,7 +43,7 @@ class Native:
 
     def address(self, kind: npt.DTypeLike) -> int:
         """Where its code for such floats lies in memory."""
-        floats = from_dtype(kind)
+        floats = from_dtype(np.dtype(kind))
         if floats.name not in self._made:
             which = {
                 "F": types.CPointer(floats), "I": types.CPointer(types.int32),
@@ -65,6 +65,7 @@ def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
     return lambda loop: Native(loop, arguments)
 
 
-#: What every operation takes: the float memory, the integer memory, its row of numbers, its setting,
-#: its examples' draws, how many examples, and how far behind the weights their gradients lie.
+#: What every operation takes: the float memory, the integer memory, its row of numbers, its
+#: setting, its examples' draws, how many examples, and how far behind the weights the gradients
+#: lie.
 OPERATION = "FILdFii"

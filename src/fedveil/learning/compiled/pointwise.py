@@ -21,7 +21,8 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 def curve(
     m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
 ) -> None:
-    """An activation; one that cannot be told from its output keeps its input."""
+    """An activation. It keeps its output where a later operation changes it in place; or its input,
+    which for GELU alone does not follow from it."""
     for n in range(count):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
@@ -45,6 +46,9 @@ def curve(
                     else:
                         inner = _SLOPE * (value + _CUBE * value * value * value)
                         m[x + i] = 0.5 * value * (1 + math.tanh(inner))
+            if op[f.CURVE] < f.GELU and op[f.PARTS] != op[f.X]:
+                for i in range(op[f.RUN]):
+                    m[op[f.PARTS] + begin + i] = m[x + i]
 
 
 @native(OPERATION)
@@ -57,16 +61,16 @@ def curve_back(
     for n in range(count):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
-            y, g, kept = op[f.X] + begin, op[f.DX] + begin, op[f.PARTS] + begin
+            g, kept = op[f.DX] + begin, op[f.PARTS] + begin
             if op[f.CURVE] == f.RELU:
                 for i in range(op[f.RUN]):
-                    m[g + i] = _ZERO if m[y + i] <= _ZERO else m[g + i]
+                    m[g + i] = _ZERO if m[kept + i] <= _ZERO else m[g + i]
             elif op[f.CURVE] == f.TANH:
                 for i in range(op[f.RUN]):
-                    m[g + i] *= _ONE - m[y + i] * m[y + i]
+                    m[g + i] *= _ONE - m[kept + i] * m[kept + i]
             elif op[f.CURVE] == f.SIGMOID:
                 for i in range(op[f.RUN]):
-                    m[g + i] *= (_ONE - m[y + i]) * m[y + i]
+                    m[g + i] *= (_ONE - m[kept + i]) * m[kept + i]
             elif op[f.CURVE] == f.GELU:
                 for i in range(op[f.RUN]):
                     x = m[kept + i]

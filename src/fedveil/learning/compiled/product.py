@@ -25,7 +25,8 @@ _spread_8 = winners_tile(8, 1, _WINDOW_ROWS_16, True)
 
 @native("FiiFiiFiiiiFiiiiiii")
 def product(
-    c: Float32s, c0: int, cm: int, d: Float32s, d0: int, dm: int, a: Float32s, a0: int, am: int, ak: int, ao: int,
+    c: Float32s, c0: int, cm: int, d: Float32s, d0: int, dm: int,
+    a: Float32s, a0: int, am: int, ak: int, ao: int,
     b: Float32s, b0: int, bk: int, bo: int, m: int, n: int, k: int, o: int
 ) -> None:  # fmt: skip
     """C = D + A B for m rows and n columns, a multiple of 8, each entry one sum of o times k terms.

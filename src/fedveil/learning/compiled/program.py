@@ -69,8 +69,9 @@ class Model:
             unwanted = value is first.x is not first.y
             value.gradient = -1 if unwanted else memory.floats(batch * value.size) + value.inside
         rows, draws = [], 0
-        for op in self._ops:
-            rows.append(_row(op, memory, batch) | {f.DRAWS: draws})
+        for i, op in enumerate(self._ops):
+            changed = any(later.y is op.x for later in self._ops[i + 1 :])
+            rows.append(_row(op, memory, batch, changed) | {f.DRAWS: draws})
             draws += prod(op.x.shape) if op.kind == f.DROPOUT else 0
         ends = [_geometry(value, value) | {f.H: prod(value.shape)} for value in self._ends]
         settings = [getattr(op.layer, "eps", getattr(op.layer, "p", 0.0)) for op in self._ops]
@@ -104,7 +105,8 @@ def _table(rows: Iterable[_Row]) -> Int64s:
     return np.array([[row.get(column, 0) for column in range(f.FIELDS)] for row in rows])
 
 
-def _row(op: Op, memory: _Memory, batch: int) -> _Row:
+def _row(op: Op, memory: _Memory, batch: int, changed: bool) -> _Row:
+    """`changed`: a later operation works in place on the same value."""
     biased = getattr(op.layer, "bias", None) is not None
     row = {f.KIND: op.kind, f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row}
     row |= _geometry(op.x, op.y) | {f.BIASED: int(biased)}
@@ -120,7 +122,7 @@ def _row(op: Op, memory: _Memory, batch: int) -> _Row:
         case f.NORM:
             return row | _norm(op, memory, batch, biased)
         case f.POINTWISE:
-            return row | _curve(op, memory, batch)
+            return row | _curve(op, memory, batch, changed)
     return row
 
 
@@ -151,7 +153,8 @@ def _convolution(op: Op, memory: _Memory, batch: int) -> _Row:
     zh, zw = windows(op.x.shape, (kh, kw), (sh, sw), border)
     lanes, (_, oh, ow) = up(conv.out_channels), op.y.shape
     row = {
-        f.KH: kh, f.KW: kw, f.SH: sh, f.SW: sw, f.PH: border[0], f.PW: border[1], f.ZH: zh, f.ZW: zw,
+        f.KH: kh, f.KW: kw, f.SH: sh, f.SW: sw, f.PH: border[0], f.PW: border[1],
+        f.ZH: zh, f.ZW: zw,
         f.TURNED: memory.floats(kh * kw * conv.in_channels * lanes),
         f.OUTPUT: memory.floats(zh * zw * lanes),
     }  # fmt: skip
@@ -185,9 +188,11 @@ def _norm(op: Op, memory: _Memory, batch: int, biased: bool) -> _Row:
     }  # fmt: skip
 
 
-def _curve(op: Op, memory: _Memory, batch: int) -> _Row:
-    if type(op.layer) in _CURVES:
-        return {f.CURVE: _CURVES[type(op.layer)]}
-    exact = getattr(op.layer, "approximate", "none") == "none"
+def _curve(op: Op, memory: _Memory, batch: int, changed: bool) -> _Row:
+    curve = _CURVES.get(type(op.layer))
+    if curve is not None and not changed:
+        return {f.CURVE: curve, f.PARTS: op.x.place}
     kept = memory.floats(batch * op.x.size) + op.x.inside
-    return {f.CURVE: f.GELU if exact else f.GELU_TANH, f.PARTS: kept}
+    exact = getattr(op.layer, "approximate", "none") == "none"
+    gelu = f.GELU if exact else f.GELU_TANH
+    return {f.CURVE: gelu if curve is None else curve, f.PARTS: kept}

@@ -114,10 +114,10 @@ class Code:
 
 
 def product_tile(lanes: int, vectors: int, rows: int) -> Any:
-    """A function that makes a block of C = D + A B: some rows, and columns for `vectors` of `lanes`.
+    """A function that makes a block of C = D + A B: some rows, `vectors` of `lanes` columns.
 
-    Its arguments are (c, c's row stride, what is added, its row stride, a, a's row stride, a's inner
-    stride, a's outer stride, b, b's inner stride, b's outer stride, number of rows, inner terms,
+    Its arguments are (c, c's row stride, what is added, its row stride, a, a's row stride, a's
+    inner stride, a's outer stride, b, b's inner stride, b's outer stride, number of rows, inner terms,
     outer terms), each memory with the place where it begins: a sum runs over outer and inner terms.
     Nothing is added where what would be has a row stride below 0.
     """
@@ -187,7 +187,7 @@ def winners_tile(lanes: int, vectors: int, rows: int, back: bool) -> Any:
 
     Its arguments are (map, filter, the filter's place, its row stride, places, first of the list,
     values, first of the list, how many winners, the map's row stride, number of rows, the column
-    that the rows begin at). Adds value * window to the filter; `back`: value * filter to the window.
+    that the rows begin at). Adds value * window to the filter; `back`: the other way round.
     """
 
     @intrinsic
