@@ -66,5 +66,6 @@ def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
 
 
 #: What every operation takes: the float memory, the integer memory, its row of numbers, its
-#: setting, its examples' draws, how many examples, and how far behind the weights their gradients lie.
+#: setting, its examples' draws, how many examples, and how far behind the weights their gradients
+#: lie.
 OPERATION = "FILdFii"
