@@ -39,7 +39,7 @@ def resnet18(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def transformer(shape: Sequence[int], outputs: int) -> nn.Module:
-    """A decoder of GPT-2's small size with a smaller vocabulary, not tied: 123,505,152 parameters."""
+    """A decoder of GPT-2's small size, 25,000 tokens, not tied: 123,505,152 parameters."""
     return _Decoder()
 
 

@@ -36,7 +36,8 @@ def convolve(
             out = z + i * op[f.ZW] * lanes
             call(
                 op[f.PRODUCT], m, out, lanes, m, op[f.BIAS], 0, m,
-                origin + i * op[f.SH] * op[f.XR], op[f.SW] * op[f.XC], 1, op[f.XR], m, turned, lanes, length * lanes, op[f.ZW], lanes, length, op[f.KH],
+                origin + i * op[f.SH] * op[f.XR], op[f.SW] * op[f.XC], 1, op[f.XR],
+                m, turned, lanes, length * lanes, op[f.ZW], lanes, length, op[f.KH],
             )  # fmt: skip
         if op[f.POOLED]:
             steps = op[f.SH] * op[f.XR], op[f.SW] * op[f.XC]

@@ -117,8 +117,9 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
     """A function that makes a block of C = D + A B: some rows, `vectors` of `lanes` columns.
 
     Its arguments are (c, c's row stride, what is added, its row stride, a, a's row stride, a's
-    inner stride, a's outer stride, b, b's inner stride, b's outer stride, number of rows, inner terms,
-    outer terms), each memory with the place where it begins: a sum runs over outer and inner terms.
+    inner stride, a's outer stride, b, b's inner stride, b's outer stride, number of rows, inner
+    terms, outer terms), each memory with the place where it begins: a sum runs over outer and
+    inner terms.
     Nothing is added where what would be has a row stride below 0.
     """
 
