@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -184,9 +184,10 @@ class LoopTrainer:
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
     """A fresh optimiser, as every client of every round begins with."""
     if plan.optimizer != "sgd":
-        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
         kind = kinds.get(plan.optimizer, torch.optim.Adagrad)
-        return kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+        chosen: torch.optim.Optimizer = kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+        return chosen
     return torch.optim.SGD(
         parameters, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
     )

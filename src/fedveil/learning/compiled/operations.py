@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from torch import nn
 
@@ -71,8 +72,9 @@ class Op:
     def weights(self) -> list[tuple[nn.Parameter, int, Sequence[int]]]:
         """Each weight, its entries here, and for four dimensions the size and the steps there and
         here."""
-        weight, bias = (getattr(self.layer, name, None) for name in ("weight", "bias"))
-        row, found = self.row, []
+        weight: Any = getattr(self.layer, "weight", None)
+        bias: Any = getattr(self.layer, "bias", None)
+        row, found = self.row, list[tuple[nn.Parameter, int, Sequence[int]]]()
         if isinstance(self.layer, nn.Conv2d):
             o, c, r, s = weight.shape
             steps = (o, r, s, c, c * r * s, s, 1, r * s, r * row, row, c, 1)
@@ -121,8 +123,10 @@ def _after(layer: nn.Module, pool: nn.Module | None, x: Value, flat: bool) -> tu
         case nn.Conv2d():
             _need(not flat and layer.in_channels == x.shape[0] and layer.groups == 1)
             _need(layer.dilation == (1, 1) and layer.padding_mode == "zeros")
-            _need(not isinstance(layer.padding, str))
-            x.apart, x.border = False, pair(layer.padding)
+            padding = layer.padding
+            if isinstance(padding, str):
+                raise NotServedError("a border that is only named")
+            x.apart, x.border = False, pair(padding)
             kernel, stride = pair(layer.kernel_size), pair(layer.stride)
             shape = (layer.out_channels, *windows(x.shape, kernel, stride, x.border))
             return f.CONVOLUTION, Value(shape if pool is None else _pooled(shape, pool))
