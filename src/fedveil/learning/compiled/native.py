@@ -19,18 +19,24 @@ from numba.extending import intrinsic
 
 from fedveil._kernels import with_jitted_names
 
+_types: Any = types
+_cgutils: Any = cgutils
 
-@intrinsic  # type: ignore[misc]
-def call(typing: Any, address: Any, *arguments: Any) -> Any:
+
+@intrinsic
+def _call(typing: Any, address: Any, *arguments: Any) -> Any:
     """Call the native function at an address, which gives nothing back."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        values = cgutils.unpack_tuple(builder, given[1])
+        values = _cgutils.unpack_tuple(builder, given[1])
         function = ir.FunctionType(ir.VoidType(), [value.type for value in values])
         builder.call(builder.inttoptr(given[0], function.as_pointer()), values)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.StarArgTuple(arguments)), generate
+    return _types.void(_types.int64, _types.StarArgTuple(arguments)), generate
+
+
+call: Any = _call
 
 
 class Native:
@@ -44,11 +50,11 @@ class Native:
 
     def address(self, kind: npt.DTypeLike) -> int:
         """Where its code for such floats lies in memory."""
-        floats = from_dtype(np.dtype(kind))
+        floats: Any = from_dtype(np.dtype(kind))
         if floats.name not in self._made:
             which = {
-                "F": types.CPointer(floats), "I": types.CPointer(types.int32),
-                "L": types.CPointer(types.int64), "d": types.float64, "i": types.int64,
+                "F": _types.CPointer(floats), "I": _types.CPointer(types.int32),
+                "L": _types.CPointer(types.int64), "d": types.float64, "i": types.int64,
             }  # fmt: skip
             signature = types.void(*(which[a] for a in self._arguments))
             loop = with_jitted_names(self._loop)

@@ -73,7 +73,7 @@ class Op:
         """Each weight, its entries here, and for four dimensions the size and the steps there and
         here."""
         weight: Any = getattr(self.layer, "weight", None)
-        bias = getattr(self.layer, "bias", None)
+        bias: Any = getattr(self.layer, "bias", None)
         row, found = self.row, list[tuple[nn.Parameter, int, Sequence[int]]]()
         if isinstance(self.layer, nn.Conv2d):
             o, c, r, s = weight.shape
@@ -125,7 +125,7 @@ def _after(layer: nn.Module, pool: nn.Module | None, x: Value, flat: bool) -> tu
             _need(layer.dilation == (1, 1) and layer.padding_mode == "zeros")
             padding = layer.padding
             if isinstance(padding, str):
-                raise NotServedError
+                raise NotServedError("a border that is only named")
             x.apart, x.border = False, pair(padding)
             kernel, stride = pair(layer.kernel_size), pair(layer.stride)
             shape = (layer.out_channels, *windows(x.shape, kernel, stride, x.border))

@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 _INT = ir.IntType(64)
+_cgutils: Any = cgutils
 #: So many rows are reached from one pointer: what an x86 address can say.
 _GROUP = 3
 #: With AVX-512 there are four times as many bytes of registers as elsewhere.
@@ -31,7 +32,7 @@ class Code:
         self.vector = ir.VectorType(self.scalar, lanes)
         name = f"llvm.fmuladd.v{lanes}f{8 * self._align}"
         function = ir.FunctionType(self.vector, [self.vector] * 3)
-        self._fma = cgutils.get_or_insert_function(builder.module, function, name)
+        self._fma = _cgutils.get_or_insert_function(builder.module, function, name)
 
     def number(self, value: int) -> Any:
         return ir.Constant(_INT, value)
@@ -300,8 +301,8 @@ def largest_tile(lanes: int) -> Any:
     return tile
 
 
-@intrinsic  # type: ignore[misc]
-def list_winners(typing: Any, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any, p0: Any, pi: Any,
+@intrinsic
+def _list_winners(typing: Any, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any, p0: Any, pi: Any,
                  pj: Any, pn: Any, rows: Any, columns: Any, count: Any, places: Any, places0: Any,
                  values: Any, values0: Any, found: Any) -> Any:  # fmt: skip
     """Append what is not zero to two lists that have `found` already; gives how many then.
@@ -346,3 +347,6 @@ def list_winners(typing: Any, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any
         return code.loop(rows, [code.at(g_, g0), code.at(p_, p0), found], row)[2]
 
     return signature, generate
+
+
+list_winners: Any = _list_winners
