@@ -24,6 +24,7 @@ from fedveil.engine.assembly import (
 from fedveil.engine.budget import prepared
 from fedveil.engine.executors.client_side import ClientsData, Trained
 from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.executors.kept_training import OwnLayers
 from fedveil.engine.own_quality import client_model
 from fedveil.errors import AttackImpossible, DeploymentError, FedveilError, ModelInvalid
 from fedveil.federated.job import Job
@@ -226,6 +227,18 @@ def test_own_layers_leave_nobody_and_are_each_clients(tmp_path: Path) -> None:
     assert run.metrics[-1]["accuracy"] == pytest.approx(found)
     said = (run.folder / "events.log").read_text()
     assert "tensors that stay with each client: 1.weight, 1.bias" in said
+
+
+def test_a_clients_own_layers_go_on_from_where_they_were() -> None:
+    own = np.array([False, True, True])
+    way = OwnLayers(own, np.array([0.0, 1.0, 2.0], np.float32))
+    sent, change = np.array([5.0], np.float32), np.array([0.5, 0.25, -1.0], np.float32)
+    start, correction = way.begin(sent, None)
+    assert (start.tolist(), correction) == ([5.0, 1.0, 2.0], None)
+    update, kept = way.end(sent, None, change, 1, 0.1)
+    assert (update.tolist(), kept.tolist()) == ([0.5], [1.25, 1.0])
+    assert way.begin(sent, kept)[0].tolist() == [5.0, 1.25, 1.0]
+    assert way.end(sent, kept, change, 1, 0.1)[1].tolist() == [1.5, 0.0]
 
 
 def test_a_pattern_without_a_tensor_is_named() -> None:

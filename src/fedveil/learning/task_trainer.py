@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Float32s
 from fedveil.example_arrays import opened
 from fedveil.learning.device import seed_torch
 from fedveil.learning.learning_task import Task, Tensors
-from fedveil.learning.trainer import ClientData, Trained, TrainingPlan
+from fedveil.learning.trainer import ClientData, OneByOne, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 
 
-class TaskTrainer:
+class TaskTrainer(OneByOne):
     """One client after another, through the task's own `train`."""
-
-    chunk = least = 1
 
     def __init__(
         self, model: nn.Module, plan: TrainingPlan, task: Task, device: str = "cpu"
     ) -> None:
-        self._device = torch.device(device)
         self._plan, self._task = plan, task
-        self._model = model.to(self._device)
-        self._layout = Layout(self._model)
-        self._row = np.empty((1, self._layout.dimension), np.float32)
-        self._weights = np.empty(0, np.float32)
+        self._model = model.to(device)
+        super().__init__(Layout(self._model), torch.device(device))
 
-    def start(self, weights: Float32s) -> None:
-        self._weights = weights
-
-    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        start = torch.from_numpy(self._weights).to(self._device)
-        for client in clients:
-            failure: Exception | None = None
-            try:
-                self._layout.write(start)
-                self._model.train()
-                seed_torch(client.torch_seed(), self._device)
-                self._task.train(self._model, self._batches(client), self._plan)
-                self._layout.change(self._weights, self._row[0])
-            except Exception as error:  # the user's model or task may raise anything
-                failure = error
-            yield self._row, [failure]
+    def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
+        self._layout.write(start)
+        self._model.train()
+        seed_torch(client.torch_seed(), self._device)
+        self._task.train(self._model, self._batches(client), self._plan)
 
     def _batches(self, client: ClientData) -> Iterator[tuple[Tensors, Tensors]]:
         x, y = client.rows

@@ -8,6 +8,7 @@ All give the same updates, up to rounding, for the same clients.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -124,26 +125,14 @@ class Trainer(Protocol):
         """
 
 
-class LoopTrainer:
-    """One client after another through one model object, on one thread.
-
-    Gradients are never accumulated into buffers, all parameters step in one call, and images lie
-    channels-last.
-    """
+class OneByOne(ABC):
+    """One client after another through one model object, whose layout it is."""
 
     chunk = least = 1
 
-    def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
-        self._device = torch.device(device)
-        self._plan = plan
-        self._images = any(isinstance(module, nn.Conv2d) for module in model.modules())
-        self._model = model.to(self._device)
-        if self._images:
-            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._layout = Layout(self._model)
-        self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
-        self._loss = mean_loss(plan.loss, plan.class_weights)
-        self._row = np.empty((1, self._layout.dimension), np.float32)
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout, self._device = layout, device
+        self._row = np.empty((1, layout.dimension), np.float32)
         self._weights = np.empty(0, np.float32)
 
     def start(self, weights: Float32s) -> None:
@@ -156,9 +145,32 @@ class LoopTrainer:
             try:
                 self._train_one(start, client)
                 self._layout.change(self._weights, self._row[0])
-            except Exception as error:  # the user's model may raise anything
+            except Exception as error:  # the user's model or task may raise anything
                 failure = error
             yield self._row, [failure]
+
+    @abstractmethod
+    def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
+        """Leave the model as the client's training from these weights does."""
+
+
+class LoopTrainer(OneByOne):
+    """One client after another through one model object, on one thread.
+
+    Gradients are never accumulated into buffers, all parameters step in one call, and images lie
+    channels-last.
+    """
+
+    def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._plan = plan
+        self._images = any(isinstance(module, nn.Conv2d) for module in model.modules())
+        self._model = model.to(self._device)
+        if self._images:
+            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        super().__init__(Layout(self._model), self._device)
+        self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
+        self._loss = mean_loss(plan.loss, plan.class_weights)
 
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
         self._layout.write(start)
