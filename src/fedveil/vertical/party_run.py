@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -88,7 +89,7 @@ class PartyRun:
         self._has_told = False
         self._tell = progress or (lambda record: None)
         self._say = say or (lambda sentence: None)
-        self._reports = Reports(setting.entropy, setting.folder.path)
+        self._reports = Reports(setting.entropy, setting.folder.path, self.event)
         self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
         # What is drawn again from a seed is the same, and tells nothing new.
         fresh = not isinstance(setting.entropy, Seeded)
@@ -218,7 +219,10 @@ class PartyRun:
     def figures(self) -> list[Line]:
         """What this party's crossings, and the leader's labels, have told of an example so far."""
         delta, split = self.setting.job.privacy.delta, self.setting.split
-        return account.figures(split, self.name, self._releases, delta, self._label_loss)
+        found = account.figures(split, self.name, self._releases, delta, self._label_loss)
+        if found and (self.setting.folder.path / TRACEBACK).exists():
+            found.append(Line(math.inf, 0.0, "that a part failed, which the others were told"))
+        return found
 
     def ledger(self) -> Ledger:
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)

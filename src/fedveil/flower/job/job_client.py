@@ -241,7 +241,7 @@ def _trained(
     return answered
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """What went wrong, with the user's own file and line where it was there."""
     place = place_of(error)
     return reason(error) if place is None else f"{reason(error)} ({place})"
