@@ -24,6 +24,7 @@ from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_note
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
+from fedveil.flower.job.kept_states import run_name
 from fedveil.flower.records import check_report
 from fedveil.message import check_carried, encoded_bytes
 from fedveil.pages.read_run import DEPLOYED, read_run
@@ -110,12 +111,13 @@ class FlowerEngine(Engine):
 
     def __init__(self, grid: Grid, app: Path) -> None:
         self._dataset: Dataset
+        self._own_layers: bool
         self._grid = grid
         self._roster = read_roster(app / ROSTER)
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Keep the server's own data."""
-        self._dataset = dataset
+        self._dataset, self._own_layers = dataset, bool(job.clients.own_layers)
         return job
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
@@ -133,6 +135,8 @@ class FlowerEngine(Engine):
 
     def describe(self) -> Iterable[str]:
         yield f"{DEPLOYED}; their reasons, warnings and times stay with them"
+        if self._own_layers:
+            yield "figures are those of the layers that all begin with: clients' own stay with them"
 
     def start(
         self,
@@ -142,4 +146,5 @@ class FlowerEngine(Engine):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        return GridExecutor(self._grid, job, shape, protection, event)
+        name = run_name(folder) if job.keeps_state else ""
+        return GridExecutor(self._grid, job, shape, protection, event, name)
