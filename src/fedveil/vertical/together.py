@@ -103,7 +103,7 @@ def resume(
         return parties.train(parties.last_common_step())
 
 
-def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Line]]]:
+def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
     """The task's figures of a run's model on the held-out examples, and what looking has cost.
 
     The examples go through the same crossings and the same protection as in training.

@@ -61,7 +61,11 @@ def evaluate(
         session = look("evaluate", run, listen, tls, insecure, patience)
         quality, figures = session.result, {session.run.name: session.figures}
     for name, value in quality.items():
-        say(f"{name} {value:.6f}")
+        if isinstance(value, float):
+            say(f"{name} {value:.6f}")
+    for name, figures_of_class in quality.get("per_class", {}).items():
+        told = (f"{key} {figure:.6g}" for key, figure in figures_of_class.items())
+        say(f"class {name}: {', '.join(told)}")
     say_accounts(figures)
 
 
