@@ -27,10 +27,16 @@ class ByLabel:
     """
 
     classes: int | None
-    #: How much an example of each class counts in training; None: all alike.
-    class_weights: Sequence[float] | None = None
-    #: The classes by number, where they have names.
-    class_names: Sequence[str] | None = None
+
+    @property
+    def class_weights(self) -> Sequence[float] | None:
+        """How much an example of each class counts in training; None: all alike."""
+        return None
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """The classes by number, where they have names."""
+        return None
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy, or the mean squared error of labels as they are scaled."""

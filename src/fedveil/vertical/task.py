@@ -88,8 +88,10 @@ class Task(Protocol):
       predicting, by the purpose that the leader names;
     - `numbered`: whether its ids are numbers that every party gives the same examples by itself, so
       that they are no secret and digests align them;
-    - an argument `here` of `split_model`: the parties whose modules are needed, where it cannot
-      make the others'; None: all.
+    - an argument `here` of `split_model`: the parties whose modules are needed, where it need not
+      or cannot make the others'; None: all;
+    - `by_shape`: whether `split_model` needs no data and draws no number itself, so that torch's
+      meta device can size the parts before they are made.
     """
 
     leader: str

@@ -122,8 +122,10 @@ class PanguSettings(Settings):
     #: What may differ between the parties' copies of a job: where the leader has its text.
     OWN_KEYS: ClassVar[tuple[str, ...]] = ("text", "test_text")
 
-    preset: Literal["tiny", "small", "350M"] = Field(
-        "tiny", description="the model's sizes: tiny takes minutes on a CPU"
+    preset: Literal["tiny", "small", "350M", "1.3B", "2.6B"] = Field(
+        "tiny",
+        description="the model's sizes: tiny takes minutes on a CPU, and `fedveil vertical parts` "
+        "says what each takes of memory",
     )
     layers: int | None = Field(
         None, ge=1, description="transformer layers, the query layer included; null: the preset's"
