@@ -26,6 +26,7 @@ from fedveil.vertical.apart.found_examples import FoundExamples
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Standing
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import make_split, make_task, threads
+from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
 from fedveil.vertical.rows import Ids, Rows
 from fedveil.vertical.schedule import micro_sizes
@@ -85,6 +86,7 @@ class Machine:
         self._own_seed = drawn_seed() if own_seed is None else own_seed
         self.task = make_task(job, old, self._own_seed)
         self.party = here(self.task)
+        check_memory(job, self.task, {self.party})
         self.split = make_split(job, self.task, {self.party}, self._own_seed)
         self._owned = {subset: self.task.owned(self.party, subset) for subset in SUBSETS}
         most = max(len(columns.ids) for columns in self._owned.values()) or job.batch_size
