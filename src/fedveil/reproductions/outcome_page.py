@@ -12,7 +12,6 @@ from fedveil._version import __version__
 from fedveil.pages.table import Table
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Verdict
 
-
 #: A table of more rows is a file beside the page, which keeps the verdicts.
 LONGEST_TABLE = 4
 
