@@ -68,7 +68,7 @@ def test_the_site_has_every_key_of_a_job(site: Path, written: ModuleType) -> Non
 
 
 def test_the_site_has_the_tables_that_the_code_knows(site: Path) -> None:
-    """Every key of MindSpore Federated, every experiment with its verdicts; the files name a command."""
+    """Every key of MindSpore Federated; every experiment with its verdicts."""
     shown = (site / "mindspore" / "index.html").read_text("utf-8")
     keys = re.findall(r"`([\w.*]+)`(?=[^|]*\|[^|]*\|\n)", mindspore_keys.key_table())
     assert len(keys) > 80
