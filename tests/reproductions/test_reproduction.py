@@ -85,7 +85,7 @@ def test_the_page_holds_all_that_came_of_it(command: Command, tmp_path: Path) ->
         "![Two lines](toy-lines.svg)\n\nThey cross.",
         "![cat](more/cat.png)",
         "A table.\n\n| p | q |",
-        "\n[A long one](toy-2.csv).\n",
+        "\nA long one: [the table](toy-2.csv).\n",
         "    fedveil reproduce toy --scale small\n",
         " s on ",
     ):

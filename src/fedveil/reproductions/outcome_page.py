@@ -13,7 +13,7 @@ from fedveil.pages.table import Table
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Verdict
 
 #: A table of more rows is a file beside the page, which keeps the verdicts.
-LONGEST_TABLE = 4
+LONGEST_TABLE = 2
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def _parts(repeated: Repeated) -> Iterator[str]:
     files = {id(table): file for file, table in long_tables(experiment.name, outcome).items()}
     for table in outcome.tables:
         if file := files.get(id(table)):
-            yield f"[{table.caption.rstrip('.') or 'All rows'}]({file}).\n"
+            said = f"{table.caption.rstrip('.')}: " if table.caption else ""
+            yield f"{said}[the table]({file}).\n"
         else:
             yield table.markdown()
     yield f"    {repeated.command}\n"
