@@ -41,6 +41,15 @@ def page_of(*parts: Part, lead: tuple[str | Fact, ...] = ()) -> Page:
     return Page("Runs", lead, [Section("All", parts)])
 
 
+@pytest.mark.parametrize(("zero", "end"), [(False, 0.891), (True, 0)])
+def test_a_single_figure_stands_on_an_axis_of_its_own_size(zero: bool, end: float) -> None:
+    """Left to itself plotly draws an accuracy of 0.99 between 0 and 2."""
+    curve = Curve("a", [15], [0.99])
+    layout = figure(Plot("a", "A", Axis("step"), Axis("accuracy", zero=zero), [curve]))["layout"]
+    assert layout["yaxis"]["range"] == pytest.approx([end, 1.089])
+    assert "range" not in layout["xaxis"]
+
+
 @pytest.mark.parametrize("plot", [SMALL, RICH, Plot("n", "None", Axis("x"), Axis("y"), [])])
 def test_plotly_takes_every_figure(plot: Plot) -> None:
     made = figure(plot)

@@ -85,7 +85,8 @@ def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
     ]
     yield Section(f"At the end{of}", [table])
     yield Section(f"Every round{of}", plots)
-    yield Section(f"What differs{of}", [_different(runs)])
+    if len(runs) > 1:
+        yield Section(f"What differs{of}", [_different(runs)])
 
 
 def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
@@ -108,7 +109,8 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
     note = "On the held-out examples; epsilon is the largest that the account of any party says."
     yield Section(f"At the end{of}", [Table(columns, rows, note)])
     yield Section(f"Every step{of}", [*learning(leaders)])
-    yield Section(f"What differs{of}", [_different(runs)])
+    if len(runs) > 1:
+        yield Section(f"What differs{of}", [_different(runs)])
 
 
 def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
