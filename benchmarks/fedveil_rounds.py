@@ -32,7 +32,7 @@ def main() -> None:
         "BENCHMARK_EXAMPLES": str(options.examples),
         "BENCHMARK_SEED": str(options.seed),
     }
-    stamps: list[float] = []
+    stamps: list[tuple[float, float]] = []
     rounds = options.warmup + options.rounds
     fraction = options.per_round / options.clients
     job = Job.load(
@@ -52,16 +52,19 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         run = fedveil.simulate(
-            job, Path(folder) / "run", progress=lambda record: stamps.append(time.perf_counter())
+            job,
+            Path(folder) / "run",
+            progress=lambda record: stamps.append((time.perf_counter(), time.process_time())),
         )
-    times = [b - a for a, b in pairwise(stamps)][options.warmup - 1 : -1]
-    print(json.dumps(describe(options, times, run.metrics)))
+    spent = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(stamps)][options.warmup - 1 : -1]
+    print(json.dumps(describe(options, spent, run.metrics)))
 
 
 def describe(
-    options: argparse.Namespace, times: list[float], metrics: list[dict[str, Any]]
+    options: argparse.Namespace, spent: list[tuple[float, float]], metrics: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The figures."""
+    times, cpu = zip(*spent, strict=True)
     timed = metrics[options.warmup : -1]
     parts = ("training", "protection", "aggregation")
     own, children = (
@@ -77,6 +80,7 @@ def describe(
         "seconds_per_round": times,
         "best": min(times),
         "median": statistics.median(times),
+        "cpu_ms_a_client": 1000 * min(cpu) / options.per_round,
         "peak_rss_mb": round((own + options.workers * children) / 1024),
         "bytes_up_per_client": metrics[0]["bytes_up_per_client"],
         **{

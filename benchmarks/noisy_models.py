@@ -21,9 +21,8 @@ from fedveil.data.datasets import load
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.entropy import Seeded
 from fedveil.learning import models
-from fedveil.learning.dense_trainer import DenseCohortTrainer
+from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.evaluate import evaluate
-from fedveil.learning.one_step_trainer import OneStepTrainer
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
@@ -67,8 +66,7 @@ def accuracy(make: Callable[[], nn.Module], noise: float, clip: float, lr: float
     x, y = part.seen(train.x[rows]), train.y[rows]
     count = CLIENTS * EACH
     data = ClientsData(x, y, np.arange(count), np.arange(0, count + 1, EACH))
-    dense = OneStepTrainer.of(part.module, PLAN) or DenseCohortTrainer.of(part.module, PLAN)
-    trainer = dense or LoopTrainer(part.module, PLAN)
+    trainer = CompiledTrainer.of(part.module, PLAN) or LoopTrainer(part.module, PLAN)
     layout = Layout(part.module)
     weights, moving = layout.vector(), np.zeros(layout.dimension, np.float32)
     draw = Seeded(2, "noise").generator()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 Loop = TypeVar("Loop", bound=Callable[..., object])
@@ -48,13 +50,31 @@ class _Kernel:
         """The loop as numba has it; numba knows the loops that it calls in that form alone."""
         from numba import njit
 
-        names = self._loop.__globals__
-        for name in self._loop.__code__.co_names:
-            if isinstance(names.get(name), _Kernel):
-                names[name] = names[name].jitted
+        loop = with_jitted_names(self._loop)
         try:
-            jitted = njit(self._loop, cache=True, **self._options)
+            jitted = njit(loop, cache=True, **self._options)
         except RuntimeError:  # nowhere to keep compiled code: compile it in every process
-            jitted = njit(self._loop, **self._options)
+            jitted = njit(loop, **self._options)
         jitted.numpy_path = self.numpy_path
         return jitted
+
+
+def with_jitted_names(loop: Any) -> Any:
+    """The loop, whose module has from now on what it calls in numba's form.
+
+    What numba keeps of it is kept under a name that the files beside it decide: numba itself asks
+    only whether the loop's own file has changed, not what it calls, or a number that it reads.
+    """
+    names = loop.__globals__
+    for name in loop.__code__.co_names:
+        if isinstance(names.get(name), _Kernel):
+            names[name] = names[name].jitted
+    loop.__qualname__ = f"{loop.__name__}_{_state_of(Path(loop.__code__.co_filename).parent)}"
+    return loop
+
+
+@cache
+def _state_of(folder: Path) -> str:
+    files = ((path.name, path.stat()) for path in sorted(folder.glob("*.py")))
+    stamps = [(name, found.st_mtime_ns, found.st_size) for name, found in files]
+    return hashlib.sha256(repr(stamps).encode()).hexdigest()[:8]

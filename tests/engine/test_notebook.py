@@ -72,7 +72,8 @@ def test_what_cannot_be_sent_on_trains_in_the_calling_process(
     notebook: ModuleType, tmp_path: Path
 ) -> None:
     run_cell(notebook, CELLS)
-    fedveil.simulate(job(model="__main__:locked", simulation={"workers": 1}), tmp_path / "run")
+    workers = {"training": {"engine": "loop"}, "simulation": {"workers": 1}}
+    fedveil.simulate(job(model="__main__:locked", **workers), tmp_path / "run")
     told = (tmp_path / "run" / "events.log").read_text()
     assert "clients train in the calling process: its script cannot be sent on: TypeError" in told
 

@@ -363,8 +363,10 @@ def test_a_job_that_cannot_run_says_so_and_leaves_nothing(
 
 @pytest.mark.usefixtures("warm_workers")
 def test_a_model_that_differs_between_processes_is_refused(tmp_path: Path) -> None:
+    workers = {"training": {"engine": "loop"}, "simulation": {"workers": 1}}
+    changed = job(model="parts:unstable", **workers)
     with pytest.raises(ModelInvalid, match="gave another model when it was called again"):
-        fedveil.simulate(job(model="parts:unstable", simulation={"workers": 1}), tmp_path / "run")
+        fedveil.simulate(changed, tmp_path / "run")
 
 
 def test_vmap_and_loop_agree_over_a_run(tmp_path: Path) -> None:

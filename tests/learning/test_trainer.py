@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import torch
 from torch import nn
 
 from fedveil.errors import ModelInvalid
-from fedveil.learning.fused_linear import MIN_ELEMENTS
 from fedveil.learning.models import lenet, tanh_cnn
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
@@ -43,11 +41,7 @@ def dense(seed: int = 0, width: int = 8) -> nn.Module:
     )
 
 
-def by_autograd_loop(model: nn.Module, plan: TrainingPlan) -> Trainer:
-    return LoopTrainer(model, plan, chains=False)
-
-
-@pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
+@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer])
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_is_torchs_own(
     engine: Callable[[nn.Module, TrainingPlan], Trainer], plan: TrainingPlan
@@ -59,7 +53,7 @@ def test_every_plan_is_torchs_own(
         np.testing.assert_allclose(update, by_torch(model, plan, client), atol=2e-6)
 
 
-@pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
+@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer])
 @pytest.mark.parametrize("made", [lenet, tanh_cnn])
 def test_convolutional_nets(
     made: Callable[..., nn.Module], engine: Callable[[nn.Module, TrainingPlan], Trainer]
@@ -70,70 +64,6 @@ def test_convolutional_nets(
     updates = train(engine(copy.deepcopy(model), plan()), model, cohort)
     for client, update in zip(cohort, updates, strict=True):
         np.testing.assert_allclose(update, by_torch(model, plan(), client), atol=2e-6)
-
-
-class Tangled(nn.Module):
-    """A large weight that is used twice as a layer and once more by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 256)
-        self.twice = nn.Linear(256, 256)
-        self.last = nn.Linear(256, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.first(x))
-        x = torch.tanh(self.twice(torch.tanh(self.twice(x))))
-        return self.last(x @ self.twice.weight)
-
-
-def test_fused_steps_are_right_however_a_weight_is_used() -> None:
-    torch.manual_seed(0)
-    model = Tangled()
-    assert model.twice.weight.numel() >= MIN_ELEMENTS
-    cohort = clients((6,), 3, (9, 5))
-    updates = train(LoopTrainer(copy.deepcopy(model), plan()), model, cohort)
-    for client, update in zip(cohort, updates, strict=True):
-        np.testing.assert_allclose(update, by_torch(model, plan(), client), atol=5e-6)
-
-
-def test_fused_layers_on_sequences() -> None:
-    class Sequence(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.wide = nn.Linear(6, MIN_ELEMENTS // 6 + 1)
-            self.last = nn.Linear(MIN_ELEMENTS // 6 + 1, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(torch.relu(self.wide(x))).mean(1)
-
-    torch.manual_seed(0)
-    model = Sequence()
-    cohort = clients((5, 6), 3, (6,))
-    updates = train(LoopTrainer(copy.deepcopy(model), plan()), model, cohort)
-    np.testing.assert_allclose(updates[0], by_torch(model, plan(), cohort[0]), atol=5e-6)
-
-
-def test_large_layers_hold_no_gradient() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(6, MIN_ELEMENTS // 6 + 1), nn.GELU(), nn.Linear(MIN_ELEMENTS // 6 + 1, 3)
-    )  # GELU: no plain chain
-    trainer = LoopTrainer(model, plan())
-    seen = []
-    original = torch.autograd.grad
-
-    def spy(*args: object, **kwargs: object) -> object:
-        gradients = original(*args, **kwargs)  # type: ignore[arg-type]
-        seen.append([g is None for g in gradients])
-        return gradients
-
-    torch.autograd.grad = spy  # type: ignore[assignment]
-    try:
-        train(trainer, model, clients((6,), 3, (4,)))
-    finally:
-        torch.autograd.grad = original
-    assert seen[0] == [True, False, False, False]  # the second weight is below the bound
 
 
 def test_clients_do_not_see_each_other() -> None:
@@ -148,7 +78,7 @@ def test_clients_do_not_see_each_other() -> None:
     np.testing.assert_array_equal(together, again)
 
 
-@pytest.mark.parametrize("engine", [LoopTrainer, by_autograd_loop, VmapTrainer])
+@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer])
 def test_a_client_whose_training_raises_is_reported_and_leaves_no_trace(
     engine: Callable[[nn.Module, TrainingPlan], Trainer],
 ) -> None:
@@ -163,41 +93,6 @@ def test_a_client_whose_training_raises_is_reported_and_leaves_no_trace(
         last = rows[-1].copy()
     assert [type(f) for f in failures] == [type(None), RuntimeError, type(None)]
     np.testing.assert_array_equal(last, train(trainer, model, [cohort[2]])[0])
-
-
-def test_the_steps_of_a_pass_that_fails_are_forgotten() -> None:
-    class Trap(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            passes.append(len(passes))
-            if len(passes) == 1:
-                raise RuntimeError("caught")
-            return gradient
-
-    class Trapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
-            self.large = nn.Linear(8, MIN_ELEMENTS // 8)
-            self.narrow = nn.Linear(MIN_ELEMENTS // 8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(self.narrow(self.large(Trap.apply(self.first(x)))))  # type: ignore[no-untyped-call]
-
-    passes: list[int] = []
-    torch.manual_seed(0)
-    model = Trapped()
-    cohort = clients((6,), 3, (4, 4))
-    trainer = LoopTrainer(copy.deepcopy(model), plan())
-    trainer.start(Layout(model).vector())
-    (_, (failed,)), (rows, (fine,)) = ((r.copy(), f) for r, f in trainer.train(cohort))
-    assert (str(failed), fine) == ("caught", None)
-    alone = train(LoopTrainer(copy.deepcopy(model), plan()), model, cohort[1:])
-    np.testing.assert_array_equal(rows, alone)
 
 
 def test_frozen_and_unused_parameters_are_left_alone() -> None:

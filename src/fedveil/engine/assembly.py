@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +36,10 @@ from fedveil.example_arrays import Shape
 from fedveil.federated.job import Job
 from fedveil.learning import learning_task, models
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
-from fedveil.learning.dense_trainer import DenseCohortTrainer
+from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.device import check_device
 from fedveil.learning.learning_task import Task, plan_loss
 from fedveil.learning.losses import OWN, WEIGHTED
-from fedveil.learning.one_step_trainer import OneStepTrainer
 from fedveil.learning.own_layers import keep_own, own_names, whole
 from fedveil.learning.task_trainer import TaskTrainer
 from fedveil.learning.trained_part import TrainedPart, only_head
@@ -159,18 +159,17 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
             )
         return TaskTrainer(model, plan, task, settings.device)
     if plan.corrected:
-        return LoopTrainer(model, plan, settings.device, chains=False)
+        return LoopTrainer(model, plan, settings.device)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
     if auto and settings.device != "cpu":
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
-    if auto and settings.device == "cpu" and plan.loss == "cross_entropy":
-        for kind in (OneStepTrainer, DenseCohortTrainer):
-            trainer = kind.of(model, plan)
-            if trainer is not None:
-                return trainer
-    return LoopTrainer(model, plan, settings.device, chains=auto)
+    if auto and settings.device == "cpu":
+        compiled = CompiledTrainer.of(model, plan)
+        if compiled is not None:
+            return compiled
+    return LoopTrainer(model, plan, settings.device)
 
 
 def trainer_name(trainer: Trainer) -> str:
@@ -275,12 +274,27 @@ def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraini
     return LocalTraining(trainer, data, training_entropy(job), scale if nova else None)
 
 
+def make_training(
+    job: Job,
+    shape: ModelShape,
+    trainer: Trainer,
+    data: ClientsData,
+    states: Callable[[], ClientStates],
+) -> Training:
+    """Training as the job has it; `states` gives what clients keep, where they keep anything."""
+    if not job.keeps_state:
+        return local_training(job, trainer, data)
+    way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
+    return KeptTraining(job, way, trainer, data, entropy, states())
+
+
 def make_client_side(
     job: Job,
     shape: ModelShape,
     data: ClientsData,
     model: npt.NDArray[np.float32],
     run: Path | None = None,
+    trainer: Trainer | None = None,
 ) -> ClientSide:
     """The clients' side of the run; `run` is its folder, where clients keep anything."""
 
@@ -289,17 +303,32 @@ def make_client_side(
         return make_trainer(job, model, shape.example_shape, round)
 
     constant = job.training.lr_schedule == "constant"
-    trainer = trainer_of(1) if constant else ScheduledTrainer(job, trainer_of)
-    training: Training = local_training(job, trainer, data)
-    if job.keeps_state:
+    trainer = trainer or (trainer_of(1) if constant else ScheduledTrainer(job, trainer_of))
+
+    def states() -> ClientStates:
         assert run is not None, "what clients keep lies in the run's folder"
-        way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
-        training = KeptTraining(job, way, trainer, data, entropy, ClientStates(run))
+        return ClientStates(run)
+
+    training = make_training(job, shape, trainer, data, states)
     return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
 
 
+def make_client_sides(
+    job: Job, shape: ModelShape, data: ClientsData, model: npt.NDArray[np.float32]
+) -> list[ClientSide]:
+    """One for each thread, where the trainer holds no lock; empty where it does."""
+    first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
+    count, always = worker_count(job), job.training.lr_schedule == "constant"
+    if not (isinstance(first, CompiledTrainer) and count and always) or job.keeps_state:
+        return []
+    if not first.serves(data.x.shape[1:]):
+        return []
+    trainers = [first, *(first.beside() for _ in range(count - 1))]
+    return [make_client_side(job, shape, data, model, trainer=each) for each in trainers]
+
+
 def worker_count(job: Job) -> int:
-    """How many worker processes serve the clients; auto: one for each core, none on a GPU."""
+    """How many workers serve the clients; auto: one for each core, none on a GPU."""
     wanted = job.simulation.workers
     if job.training.engine == "vmap":
         return 0  # it fills the cores by itself, and which clients share a pass must not vary

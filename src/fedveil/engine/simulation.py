@@ -17,6 +17,7 @@ from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
     ModelShape,
     make_client_side,
+    make_client_sides,
     make_model,
     make_protection,
     make_shares,
@@ -30,6 +31,7 @@ from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
+from fedveil.engine.executors.threads import Threads
 from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.finished_run import Run as Run
@@ -160,7 +162,7 @@ class Simulator(Engine):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        """Start the worker processes."""
+        """Start the workers: threads where clients train in native code, otherwise processes."""
         if not job.simulation.masks:
             event("what secure aggregation masks is added without masks (simulation.masks = false)")
         executor = self._executor(job, shape, protection.dimension, folder, event)
@@ -178,6 +180,10 @@ class Simulator(Engine):
         self._starting("computing what fixed layers make of the examples")
         seen = TrainedPart.of(make_model(job, shape)).seen(train.x, job.training.device)
         data = ClientsData(seen, train.y, split.indices, split.offsets)
+        model = np.empty(dimension, np.float32)
+        sides = make_client_sides(job, shape, data, model)
+        if sides:
+            return Threads(sides)
         workers = worker_count(job)
         try:
             own = own_code.packed(job.own_names) if workers else b""
@@ -185,7 +191,6 @@ class Simulator(Engine):
             workers, why = 0, own_code.described(error)
             event(f"clients train in the calling process: its script cannot be sent on: {why}")
         if workers == 0:
-            model = np.empty(dimension, np.float32)
             return InProcess(make_client_side(job, shape, data, model, folder))
         pool = WorkerPool(workers, dimension, data)
         try:

@@ -85,10 +85,8 @@ class TrainingSettings(Block):
     engine: Literal["auto", "loop", "vmap"] = Field(
         "auto",
         description="loop: clients one after another, by torch's autograd; vmap: many at once; "
-        "auto: the fastest, which is vmap on a GPU where the model can; on a CPU, under SGD "
-        "without momentum or weight decay, several clients side by side where the model is dense "
-        "layers and a loop whose steps are written out where it is another plain chain; otherwise "
-        "loop",
+        "auto: the fastest, which is vmap on a GPU where the model can, and on a CPU native code "
+        "on threads where the model is a plain chain of known layers; otherwise loop",
     )
 
 

@@ -1,9 +1,9 @@
 """Training a cohort's clients, each from the global weights on its own data.
 
 `Trainer` is the interface: a list of clients in, one row of float32 update for each out.
-`LoopTrainer` here trains one after another, `dense_trainer.DenseCohortTrainer` several clients of a
-dense net side by side, `vmap_trainer.VmapTrainer` a chunk at once. All give the same updates, up to
-rounding, for the same clients.
+`LoopTrainer` here takes any model, by autograd; `compiled.compiled_trainer.CompiledTrainer` chains
+of known layers, in native code; `vmap_trainer.VmapTrainer` a chunk of clients at once, on a GPU.
+All give the same updates, up to rounding, for the same clients.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from torch import nn
 from fedveil._arrays import Array, Float32s, Int64s
 from fedveil.entropy import Entropy
 from fedveil.example_arrays import is_plain
-from fedveil.learning.chain import Chain
 from fedveil.learning.device import seed_torch
-from fedveil.learning.fused_linear import FusedSteps
 from fedveil.learning.losses import mean_loss
-from fedveil.learning.pooling import fuse_pools
 from fedveil.learning.weight_layout import Layout
 
 
@@ -160,38 +157,25 @@ class OneByOne(ABC):
 class LoopTrainer(OneByOne):
     """One client after another through one model object, on one thread.
 
-    The step is written for small models on a CPU, where the time between the products counts:
-    a plain chain of layers is trained without autograd (`chains`); otherwise gradients are never
-    accumulated into buffers, all parameters step in one call, large dense layers step inside their
-    gradient's product, and images lie channels-last.
+    Gradients are never accumulated into buffers, all parameters step in one call, and images lie
+    channels-last.
     """
 
-    def __init__(
-        self, model: nn.Module, plan: TrainingPlan, device: str = "cpu", *, chains: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
         self._device = torch.device(device)
         self._plan = plan
         self._images = any(isinstance(module, nn.Conv2d) for module in model.modules())
         self._model = model.to(self._device)
         if self._images:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        chains = chains and plan.loss == "cross_entropy"
-        self._chain = Chain.of(self._model) if plan.bare_sgd and chains else None
-        if self._images and self._chain is None and self._device.type == "cpu":
-            fuse_pools(model)
         super().__init__(Layout(self._model), self._device)
         self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
         self._loss = mean_loss(plan.loss, plan.class_weights)
-        self._fused = FusedSteps(model) if plan.bare_sgd and self._chain is None else None
 
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
         self._layout.write(start)
         self._model.train()
         seed_torch(client.torch_seed(), self._device)
-        if self._chain is not None:
-            for x, y in self._batches(client):
-                self._chain.step(x, y, self._plan.lr)
-            return
         if self._plan.plain_sgd:
             for x, y in self._batches(client):
                 self._plain_step(x, y)
@@ -226,8 +210,6 @@ class LoopTrainer(OneByOne):
             yield x, client.y[index].to(self._device)
 
     def _plain_step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        if self._fused is not None:
-            self._fused.clear()
         loss = self._loss(self._model(x), y)
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         used = [(p, g) for p, g in zip(self._parameters, gradients, strict=True) if g is not None]
@@ -237,8 +219,6 @@ class LoopTrainer(OneByOne):
                 if self._plan.weight_decay:
                     steps = [*torch._foreach_add(steps, parameters, alpha=self._plan.weight_decay)]
                 torch._foreach_add_(parameters, steps, alpha=-self._plan.lr)
-            if self._fused is not None:
-                self._fused.apply(self._plan.lr)
 
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:

@@ -43,7 +43,7 @@ from fedveil.vertical.split import Crossing, SplitModel, module_of
 from fedveil.vertical.step import Batch, Occasion
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
 from fedveil.vertical.step_lines import line
-from fedveil.vertical.task import Subset, Task, averages, files_of
+from fedveil.vertical.task import Measured, Subset, Task, files_of
 from fedveil.vertical.vertical_job import VerticalJob
 
 Progress = Callable[[Record], None]
@@ -198,17 +198,11 @@ class PartyRun:
                 self._checkpoint()
         self._finish()
 
-    def evaluate(self) -> Exchange[dict[str, float]]:
-        """Look at the held-out examples: the leader's result is the task's averages."""
-        sums: dict[str, float] = {}
-
-        def add(outputs: torch.Tensor, batch: Batch) -> None:
-            if batch.labels is not None:
-                for name, value in self.setting.task.metrics(outputs, batch.labels).items():
-                    sums[name] = sums.get(name, 0.0) + value
-
-        yield from self._look(add)
-        return averages(sums) if sums else {}
+    def evaluate(self) -> Exchange[dict[str, Any]]:
+        """Look at the held-out examples: the leader's result is the task's averages and figures."""
+        measured = Measured(self.setting.task)
+        yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
+        return measured.quality()
 
     def predict(self) -> Exchange[npt.NDArray[Any] | None]:
         """Look at the held-out examples: the leader's result is the last part's outputs."""
@@ -272,7 +266,10 @@ class PartyRun:
     def _evaluate(self, epoch: int) -> Exchange[None]:
         began = time.perf_counter()
         quality = yield from self.evaluate()
-        shown = {f"test_{name}": value for name, value in quality.items()}
+        shown = {
+            f"test_{name}" if isinstance(value, float) else name: value
+            for name, value in quality.items()
+        }
         self._keep(epoch=epoch, look=self.done, **shown, seconds=time.perf_counter() - began)
         self._window.look_away()
 

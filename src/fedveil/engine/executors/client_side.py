@@ -7,14 +7,16 @@ or when.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +83,8 @@ class Training(ABC):
     #: How many clients train at once, and must where there are so many.
     chunk: int
     least: int
+    #: What the last training that failed has raised.
+    failure: Exception | None = None
 
     @abstractmethod
     def open(self, round: int, model: Update) -> None:
@@ -114,8 +118,6 @@ class LocalTraining(Training):
         self.chunk, self.least = trainer.chunk, trainer.least
         self._entropy = entropy
         self._round = 0
-        #: What the last training that failed has raised.
-        self.failure: Exception | None = None
 
     def open(self, round: int, model: Update) -> None:
         self._round = round
@@ -169,6 +171,10 @@ class ClientSide:
     def chunk(self) -> int:
         """How many clients are trained at once, and `answers` are best asked for."""
         return self._training.chunk
+
+    def examples(self, client: ClientId) -> int:
+        """How many examples the client has."""
+        return self._training.examples(client)
 
     @property
     def least(self) -> int:
@@ -254,12 +260,46 @@ def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> A
     return Made(client, report, effort=effort)
 
 
+class _Ears(threading.local):
+    """Where a thread's warnings go."""
+
+    effort: Effort | None = None
+
+
+_ears = _Ears()
+_listening = threading.Lock()
+_listeners = 0
+_filters = ExitStack()
+
+
 @contextmanager
 def noting_warnings(effort: Effort) -> Iterator[None]:
-    """Leave what is warned of with the effort."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            yield
-        finally:
-            effort.warnings += [f"{w.category.__name__}: {w.message}" for w in caught]
+    """Leave what is warned of with the effort.
+
+    Python's warnings are the process's: the first thread that listens tells them apart.
+    """
+    global _listeners
+    with _listening:
+        if not _listeners:
+            _filters.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("always")
+            warnings.showwarning = partial(_note, warnings.showwarning)
+        _listeners += 1
+    _ears.effort = effort
+    try:
+        yield
+    finally:
+        _ears.effort = None
+        with _listening:
+            _listeners -= 1
+            if not _listeners:
+                _filters.close()
+
+
+def _note(
+    elsewhere: Callable[..., None], what: Warning | str, kind: type[Warning], *where: Any
+) -> None:
+    if _ears.effort is None:
+        elsewhere(what, kind, *where)
+    else:
+        _ears.effort.warnings.append(f"{kind.__name__}: {what}")

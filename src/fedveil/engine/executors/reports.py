@@ -43,7 +43,7 @@ def folded(answer: Answer, server: MergeableHalf) -> Answer:
 
 
 class Folding:
-    """A worker's own server half of a round, whose running sums travel in place of reports."""
+    """A worker's own server half of a round, whose running sums stand for its clients' reports."""
 
     def __init__(self, protection: Protection, model: Update) -> None:
         self._protection = protection
@@ -62,7 +62,7 @@ class Folding:
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
         """The half, pickled: its arrays lie in `room` as far as they fit, at the given places."""
         buffers: list[pickle.PickleBuffer] = []
-        pickled = pickle.dumps(self._half(), protocol=5, buffer_callback=buffers.append)
+        pickled = pickle.dumps(self.take(), protocol=5, buffer_callback=buffers.append)
         places: list[bytes | tuple[int, int]] = []
         used = 0
         for buffer in buffers:
@@ -74,8 +74,12 @@ class Folding:
             room[used:end] = np.frombuffer(raw, np.uint8)
             places.append((used, end))
             used = end
-        self._server = None
         return pickled, places
+
+    def take(self) -> ServerRound:
+        """The half, which is not here any more."""
+        half, self._server = self._half(), None
+        return half
 
     def _half(self) -> ServerRound:
         if self._server is None:

@@ -22,7 +22,7 @@ from fedveil.flower.app.options import Options, joined, parse
 from fedveil.flower.app.reveal import METRICS, Means, in_clear, revealed, usable
 from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.app.wire import ANSWER_AFTER_S, OFFER, TIME, node_of, number_of
-from fedveil.flower.records import MESSAGE, common_record
+from fedveil.flower.records import MESSAGE, check_report, common_record
 from fedveil.privacy.ledger import Ledger, project
 from fedveil.protections.base import (
     BY_SIZE,
@@ -228,6 +228,7 @@ class ProtectedStrategy(Strategy):
         if not self._reachable(offer, record):
             return
         protection = offer.protection(grid.run.run_id)
+        check_report(protection)
         state = protection.initial_state() if self._state is None else self._state
         protection.check_state(state)
         invited = {number_of(m.metadata.dst_node_id): m for m in messages}

@@ -1,0 +1,107 @@
+"""Serves a round's clients on threads of the calling process.
+
+For trainers that hold no lock while they train. All threads share the data and the round's weights.
+Each makes its clients' reports right after it trained them, the clients with the most examples
+first, and folds them in a server half of its own where the half can be merged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import torch
+
+from fedveil.engine.executors.client_side import ClientSide
+from fedveil.engine.executors.executor import Executor
+from fedveil.engine.executors.reports import Folding, encoded
+from fedveil.message import Message
+from fedveil.protections.base import RoundContext
+from fedveil.rounds.answers import Answer, ClientId
+from fedveil.rounds.loop import MergeableHalf
+
+
+@dataclass
+class _Thread:
+    """What one thread serves with, and the clients that it has met in this round."""
+
+    side: ClientSide
+    folding: Folding
+    mine: deque[ClientId] = field(default_factory=deque)
+
+
+class Threads(Executor):
+    """An executor with a thread for each of the sides, whose model is one array."""
+
+    def __init__(self, sides: Sequence[ClientSide]) -> None:
+        self._threads = [_Thread(side, Folding(side.protection, side.model)) for side in sides]
+        self._pool = ThreadPoolExecutor(len(sides), "clients")
+        self._owner: dict[ClientId, _Thread] = {}
+
+    def open(self, context: RoundContext) -> None:
+        self._threads[0].side.model[:] = context.model
+        self._owner.clear()
+        for thread in self._threads:
+            thread.side.open(context.round)
+            thread.folding.open(context)
+
+    def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        """The answers, as they come; a client stays with the thread that holds its half."""
+        return self._answers(messages, lambda thread, answer: encoded(answer))
+
+    def fold(
+        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
+    ) -> Iterator[Answer]:
+        """As `ask`; every thread folds in a server half of its own, merged at the end."""
+        yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
+        for thread in self._threads:
+            server.merge(thread.folding.take())
+
+    def _answers(
+        self, messages: Mapping[ClientId, Message], treat: Callable[[_Thread, Answer], Answer]
+    ) -> Iterator[Answer]:
+        side = self._threads[0].side
+        anyone: deque[ClientId] = deque()
+        for client in sorted(messages, key=side.examples, reverse=True):
+            owner = self._owner.get(client)
+            (anyone if owner is None else owner.mine).append(client)
+        answers: SimpleQueue[list[Answer] | Future[None]] = SimpleQueue()
+
+        def serve(thread: _Thread) -> None:
+            for queue in (thread.mine, anyone):
+                while queue:
+                    try:
+                        client = queue.popleft()
+                    except IndexError:  # another thread was faster
+                        break
+                    self._owner[client] = thread
+                    asked = {client: messages[client]}
+                    answers.put([treat(thread, answer) for answer in thread.side.answers(asked)])
+
+        torch_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        running = [self._pool.submit(serve, thread) for thread in self._threads]
+        try:
+            for future in running:
+                future.add_done_callback(answers.put)
+            left = len(running)
+            while left:
+                some = answers.get()
+                if isinstance(some, Future):
+                    some.result()
+                    left -= 1
+                else:
+                    yield from some
+        finally:
+            anyone.clear()
+            for thread in self._threads:
+                thread.mine.clear()
+            for future in running:
+                future.exception()  # waits for the end of what is being trained
+            torch.set_num_threads(torch_threads)
+
+    def close(self) -> None:
+        self._pool.shutdown()

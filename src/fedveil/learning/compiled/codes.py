@@ -1,0 +1,40 @@
+"""The code of each kind of operation."""
+
+from __future__ import annotations
+
+import numpy.typing as npt
+
+from fedveil._arrays import Int64s
+from fedveil.learning.compiled import (
+    convolution,
+    dense_layer,
+    normalisation,
+    pointwise,
+    product,
+    steps,
+    window,
+)
+from fedveil.learning.compiled import fields as f
+from fedveil.learning.compiled.native import Native
+
+_WAYS: dict[int, tuple[Native, Native]] = {
+    f.DENSE: (dense_layer.dense, dense_layer.dense_back),
+    f.CONVOLUTION: (convolution.convolve, convolution.convolve_back),
+    f.LARGEST: (window.largest, window.largest_back),
+    f.AVERAGE: (window.average, window.average_back),
+    f.POINTWISE: (pointwise.curve, pointwise.curve_back),
+    f.NORM: (normalisation.normalise, normalisation.normalise_back),
+    f.DROPOUT: (pointwise.drop, pointwise.drop_back),
+}
+_USES = {f.DENSE: [f.PRODUCT], f.CONVOLUTION: [f.PRODUCT, f.MEET_WINNERS]}
+_PRODUCTS = {f.PRODUCT: product.product, f.MEET_WINNERS: product.meet_winners}
+
+
+def link(ops: Int64s, ends: Int64s, kind: npt.DTypeLike) -> None:
+    """Write the addresses of their code into the operations' rows."""
+    ends[0, f.FORWARD] = steps.read_in.address(kind)
+    for op in ops:
+        forward, backward = _WAYS[op[f.KIND]]
+        op[f.FORWARD], op[f.BACKWARD] = forward.address(kind), backward.address(kind)
+        for which in _USES.get(op[f.KIND], []):
+            op[which] = _PRODUCTS[which].address(kind)

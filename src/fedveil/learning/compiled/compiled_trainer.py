@@ -1,0 +1,166 @@
+"""Clients of a chain of known layers, each trained from start to end in native code.
+
+A client's training is one call that holds no lock: threads train clients side by side, each in
+memory of its own that was taken once, all from the same weights. A client's bytes depend on nobody
+else and on no number of threads. What is compiled is kept beside the source, for every process
+that follows.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil._arrays import Float32s, Int32s
+from fedveil._kernels import HAVE_NUMBA
+from fedveil.learning.compiled.known_layers import plain_layers
+from fedveil.learning.compiled.operations import NotServedError
+from fedveil.learning.compiled.program import Model, Program
+from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingPlan
+from fedveil.learning.weight_layout import Layout
+
+_NOTHING = np.empty(0, np.int64)
+_OPTIMISERS = ("sgd", "adam", "adamw", "adagrad")
+
+
+class Start:
+    """A round's weights as they are computed with: all threads read the same."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._weights = np.empty(0, np.float32)
+        self._packed: tuple[Model, Float32s] | None = None
+
+    def begin(self, weights: Float32s) -> None:
+        """Forget those of the last round."""
+        self._weights, self._packed = weights, None
+
+    def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
+        """The weights, laid out for a model."""
+        from fedveil.learning.compiled.steps import pack
+
+        with self._lock:
+            if self._packed is None or self._packed[0] is not model:
+                packed = np.zeros(model.size, kind)
+                pack(model.places, self._weights, packed)
+                self._packed = model, packed
+            return self._packed[1]
+
+
+@dataclass(frozen=True)
+class _Room:
+    """A program and its memory, for batches of up to so many."""
+
+    model: Model
+    batch: int
+    program: Program
+    m: Float32s
+    w: Int32s
+
+
+class CompiledTrainer:
+    """Trains a chain of known layers; what is odd about a client is for torch to say."""
+
+    chunk = least = 1
+    #: What is computed with; the tests also take float64.
+    kind: type[np.floating[Any]] = np.float32
+
+    def __init__(self, model: nn.Module, plan: TrainingPlan, layers: Sequence[nn.Module]) -> None:
+        self._plan, self._layers, self._whole = plan, layers, model
+        layout = Layout(model)
+        self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
+        self._row = np.zeros((1, layout.dimension), self.kind)
+        self._loop = LoopTrainer(model, plan)
+        self._begun = Start()
+        self._models: dict[tuple[int, ...], Model | None] = {}
+        self._room: _Room | None = None
+        norm = -1.0 if plan.gradient_norm is None else plan.gradient_norm
+        numbers = (plan.lr, plan.momentum, plan.weight_decay, plan.proximal, norm)
+        self._numbers = np.array(numbers)
+
+    @classmethod
+    def of(cls, model: nn.Module, plan: TrainingPlan) -> CompiledTrainer | None:
+        """The trainer of such a model under a plan that it knows; None for another."""
+        known = plan.optimizer in _OPTIMISERS and plan.loss == "cross_entropy"
+        layers = plain_layers(model) if HAVE_NUMBA and known else None
+        return None if layers is None else cls(model, plan, layers)
+
+    def beside(self) -> CompiledTrainer:
+        """Another, for another thread, that trains from the weights that this one starts at."""
+        other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
+        other._flat, other._models, other._begun = self._flat, self._models, self._begun
+        return other
+
+    def serves(self, shape: Sequence[int]) -> bool:
+        """Whether examples of that shape are trained in native code."""
+        return self._compiled_for(tuple(shape)) is not None
+
+    def start(self, weights: Float32s) -> None:
+        self._begun.begin(weights)
+        self._loop.start(weights)
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        for client in clients:
+            model = self._model(client)
+            if model is None:
+                yield from self._loop.train([client])
+            else:
+                self._train(model, client)
+                yield self._row, [None]
+
+    def _model(self, client: ClientData) -> Model | None:
+        """The layers as compiled for such examples; None where torch must look at them."""
+        model = self._compiled_for(tuple(client.x.shape[1:]))
+        if model is None or client.x.dtype != torch.float32 or client.y.dtype != torch.int64:
+            return None
+        y = client.y.numpy()
+        known = y.shape == (len(client.x),) and (
+            not len(y) or 0 <= y.min() <= y.max() < model.classes
+        )
+        return model if known else None
+
+    def _compiled_for(self, shape: tuple[int, ...]) -> Model | None:
+        if shape not in self._models:
+            try:
+                self._models[shape] = Model(self._layers, shape, self._flat)
+            except NotServedError:
+                self._models[shape] = None
+        return self._models[shape]
+
+    def _train(self, model: Model, client: ClientData) -> None:
+        from fedveil.learning.compiled.steps import train
+
+        plan, room = self._plan, self._room_for(model, min(self._plan.batch_size, len(client)))
+        program, order = room.program, np.concatenate([_NOTHING, *client.batches(plan)])
+        draws = np.empty((0, 0), self.kind)
+        if program.draws:
+            generator = client.entropy.stream("dropout").generator()
+            draws = generator.random((len(order), program.draws), np.float32).astype(self.kind)
+        train(
+            program.ops, program.settings, program.ends, model.first, room.m, room.w,
+            self._begun.packed(model, self.kind),
+            client.x.numpy().reshape(-1).astype(self.kind, copy=False),
+            client.y.numpy(), order,
+            plan.epochs, plan.batch_size,
+            -1 if plan.bare_sgd else _OPTIMISERS.index(plan.optimizer), self._numbers, draws,
+            model.places, self._row[0],
+        )  # fmt: skip
+
+    def _room_for(self, model: Model, batch: int) -> _Room:
+        """Memory that is large enough."""
+        from fedveil.learning.compiled.codes import link
+
+        if self._room is None or self._room.model is not model or self._room.batch < batch:
+            program = model.program(max(batch, 1), states=not self._plan.bare_sgd)
+            link(program.ops, program.ends, self.kind)
+            m = np.zeros(program.floats, self.kind)
+            self._room = _Room(model, batch, program, m, np.zeros(program.ints, np.int32))
+        return self._room

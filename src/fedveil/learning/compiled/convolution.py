@@ -1,0 +1,141 @@
+"""A convolution, alone or with the max-pooling that follows, and the way back.
+
+Values lie channels last, so that under a row of a filter there are KW C values side by side; a
+filter's row is as long, filled up with zeros. Behind a pooling most outputs have no gradient: the
+way back visits only the windows that won.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedveil._arrays import Float32s, Int32s, Int64s
+from fedveil._kernels import compiled
+from fedveil.learning.compiled import fields as f
+from fedveil.learning.compiled.dense_layer import add_rows, fill
+from fedveil.learning.compiled.native import OPERATION, call, native
+from fedveil.learning.compiled.tiles import list_winners
+from fedveil.learning.compiled.window import pool
+
+
+@native(OPERATION)
+def convolve(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """Every output is its window's product with a filter, and the bias."""
+    filters, row, length = op[f.OC], op[f.ROW], op[f.KW] * op[f.C]
+    lanes, turned, z = (filters + 7) // 8 * 8, op[f.TURNED], op[f.OUTPUT]
+    for k in range(filters):
+        for r in range(op[f.KH]):
+            for t in range(length):
+                place = op[f.WEIGHT] + (k * op[f.KH] + r) * row + t
+                m[turned + (r * length + t) * lanes + k] = m[place]
+    for n in range(count):
+        origin = op[f.X] + n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
+        for i in range(op[f.ZH]):
+            out = z + i * op[f.ZW] * lanes
+            call(
+                op[f.PRODUCT], m, out, lanes, m, op[f.BIAS], 0, m,
+                origin + i * op[f.SH] * op[f.XR], op[f.SW] * op[f.XC], 1, op[f.XR],
+                m, turned, lanes, length * lanes, op[f.ZW], lanes, length, op[f.KH],
+            )  # fmt: skip
+        if op[f.POOLED]:
+            steps = op[f.SH] * op[f.XR], op[f.SW] * op[f.XC]
+            pool(m, w, op, n, z, op[f.ZW] * lanes, lanes, n * op[f.XS], steps)
+        else:
+            for i in range(op[f.OH]):
+                for j in range(op[f.OW]):
+                    at = op[f.Y] + n * op[f.YS] + i * op[f.YR] + j * op[f.YC]
+                    for k in range(filters):
+                        m[at + k * op[f.YF]] = m[z + (i * op[f.OW] + j) * lanes + k]
+
+
+@native(OPERATION)
+def convolve_back(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """The gradients of x, and those of the filters and the bias added `to` entries behind them."""
+    if op[f.DX] >= 0:
+        border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]
+        fill(m, op[f.DX] - border, count * op[f.XS], np.float32(0))
+    if op[f.POOLED]:
+        _meet_all_winners(m, w, op, count, to)
+    else:
+        _meet_all(m, op, count, to)
+    for r in range(op[f.OC] * op[f.KH]):
+        place, length = op[f.WEIGHT] + to + r * op[f.ROW], op[f.KW] * op[f.C]
+        fill(m, place + length, op[f.ROW] - length, np.float32(0))
+
+
+#: Examples that take turns: a window that overlaps the last one's would wait for its sums.
+_TURNS = 16
+
+
+@compiled()
+def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s, count: int, to: int) -> None:
+    filters, row, rows, windows = op[f.OC], op[f.ROW], op[f.KH], op[f.OH] * op[f.OW]
+    lanes = (filters + 7) // 8 * 8
+    border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]
+    for k in range(filters):
+        places, values, found = op[f.LISTS], op[f.VALUES], 0
+        for n in range(0, count, _TURNS):
+            found = list_winners(
+                m, op[f.DY] + n * op[f.YS] + k * op[f.YF], op[f.YR], op[f.YC], op[f.YS],
+                w, op[f.PLACES] + n * windows * lanes + k, op[f.OW] * lanes, lanes,
+                windows * lanes, op[f.OH], op[f.OW], min(_TURNS, count - n),
+                w, places, m, values, found,
+            )  # fmt: skip
+        weight = op[f.WEIGHT] + k * rows * row
+        if op[f.DX] >= 0:
+            call(
+                op[f.MEET_WINNERS],
+                m, op[f.DX] - border, op[f.XR], m, weight, row, rows, row,
+                w, places, m, values, found, 1,
+            )  # fmt: skip
+        call(
+                op[f.MEET_WINNERS],
+            m, op[f.X] - border, op[f.XR], m, weight + to, row, rows, row,
+            w, places, m, values, found, 0,
+        )  # fmt: skip
+        if op[f.BIASED]:
+            total = m[op[f.BIAS] + to + k]
+            for i in range(found):
+                total += m[values + i]
+            m[op[f.BIAS] + to + k] = total
+
+
+@compiled()
+def _meet_all(m: Float32s, op: Int64s, count: int, to: int) -> None:
+    """The same where every output may have a gradient."""
+    filters, row, rows, z, part = op[f.OC], op[f.ROW], op[f.KH], op[f.OUTPUT], op[f.PARTS]
+    lanes, change = (filters + 7) // 8 * 8, op[f.VALUES]
+    fill(m, change, filters * rows * row, np.float32(0))
+    for n in range(count):
+        for i in range(op[f.OH]):
+            for j in range(op[f.OW]):
+                at = op[f.DY] + n * op[f.YS] + i * op[f.YR] + j * op[f.YC]
+                for k in range(filters):
+                    m[z + (i * op[f.OW] + j) * lanes + k] = m[at + k * op[f.YF]]
+        if op[f.BIASED]:
+            add_rows(m, op[f.BIAS] + to, z, lanes, op[f.OH] * op[f.OW], filters)
+        border = n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
+        for r in range(rows):
+            call(
+                op[f.PRODUCT], m, change + r * row, rows * row,
+                m, change + r * row, rows * row, m, z, 1, lanes, op[f.OW] * lanes,
+                m, op[f.X] + border + r * op[f.XR], op[f.SW] * op[f.XC], op[f.SH] * op[f.XR],
+                filters, row, op[f.OW], op[f.OH],
+            )  # fmt: skip
+        if op[f.DX] >= 0:
+            for i in range(op[f.OH]):
+                call(
+                    op[f.PRODUCT], m, part, rows * row, m, 0, -1,
+                    m, z + i * op[f.OW] * lanes, lanes, 1, 0,
+                    m, op[f.WEIGHT], rows * row, 0, op[f.OW], rows * row, filters, 1,
+                )  # fmt: skip
+                for j in range(op[f.OW]):
+                    for r in range(rows):
+                        at = op[f.DX] + border + (i * op[f.SH] + r) * op[f.XR]
+                        at += j * op[f.SW] * op[f.XC]
+                        add_rows(m, at, part + (j * rows + r) * row, 0, 1, op[f.KW] * op[f.C])
+    add_rows(m, op[f.WEIGHT] + to, change, 0, 1, filters * rows * row)

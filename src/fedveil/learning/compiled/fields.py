@@ -1,0 +1,34 @@
+"""What an operation of a compiled program says of itself: the columns of its row of numbers.
+
+An example's value (channel c, row i, column j) of what it reads lies in the float memory at
+X + example XS + i XR + j XC + c XF, and its gradient at the same place after DX, which is -1 where
+nobody wants it. What it writes lies likewise after Y, with OC channels, OH rows and OW columns, and
+DY; most operations that keep an example's shape work in place. A plain vector is one channel's only
+row.
+"""
+
+from __future__ import annotations
+
+(
+    KIND, X, XS, XR, XC, XF, DX, Y, YS, YR, YC, YF, DY, C, H, W, OC, OH, OW,
+    # The weight and its row's length, the bias; whether there is one, and how they are indexed.
+    WEIGHT, ROW, BIAS, BIASED, AR, AC, AF,
+    # A window's rows and columns, its steps and its border; a convolution's own output.
+    KH, KW, SH, SW, PH, PW, ZH, ZW,
+    # Whether a pooling follows, whose windows are these.
+    POOLED, QKH, QKW, QSH, QSW, QPH, QPW,
+    # Parts of the float memory that are the operation's own.
+    TURNED, OUTPUT, PARTS, VALUES,
+    # Parts of the integer memory: where winners lie, and lists of them.
+    PLACES, LISTS,
+    # Contiguous runs of values: how many, how far apart, how long.
+    RUNS, RUN_STEP, RUN,
+    # The activation, the number of groups, the first of an example's draws, and how many each has.
+    CURVE, GROUPS, DRAWS, EACH,
+    # Where the code of its ways lies, and of the products.
+    FORWARD, BACKWARD, PRODUCT, MEET_WINNERS,
+    FIELDS,
+) = range(59)  # fmt: skip
+
+(DENSE, CONVOLUTION, LARGEST, AVERAGE, POINTWISE, NORM, DROPOUT) = range(7)
+(RELU, TANH, SIGMOID, GELU, GELU_TANH) = range(5)

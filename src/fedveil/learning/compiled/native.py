@@ -1,0 +1,78 @@
+"""Functions that are compiled once each, and call each other by their addresses.
+
+numba compiles what a function calls again with every function that calls it. The products are
+large and everything calls them: they are native functions instead, as is each operation, of which
+only those that a model has are ever compiled. What is compiled is kept beside the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import cfunc, from_dtype, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from fedveil._kernels import with_jitted_names
+
+_types: Any = types
+_cgutils: Any = cgutils
+
+
+@intrinsic
+def _call(typing: Any, address: Any, *arguments: Any) -> Any:
+    """Call the native function at an address, which gives nothing back."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        values = _cgutils.unpack_tuple(builder, given[1])
+        function = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+        builder.call(builder.inttoptr(given[0], function.as_pointer()), values)
+        return context.get_dummy_value()
+
+    return _types.void(_types.int64, _types.StarArgTuple(arguments)), generate
+
+
+call: Any = _call
+
+
+class Native:
+    """A loop over pointers; in `arguments` F is a pointer to floats, I to int32, L to int64,
+    d a float64, and i an int64."""
+
+    def __init__(self, loop: Callable[..., None], arguments: str) -> None:
+        self._loop = loop
+        self._arguments = arguments
+        self._made: dict[str, Any] = {}
+
+    def address(self, kind: npt.DTypeLike) -> int:
+        """Where its code for such floats lies in memory."""
+        floats: Any = from_dtype(np.dtype(kind))
+        if floats.name not in self._made:
+            which = {
+                "F": _types.CPointer(floats), "I": _types.CPointer(types.int32),
+                "L": _types.CPointer(types.int64), "d": types.float64, "i": types.int64,
+            }  # fmt: skip
+            signature = types.void(*(which[a] for a in self._arguments))
+            loop = with_jitted_names(self._loop)
+            try:
+                made = cfunc(signature, cache=True)(loop)
+            except RuntimeError:  # nowhere to keep it
+                made = cfunc(signature)(loop)
+            self._made[floats.name] = made
+        address: int = self._made[floats.name].address
+        return address
+
+
+def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
+    """Make a native function of the decorated loop."""
+    return lambda loop: Native(loop, arguments)
+
+
+#: What every operation takes: the float memory, the integer memory, its row of numbers, its
+#: setting, its examples' draws, how many examples, and how far behind the weights the gradients
+#: lie.
+OPERATION = "FILdFii"

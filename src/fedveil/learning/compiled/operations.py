@@ -1,0 +1,187 @@
+"""What follows what: the operations that a chain of layers makes of examples of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch import nn
+
+from fedveil.learning.compiled import fields as f
+from fedveil.learning.compiled.known_layers import ordered, pair
+
+_Shape = tuple[int, int, int]
+
+
+class NotServedError(Exception):
+    """The layers, or their order, are not what is compiled; torch knows what is wrong, if it is."""
+
+
+@dataclass(eq=False)
+class Value:
+    """What lies between two operations, for each example of a batch."""
+
+    shape: _Shape
+    #: Channels after one another, as torch has them, and not side by side.
+    apart: bool = False
+    #: Rows and columns of zeros around it, which a convolution reads.
+    border: tuple[int, int] = (0, 0)
+    place: int = 0
+    gradient: int = -1
+
+    @property
+    def steps(self) -> _Shape:
+        """From a row, a column, a channel to the next."""
+        c, h, w = self.shape
+        return (w, 1, h * w) if self.apart else ((w + 2 * self.border[1]) * c, c, 1)
+
+    @property
+    def size(self) -> int:
+        """Entries of an example."""
+        return filled(
+            prod(self.shape) if self.apart else (self.shape[1] + 2 * self.border[0]) * self.steps[0]
+        )
+
+    @property
+    def inside(self) -> int:
+        """Where its first row begins."""
+        return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
+
+
+@dataclass
+class Op:
+    """An operation: its kind, its layer, the pooling that it has taken in, and its values."""
+
+    kind: int
+    layer: nn.Module
+    pool: nn.Module | None
+    x: Value
+    y: Value
+    weight: int = 0
+    bias: int = 0
+
+    @property
+    def row(self) -> int:
+        """How long a row of its weight is, filled up."""
+        if isinstance(self.layer, nn.Conv2d):
+            return up(self.layer.kernel_size[1] * self.layer.in_channels)
+        return filled(prod(self.x.shape))
+
+    def weights(self) -> list[tuple[nn.Parameter, int, Sequence[int]]]:
+        """Each weight, its entries here, and for four dimensions the size and the steps there and
+        here."""
+        weight: Any = getattr(self.layer, "weight", None)
+        bias: Any = getattr(self.layer, "bias", None)
+        row, found = self.row, list[tuple[nn.Parameter, int, Sequence[int]]]()
+        if isinstance(self.layer, nn.Conv2d):
+            o, c, r, s = weight.shape
+            steps = (o, r, s, c, c * r * s, s, 1, r * s, r * row, row, c, 1)
+            found.append((weight, o * r * row, steps))
+        elif isinstance(self.layer, nn.Linear):
+            o, i = weight.shape
+            found.append((weight, o * row, (1, 1, o, i, 0, 0, i, 1, 0, 0, row, 1)))
+        elif weight is not None:
+            found.append((weight, weight.numel(), _vector(weight)))
+        return [*found, *([(bias, bias.numel(), _vector(bias))] if bias is not None else [])]
+
+
+def _vector(weight: nn.Parameter) -> Sequence[int]:
+    return (1, 1, 1, weight.numel(), 0, 0, 0, 1, 0, 0, 0, 1)
+
+
+def follow(layers: Sequence[nn.Module], shape: Sequence[int]) -> tuple[list[Op], Value, Value]:
+    """The operations, what comes in and what comes out; raises `NotServedError`."""
+    if len(shape) not in (1, 3) or min(shape) < 1:
+        raise NotServedError("an example is a row or an image")
+    flat = len(shape) == 1
+    entry = value = Value((1, 1, shape[0]) if flat else (shape[0], shape[1], shape[2]), apart=True)
+    left, ops = ordered(layers), list[Op]()
+    while left:
+        layer = left.pop(0)
+        if isinstance(layer, nn.Flatten):
+            if (layer.start_dim, layer.end_dim) != (1, -1):
+                raise NotServedError("flattening a part")
+            value.apart, flat = True, True
+            continue
+        takes = isinstance(layer, nn.Conv2d) and bool(left) and isinstance(left[0], nn.MaxPool2d)
+        pool = left.pop(0) if takes else None
+        kind, y = _after(layer, pool, value, flat)
+        ops.append(Op(kind, layer, pool, value, y))
+        value = y
+    if not flat:
+        raise NotServedError("the scores are no row")
+    return ops, entry, value
+
+
+def _after(layer: nn.Module, pool: nn.Module | None, x: Value, flat: bool) -> tuple[int, Value]:
+    match layer:
+        case nn.Linear():
+            _need(flat and prod(x.shape) == layer.in_features)
+            return f.DENSE, Value((1, 1, layer.out_features), apart=True)
+        case nn.Conv2d():
+            _need(not flat and layer.in_channels == x.shape[0] and layer.groups == 1)
+            _need(layer.dilation == (1, 1) and layer.padding_mode == "zeros")
+            padding = layer.padding
+            if isinstance(padding, str):
+                raise NotServedError("a border that is only named")
+            x.apart, x.border = False, pair(padding)
+            kernel, stride = pair(layer.kernel_size), pair(layer.stride)
+            shape = (layer.out_channels, *windows(x.shape, kernel, stride, x.border))
+            return f.CONVOLUTION, Value(shape if pool is None else _pooled(shape, pool))
+        case nn.MaxPool2d() | nn.AvgPool2d():
+            _need(not flat)
+            x.apart = False
+            kind = f.LARGEST if isinstance(layer, nn.MaxPool2d) else f.AVERAGE
+            return kind, Value(_pooled(x.shape, layer))
+        case nn.GroupNorm():
+            _need(not flat and layer.num_channels == x.shape[0])
+            return f.NORM, x
+        case nn.LayerNorm():
+            _need(tuple(layer.normalized_shape) == (x.shape[2:] if flat else x.shape))
+            _need(not flat or x.shape[:2] == (1, 1))
+            _need((layer.weight is None) == (layer.bias is None))
+            return f.NORM, x
+        case nn.Dropout():
+            return f.DROPOUT, x
+    return f.POINTWISE, x
+
+
+def _pooled(shape: _Shape, pool: nn.Module) -> _Shape:
+    assert isinstance(pool, nn.MaxPool2d | nn.AvgPool2d)
+    kernel, stride, border = pair(pool.kernel_size), pair(pool.stride), pair(pool.padding)
+    _need(not pool.ceil_mode and 2 * border[0] <= kernel[0] and 2 * border[1] <= kernel[1])
+    if isinstance(pool, nn.MaxPool2d):
+        _need(pair(pool.dilation) == (1, 1) and not pool.return_indices)
+    else:
+        _need(pool.count_include_pad and pool.divisor_override is None)
+    return (shape[0], *windows(shape, kernel, stride, border))
+
+
+def windows(
+    shape: _Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
+) -> tuple[int, int]:
+    """How many rows and columns of windows there are."""
+    h, w = (
+        (side + 2 * b - k) // s + 1
+        for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)
+    )
+    _need(min(h, w) > 0)
+    return h, w
+
+
+def _need(fits: bool) -> None:
+    if not fits:
+        raise NotServedError("a layer of another kind, or that does not fit")
+
+
+def up(count: int) -> int:
+    """Filled up to whole vectors."""
+    return -(-count // 8) * 8
+
+
+def filled(length: int) -> int:
+    """The same for rows that lie below each other: those of whole 4 kB evict each other."""
+    row = up(length)
+    return row + 16 if row % 1024 == 0 else row

@@ -1,0 +1,110 @@
+"""What changes every value alone: activations and dropout, in place."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedveil._arrays import Float32s, Int32s, Int64s
+from fedveil._kernels import compiled
+from fedveil.learning.compiled import fields as f
+from fedveil.learning.compiled.native import OPERATION, native
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_ROOT_HALF, _PEAK = math.sqrt(1 / 2), 1 / math.sqrt(2 * math.pi)
+#: Of the approximation of GELU by tanh.
+_SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
+@native(OPERATION)
+def curve(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """An activation. It keeps its output where a later operation changes it in place; or its input,
+    which for GELU alone does not follow from it."""
+    for n in range(count):
+        for run in range(op[f.RUNS]):
+            begin = n * op[f.XS] + run * op[f.RUN_STEP]
+            x = op[f.X] + begin
+            if op[f.CURVE] == f.RELU:
+                for i in range(x, x + op[f.RUN]):
+                    m[i] = _ZERO if m[i] <= _ZERO else m[i]
+            elif op[f.CURVE] == f.TANH:
+                for i in range(x, x + op[f.RUN]):
+                    m[i] = math.tanh(m[i])
+            elif op[f.CURVE] == f.SIGMOID:
+                for i in range(x, x + op[f.RUN]):
+                    m[i] = _ONE / (_ONE + math.exp(-m[i]))
+            else:
+                kept = op[f.PARTS] + begin
+                for i in range(op[f.RUN]):
+                    value = m[x + i]
+                    m[kept + i] = value
+                    if op[f.CURVE] == f.GELU:
+                        m[x + i] = 0.5 * value * (1 + math.erf(value * _ROOT_HALF))
+                    else:
+                        inner = _SLOPE * (value + _CUBE * value * value * value)
+                        m[x + i] = 0.5 * value * (1 + math.tanh(inner))
+            if op[f.CURVE] < f.GELU and op[f.PARTS] != op[f.X]:
+                for i in range(op[f.RUN]):
+                    m[op[f.PARTS] + begin + i] = m[x + i]
+
+
+@native(OPERATION)
+def curve_back(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """The gradient of what came in, from that of what went out."""
+    if op[f.DX] < 0:
+        return
+    for n in range(count):
+        for run in range(op[f.RUNS]):
+            begin = n * op[f.XS] + run * op[f.RUN_STEP]
+            g, kept = op[f.DX] + begin, op[f.PARTS] + begin
+            if op[f.CURVE] == f.RELU:
+                for i in range(op[f.RUN]):
+                    m[g + i] = _ZERO if m[kept + i] <= _ZERO else m[g + i]
+            elif op[f.CURVE] == f.TANH:
+                for i in range(op[f.RUN]):
+                    m[g + i] *= _ONE - m[kept + i] * m[kept + i]
+            elif op[f.CURVE] == f.SIGMOID:
+                for i in range(op[f.RUN]):
+                    m[g + i] *= (_ONE - m[kept + i]) * m[kept + i]
+            elif op[f.CURVE] == f.GELU:
+                for i in range(op[f.RUN]):
+                    x = m[kept + i]
+                    below = 0.5 * (1 + math.erf(x * _ROOT_HALF))
+                    m[g + i] *= below + x * _PEAK * math.exp(-0.5 * x * x)
+            else:
+                for i in range(op[f.RUN]):
+                    x = m[kept + i]
+                    t = math.tanh(_SLOPE * (x + _CUBE * x * x * x))
+                    m[g + i] *= 0.5 * (1 + t + x * (1 - t * t) * _SLOPE * (1 + 3 * _CUBE * x * x))
+
+
+@compiled()
+def _drop(m: Float32s, op: Int64s, count: int, p: float, draws: Float32s, at: int) -> None:
+    share = 0.0 if p >= 1 else 1 / (1 - p)
+    for n in range(count):
+        for run in range(op[f.RUNS]):
+            begin = at + n * op[f.XS] + run * op[f.RUN_STEP]
+            draw = n * op[f.EACH] + op[f.DRAWS] + run * op[f.RUN]
+            for i in range(op[f.RUN]):
+                m[begin + i] = m[begin + i] * share if draws[draw + i] >= p else _ZERO
+
+
+@native(OPERATION)
+def drop(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """Dropout, by draws of which each example has a row."""
+    _drop(m, op, count, setting, draws, op[f.X])
+
+
+@native(OPERATION)
+def drop_back(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """The same draws drop the same values of the gradient."""
+    _drop(m, op, count, setting, draws, op[f.DX])

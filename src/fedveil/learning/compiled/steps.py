@@ -1,0 +1,102 @@
+"""A client's training from its first step to its last, in one call that holds no lock."""
+
+from __future__ import annotations
+
+from fedveil._arrays import Float32s, Float64s, Int32s, Int64s
+from fedveil._kernels import compiled
+from fedveil.learning.compiled import fields as f
+from fedveil.learning.compiled.cost import cross_entropy
+from fedveil.learning.compiled.native import call, native
+from fedveil.learning.compiled.optimiser import LR, take_step
+
+
+@compiled()
+def train(
+    ops: Int64s, settings: Float64s, ends: Int64s, first: int, m: Float32s, w: Int32s,
+    start: Float32s, x: Float32s, y: Int64s, order: Int64s, epochs: int, batch: int, kind: int,
+    plan: Float64s, draws: Float32s, places: Int64s, out: Float32s,
+) -> None:  # fmt: skip
+    """Train one client and write its update to `out`.
+
+    The client's weights are the first entries of m, as many as `start` has. Under bare SGD
+    (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
+    `first` is the first operation that has weights.
+    """
+    size, to = len(start), 0
+    m[:size] = start
+    if kind >= 0:
+        to = size
+        m[size : 4 * size] = 0
+    begin, step, examples = 0, 0, len(order) // epochs
+    while begin < len(order):
+        end = min(begin + batch, (begin // examples + 1) * examples)
+        count, step, rows = end - begin, step + 1, order[begin:end]
+        call(
+            ends[0, f.FORWARD], m.ctypes.data, ends.ctypes.data, x.ctypes.data, rows.ctypes.data,
+            count,
+        )  # fmt: skip
+        some = draws.ctypes.data + begin * draws.shape[1] * draws.itemsize
+        for i in range(len(ops)):
+            call(
+                ops[i, f.FORWARD], m.ctypes.data, w.ctypes.data, ops[i].ctypes.data, settings[i],
+                some, count, to,
+            )  # fmt: skip
+        cross_entropy(m, ends[1], count, y, rows, (1.0 if kind >= 0 else -plan[LR]) / count)
+        for i in range(len(ops) - 1, first - 1, -1):
+            call(
+                ops[i, f.BACKWARD], m.ctypes.data, w.ctypes.data, ops[i].ctypes.data, settings[i],
+                some, count, to,
+            )  # fmt: skip
+        if kind >= 0:
+            take_step(m, size, start, kind, plan, step)
+        begin = end
+    give_change(places, m, start, out)
+
+
+@native("FLFLi")
+def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
+    """Write a batch's examples to where the first operation reads them."""
+    size = entry[f.OC] * entry[f.OH] * entry[f.OW]
+    for n in range(count):
+        at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size
+        for c in range(entry[f.OC]):
+            for i in range(entry[f.OH]):
+                place = at + c * entry[f.YF] + i * entry[f.YR]
+                begin = example + (c * entry[f.OH] + i) * entry[f.OW]
+                if entry[f.YC] == 1:
+                    for j in range(entry[f.OW]):
+                        m[place + j] = x[begin + j]
+                else:
+                    for j in range(entry[f.OW]):
+                        m[place + j * entry[f.YC]] = x[begin + j]
+
+
+@compiled()
+def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
+    """Write a model's vector as it is computed with.
+
+    A row of `places` is a weight: where it begins in the vector and here, and for each of four
+    dimensions its size and its step in both.
+    """
+    for r in places:
+        for a in range(r[2]):
+            for b in range(r[3]):
+                for c in range(r[4]):
+                    one = r[0] + a * r[6] + b * r[7] + c * r[8]
+                    other = r[1] + a * r[10] + b * r[11] + c * r[12]
+                    for d in range(r[5]):
+                        packed[other + d * r[13]] = flat[one + d * r[9]]
+
+
+@compiled()
+def give_change(places: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
+    """Write by how much weights have changed, as a model's vector."""
+    for r in places:
+        for a in range(r[2]):
+            for b in range(r[3]):
+                for c in range(r[4]):
+                    one = r[0] + a * r[6] + b * r[7] + c * r[8]
+                    other = r[1] + a * r[10] + b * r[11] + c * r[12]
+                    for d in range(r[5]):
+                        at = other + d * r[13]
+                        out[one + d * r[9]] = m[at] - start[at]

@@ -1,0 +1,329 @@
+"""Training in native code does what the loop does, and what calculus says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedveil._kernels import HAVE_NUMBA
+from fedveil.entropy import Seeded
+from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
+from fedveil.learning.compiled.known_layers import plain_layers
+from fedveil.learning.models import lenet
+from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan, make_optimizer
+from fedveil.learning.weight_layout import Layout
+from training_parts import Doubled, clients, plan, tied, train
+
+pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
+
+
+class Double(CompiledTrainer):
+    kind = np.float64
+
+
+def compiled(model: nn.Module, plan: TrainingPlan, kind: type = CompiledTrainer) -> Any:
+    trainer = kind.of(copy.deepcopy(model), plan)
+    assert trainer is not None
+    return trainer
+
+
+def signed(cohort: Sequence[ClientData]) -> list[ClientData]:
+    """The same clients with examples on both sides of zero."""
+    return [replace(client, x=4 * client.x - 2) for client in cohort]
+
+
+def by_loop(model: nn.Module, plan: TrainingPlan, cohort: list[ClientData]) -> np.ndarray:
+    return train(LoopTrainer(copy.deepcopy(model), plan), model, cohort)
+
+
+def in_double(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.ndarray:
+    """The plainest loop there is, in float64."""
+    model = copy.deepcopy(model).double().train()
+    parameters = [*model.parameters()]
+    before = torch.cat([p.detach().reshape(-1) for p in parameters])
+    optimizer = make_optimizer(parameters, plan)
+    for batch in client.batches(plan):
+        optimizer.zero_grad()
+        scores = model(client.x[batch].double())
+        nn.functional.cross_entropy(scores, client.y[batch]).backward()
+        if plan.proximal:
+            begin = 0
+            for p in parameters:
+                was = before[begin : begin + p.numel()].view(p.shape)
+                p.grad += plan.proximal * (p.detach() - was)
+                begin += p.numel()
+        if plan.gradient_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, plan.gradient_norm)
+        optimizer.step()
+    after = torch.cat([p.detach().reshape(-1) for p in parameters])
+    return (after - before).numpy()
+
+
+CURVES = [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, lambda: nn.GELU("tanh")]
+SIZES = (7, 1, 0, 10)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
+    """A chain of known layers that fit, and the shape of its examples."""
+    torch.manual_seed(draw(st.integers(0, 1 << 30)))
+    shape = (draw(st.integers(1, 3)), draw(st.integers(5, 11)), draw(st.integers(5, 11)))
+    c, h, w = shape
+    layers: list[nn.Module] = []
+    small = st.integers(1, 3)
+    for _ in range(draw(st.integers(0, 4))):
+        what = draw(st.sampled_from(["conv", "conv and pool", "pool", "mean", "norm", "curve"]))
+        if what.startswith("conv"):
+            kernel = (draw(st.integers(1, min(h, 4))), draw(st.integers(1, min(w, 4))))
+            stride, border = (draw(small), draw(small)), (draw(small) - 1, draw(small) - 1)
+            bias, filters = draw(st.booleans()), draw(st.integers(1, 9))
+            layers.append(nn.Conv2d(c, filters, kernel, stride, border, bias=bias))
+            c = filters
+            h = (h + 2 * border[0] - kernel[0]) // stride[0] + 1
+            w = (w + 2 * border[1] - kernel[1]) // stride[1] + 1
+            layers.append(draw(st.sampled_from(CURVES))())
+        if what.endswith("pool") or what == "mean":
+            kernel = (draw(st.integers(1, min(h, 3))), draw(st.integers(1, min(w, 3))))
+            stride = (draw(small), draw(small))
+            border = (draw(st.integers(0, kernel[0] // 2)), draw(st.integers(0, kernel[1] // 2)))
+            kind = nn.AvgPool2d if what == "mean" else nn.MaxPool2d
+            layers.append(kind(kernel, stride, border))
+            h = (h + 2 * border[0] - kernel[0]) // stride[0] + 1
+            w = (w + 2 * border[1] - kernel[1]) // stride[1] + 1
+        if what == "norm":
+            groups = draw(st.sampled_from([g for g in range(1, c + 1) if c % g == 0]))
+            norm = draw(st.sampled_from([nn.GroupNorm(groups, c), nn.LayerNorm([c, h, w])]))
+            layers.append(norm if c * h * w // groups > 1 else nn.Identity())
+        if what == "curve":
+            layers.append(draw(st.sampled_from(CURVES))())
+    layers.append(nn.Flatten())
+    width = c * h * w
+    for _ in range(draw(st.integers(0, 2))):
+        wide = draw(st.integers(2, 40))
+        layers += [
+            nn.Linear(width, wide, bias=draw(st.booleans())),
+            draw(st.sampled_from(CURVES))(),
+        ]
+        if draw(st.booleans()):
+            layers.append(nn.LayerNorm(wide))
+        width = wide
+    return nn.Sequential(*layers, nn.Linear(width, 5)), shape
+
+
+@given(
+    chains(),
+    st.sampled_from(
+        [
+            plan(lr=0.05),
+            plan(lr=0.05, batch_size=3, epochs=1),
+            plan(lr=0.05, momentum=0.9, weight_decay=0.01),
+            plan(lr=0.05, proximal=0.5, gradient_norm=0.3),
+        ]
+    ),
+)
+@settings(max_examples=25)
+def test_any_chain_is_trained_as_torch_trains_it(
+    made: tuple[nn.Module, tuple[int, ...]], plan: TrainingPlan
+) -> None:
+    model, shape = made
+    cohort = signed(clients(shape, 5, SIZES))
+    trainer = compiled(model, plan)
+    assert trainer.serves(shape)
+    found = train(trainer, model, cohort)
+    for row, client in zip(found, cohort, strict=True):
+        np.testing.assert_allclose(row, in_double(model, plan, client), atol=1e-6)
+
+
+def two_convolutions() -> nn.Module:
+    """Every kind of layer that has a gradient of its own."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(1, 5),
+        nn.Conv2d(5, 9, 2, stride=2), nn.Tanh(), nn.AvgPool2d(2, 1), nn.Flatten(),
+        nn.Linear(9, 12), nn.GELU(), nn.LayerNorm(12), nn.Linear(12, 4),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adagrad"])
+def test_in_double_precision_it_is_torch_to_the_ninth_place(optimizer: str) -> None:
+    model = two_convolutions()
+    chosen = plan(optimizer=optimizer, lr=0.01, weight_decay=0.02, gradient_norm=1.0, proximal=0.1)
+    (client,) = signed(clients((2, 9, 9), 4, (10,)))
+    found = train(compiled(model, chosen, Double), model, [client])[0]
+    np.testing.assert_allclose(found, in_double(model, chosen, client), atol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "adagrad"])
+def test_the_adaptive_optimisers_in_single_precision(optimizer: str) -> None:
+    model, chosen = two_convolutions(), plan(optimizer=optimizer, lr=0.01, weight_decay=0.01)
+    cohort = signed(clients((2, 9, 9), 4, SIZES))
+    found, wanted = train(compiled(model, chosen), model, cohort), by_loop(model, chosen, cohort)
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_gradients_are_finite_differences() -> None:
+    """One step of all examples with a rate of 1 is the gradient itself."""
+    model = two_convolutions()
+    (client,) = signed(clients((2, 9, 9), 4, (6,)))
+    step = plan(epochs=1, batch_size=6, lr=1.0)
+    gradient = -train(compiled(model, step, Double), model, [client])[0]
+    double = copy.deepcopy(model).double()
+    flat = nn.utils.parameters_to_vector(double.parameters()).detach()
+
+    def loss(vector: torch.Tensor) -> float:
+        nn.utils.vector_to_parameters(vector, double.parameters())
+        with torch.no_grad():
+            return float(nn.functional.cross_entropy(double(client.x.double()), client.y))
+
+    small = 1e-6
+    for place in range(0, len(flat), 7):
+        aside = torch.zeros_like(flat)
+        aside[place] = small
+        slope = (loss(flat + aside) - loss(flat - aside)) / (2 * small)
+        assert gradient[place] == pytest.approx(slope, abs=1e-7)
+
+
+def test_lenet() -> None:
+    torch.manual_seed(0)
+    model, chosen = lenet((1, 28, 28), 10), plan(batch_size=20, lr=0.01)
+    cohort = signed(clients((1, 28, 28), 10, (60, 33)))
+    found, wanted = train(compiled(model, chosen), model, cohort), by_loop(model, chosen, cohort)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_what_is_not_finite_goes_where_it_goes_in_torch(value: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4)
+    )
+    (client,) = signed(clients((1, 8, 8), 4, (9,)))
+    client.x[4, 0, 3, 3] = value
+    chosen = plan(epochs=1)
+    found, wanted = (
+        train(compiled(model, chosen), model, [client]),
+        by_loop(model, chosen, [client]),
+    )
+    assert not np.isfinite(wanted).all()
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+def test_nobody_else_decides_about_a_clients_bytes() -> None:
+    torch.manual_seed(0)
+    model, chosen = two_convolutions(), plan(momentum=0.9)
+    cohort = signed(clients((2, 9, 9), 4, (5, 12, 3)))
+    cohort[1].x[0] = float("inf")
+    trainer = compiled(model, chosen)
+    together = train(trainer, model, cohort)
+    alone = [train(compiled(model, chosen), model, [client])[0] for client in cohort]
+    np.testing.assert_array_equal(together, alone)
+    other = trainer.beside()
+    trainer.start(Layout(model).vector())
+    ((row, _),) = other.train(cohort[2:])
+    np.testing.assert_array_equal(row[0], alone[2])
+
+
+def test_dropout_drops_what_the_clients_own_stream_says() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.4), nn.Linear(50, 3))
+    chosen = plan(epochs=1, batch_size=8)
+    (client,) = clients((6,), 3, (8,))
+    found = train(compiled(model, chosen), model, [client])[0]
+    draws = client.entropy.stream("dropout").generator().random((8, 50), np.float32)
+
+    class Dropped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.from_numpy(draws >= 0.4) / 0.6
+
+    model[1] = Dropped()
+    np.testing.assert_allclose(found, by_loop(model, chosen, [client])[0], atol=1e-6)
+    other = replace(client, entropy=Seeded(2))
+    assert (
+        train(compiled(nn.Sequential(model[0], nn.Dropout(0.4), model[2]), chosen), model, [other])[
+            0
+        ]
+        != found
+    ).any()
+
+
+def test_what_is_odd_about_a_client_torch_says() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    cohort = clients((6,), 3, (4, 4, 4, 4))
+    cohort[0] = replace(cohort[0], x=cohort[0].x[:, :5])
+    cohort[1].y[2] = 3
+    trainer = compiled(model, plan())
+    trainer.start(Layout(model).vector())
+    failures = [failure for _, (failure,) in trainer.train(cohort)]
+    assert [type(failure) for failure in failures] == [RuntimeError, IndexError, *[type(None)] * 2]
+
+
+def test_nothing_is_written_past_the_ends_of_the_memories() -> None:
+    """What lies behind them, and the borders that only zeros may fill, stay as they were."""
+    torch.manual_seed(0)
+    model, chosen = two_convolutions(), plan(momentum=0.9)
+    trainer = compiled(model, chosen)
+    train(trainer, model, signed(clients((2, 9, 9), 4, (4,))))
+    room = trainer._room
+    guarded = replace(
+        room,
+        m=np.append(room.m, np.full(4096, 7, np.float32)),
+        w=np.append(room.w, np.full(4096, 7, np.int32)),
+    )
+    trainer._room = guarded
+    train(trainer, model, signed(clients((2, 9, 9), 4, SIZES)))
+    assert trainer._room is guarded
+    assert (guarded.m[-4096 - 64 :] == np.append(np.zeros(64), np.full(4096, 7))).all()
+    assert (guarded.w[-4096 - 64 :] == np.append(np.zeros(64), np.full(4096, 7))).all()
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    model[0].register_forward_hook(lambda module, given, made: 2 * made)
+    return model
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tied(), hooked(), frozen(), Doubled(8, 8), nn.Sequential(nn.Flatten()),
+        nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), nn.Linear(8, 8).double(),
+        nn.Sequential(nn.Linear(8, 8), nn.Softmax(1)),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_chain(model: nn.Module) -> None:
+    assert plain_layers(model) is None
+    assert CompiledTrainer.of(model, plan()) is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ((nn.Conv2d(2, 4, 3, groups=2), nn.Flatten()), (2, 5, 5)),
+        ((nn.Conv2d(2, 4, 3, dilation=2), nn.Flatten()), (2, 5, 5)),
+        ((nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.Flatten()), (2, 5, 5)),
+        ((nn.Conv2d(2, 4, 3), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten()), (2, 6, 6)),
+        ((nn.Conv2d(2, 4, 3),), (2, 5, 5)),
+        ((nn.Linear(5, 5), nn.Flatten()), (2, 5, 5)),
+        ((nn.Linear(6, 3),), (5,)),
+        ((nn.Flatten(2), nn.Linear(25, 3)), (2, 5, 5)),
+    ],
+)
+def test_what_is_left_to_the_loop(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> None:
+    assert not compiled(nn.Sequential(*layers), plan()).serves(shape)
+    assert CompiledTrainer.of(nn.Linear(2, 2), plan(loss="own")) is None
