@@ -102,11 +102,13 @@ def test_where_nothing_is_hidden_every_coin_is_told(tmp_path: Path) -> None:
 
 
 def test_canaries_are_counted_and_never_charged(tmp_path: Path) -> None:
-    plain = fedveil.simulate(job(canaries=0, clients={"number": 50, "fraction": 0.8}),
-                             tmp_path / "plain")  # fmt: skip
-    run = fedveil.simulate(job(clients={"number": 50, "fraction": 0.8}), tmp_path / "run")
+    few = {"number": 50, "fraction": 0.1}
+    plain = fedveil.simulate(job(canaries=0, clients=few), tmp_path / "plain")
+    run = fedveil.simulate(job(canaries=5, clients=few), tmp_path / "run")
+    last = plain.metrics[-1]
+    assert last["epsilon_run_most_drawn"] < last["epsilon_run_every_round"]  # as a canary is
     for before, record in zip(plain.metrics, run.metrics, strict=True):
-        assert (record["clients"], record["reports"], record["canaries"]) == (80, 80, 40)
+        assert (record["clients"], record["reports"], record["canaries"]) == (10, 10, 5)
         epsilons = [key for key in record if key.startswith(("epsilon_", "delta_"))]
         assert [record[key] for key in epsilons] == [before[key] for key in epsilons]
     assert run.audit is not None
