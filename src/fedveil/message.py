@@ -44,15 +44,16 @@ _MAX_VARINT_BITS = 128
 
 def encode(message: Message, *, header: bytes = b"") -> bytes:
     """The one encoding of `message`; a carrier's `header` stands before it without a copy."""
-    return b"".join([header, *_parts(message)])
+    return b"".join([header, *encoded_parts(message)])
 
 
 def encoded_bytes(message: Message) -> int:
     """The length of the encoding, without making it."""
-    return sum(map(len, _parts(message)))
+    return sum(map(len, encoded_parts(message)))
 
 
-def _parts(message: Message) -> list[bytes | memoryview]:
+def encoded_parts(message: Message) -> list[bytes | memoryview]:
+    """The encoding in pieces, of which the large ones are the message's own memory."""
     parts: list[bytes | memoryview] = [MAGIC]
     for name in sorted(message):
         raw = name.encode()
