@@ -58,16 +58,31 @@ def tables(folder: Path, rows: int, parquet: bool) -> Path:
     return job
 
 
-def figures(rows: int, parquet: bool) -> Iterator[Figure]:
+def figures(rows: int, parquet: bool, kept: Path | None) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        job = tables(folder, rows, parquet)
+        folder = Path(made) if kept is None else kept.resolve()
+        found = sorted(folder.glob("*.yaml"))
+        job = found[0] if found else tables(folder, rows, parquet)
         yield Figure(f"{job.stem}, rows", rows, "")
         logs = {party: folder / f"{party}.log" for party in ("site", "partner")}
         with logs["site"].open("wb") as first, logs["partner"].open("wb") as second:
-            lead = ("leader", job.name, "--listen", "127.0.0.1:0", "--insecure", "--out", "site")
+            lead = (
+                "leader",
+                job.name,
+                "--listen",
+                "127.0.0.1:0",
+                "--insecure",
+                "--out",
+                f"{made}/site",
+            )
             leading = start(folder, first, *lead)
-            follow = ("--connect", address_in(logs["site"]), "--insecure", "--out", "partner")
+            follow = (
+                "--connect",
+                address_in(logs["site"]),
+                "--insecure",
+                "--out",
+                f"{made}/partner",
+            )
             following = start(folder, second, "follower", job.name, *follow)
             for party, process in (("partner", following), ("site", leading)):
                 _, status, used = os.wait4(process.pid, 0)
@@ -75,7 +90,7 @@ def figures(rows: int, parquet: bool) -> Iterator[Figure]:
                 memory = used.ru_maxrss / 1024
                 yield Figure(f"{party}: memory", memory, "MB", at_most=MOST_MB)
                 yield Figure(f"{party}: processor", used.ru_utime + used.ru_stime, "s")
-        for name, value in looked(folder / "site/site/metrics.jsonl").items():
+        for name, value in looked(Path(made, "site/site/metrics.jsonl")).items():
             yield Figure(f"held-out rows: {name}", value, "")
 
 
@@ -89,8 +104,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--parquet", action="store_true", help="needs pyarrow")
+    parser.add_argument("--folder", type=Path, help="whose tables are used, or made there")
     given = parser.parse_args()
-    return show(figures(given.rows, given.parquet))
+    return show(figures(given.rows, given.parquet, given.folder))
 
 
 if __name__ == "__main__":

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
+
+#: What a file is to hold, as a whole or in pieces.
+Pieces: TypeAlias = bytes | Sequence[bytes | memoryview]
 
 #: What the name of a file that is not whole yet ends with.
 PARTIAL = ".part"
 
 
-def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
+def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
     """Make a file that is never open to more than `mode` says, or raise FileExistsError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
     """Write or replace a file: whoever reads it sees the old bytes or the new."""
     partial = path.with_name(path.name + PARTIAL)
     partial.unlink(missing_ok=True)

@@ -46,12 +46,12 @@ MOST_CARRIED = (1 << 31) - (1 << 16)
 
 def encode(message: Message, *, header: bytes = b"") -> bytes:
     """The one encoding of `message`; a carrier's `header` stands before it without a copy."""
-    return b"".join([header, *_parts(message)])
+    return b"".join([header, *encoded_parts(message)])
 
 
 def encoded_bytes(message: Message) -> int:
     """The length of the encoding, without making it."""
-    return sum(map(len, _parts(message)))
+    return sum(map(len, encoded_parts(message)))
 
 
 def check_carried(what: str, size: int) -> None:
@@ -63,7 +63,8 @@ def check_carried(what: str, size: int) -> None:
         )
 
 
-def _parts(message: Message) -> list[bytes | memoryview]:
+def encoded_parts(message: Message) -> list[bytes | memoryview]:
+    """The encoding in pieces, of which the large ones are the message's own memory."""
     parts: list[bytes | memoryview] = [MAGIC]
     for name in sorted(message):
         raw = name.encode()

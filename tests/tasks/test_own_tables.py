@@ -661,6 +661,27 @@ def test_the_example_in_two_processes_is_the_example_in_one(tmp_path: Path) -> N
     assert rows_of("clinic/told.csv") == told
 
 
+def test_the_tables_on_criteos_layout_are_trained_on() -> None:
+    """Synthetic rows, or the real file's: tabs, no header, no ids."""
+    made = runpy.run_path(str(EXAMPLE / "criteo_tables.py"))
+    rows = list(made["synthetic_criteo"](300, 1))
+    Path("train.txt").write_text("".join("\t".join(row[1:]) + "\n" for row in rows))
+    assert list(made["real_criteo"](Path("train.txt"), None)) == rows
+    made["write_tables"](rows, Path(), "made", False)
+    job = made["job"]("made", "csv", 20)
+    run = train(VerticalJob.read({**job, "batch_size": 100}, ()), "run")
+    assert 0 <= run.metrics[-1]["test_auc"] <= 1
+    words = task_of_job(run.job).owned("partner", "train").columns["words"]
+    assert words.shape[1] == 19
+    assert words.dtype == torch.uint8
+    rate = np.mean([int(row[1]) for row in rows])
+    assert 0.1 < rate < 0.5
+
+
+def task_of_job(job: VerticalJob) -> Tables:
+    return Tables(job.task.tables)
+
+
 def apart(folder: Path, leader: str, follower: str) -> None:
     """Both commands over mutual TLS; a follower that serves is interrupted when the leader ends."""
     logs = {party: folder / f"{party}.log" for party in ("clinic", "laboratory")}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,13 @@ from torch import nn
 
 from fedveil.errors import ModelInvalid
 from fedveil.language.transformer import PRESETS
+from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, part_memory, together
 from fedveil.vertical.apart.machine import Machine
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.part_memory import memory_of, sized
 from fedveil.vertical.party import Party
+from fedveil.vertical.step_checkpoint import Checkpoint
 
 Command = Callable[..., tuple[int, str, str]]
 TASKS = ["mnist_halves", "tabular", "pangu"]
@@ -114,6 +118,18 @@ def test_a_machine_without_the_memory_refuses_before_anything_is_made(
     with pytest.raises(ModelInvalid, match=r"parts of leader and cloud takes 42\.0 GB: "):
         together.train(job)
     assert not made
+
+
+def test_a_checkpoint_is_written_with_one_copy_of_its_tensors(tmp_path: Path) -> None:
+    tensor = torch.zeros(1 << 20)
+    folder = RunFolder.create(tmp_path / "run")
+    kept = Checkpoint(1, "", 0, "", {"loss": 0.0}, {"part/weight": tensor})
+    tracemalloc.start()
+    kept.write(folder)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    folder.close()
+    assert most < 1.5 * tensor.nbytes
 
 
 def test_the_command_tells_each_part_and_party(command: Command) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from fedveil._files import PARTIAL, write_whole
+from fedveil._files import PARTIAL, Pieces, write_whole
 from fedveil.errors import FolderInUse, RunFolderError
 
 JOB = "job.yaml"
@@ -83,7 +83,7 @@ class RunFolder:
         """Let another process write here."""
         self._lock.close()
 
-    def write_atomically(self, name: str, data: bytes) -> None:
+    def write_atomically(self, name: str, data: Pieces) -> None:
         """Replace a file as a whole: whoever reads it sees the old bytes or the new."""
         target = self.path / name
         with explained(self.path):

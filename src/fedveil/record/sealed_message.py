@@ -8,20 +8,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.message import Message, Value, decode, encode
+from fedveil.message import Message, Value, decode, encoded_parts
 
 _DIGEST_BYTES = 32
 
 
 def sealed(message: Message) -> bytes:
     """The message and its digest."""
-    data = encode(message)
-    return data + hashlib.sha256(data).digest()
+    return b"".join(sealed_parts(message))
+
+
+def sealed_parts(message: Message) -> list[bytes | memoryview]:
+    """The same in pieces, for a file: what is large is not copied."""
+    parts, digest = encoded_parts(message), hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return [*parts, digest.digest()]
 
 
 def unsealed(raw: bytes) -> dict[str, Value]:
     """The message that was sealed; raises `MessageInvalid` where a bit of it has changed."""
-    data, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
+    data, digest = memoryview(raw)[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
         raise MessageInvalid("its digest does not match")
     return decode(data)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.message import Message, decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
-from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.record.sealed_message import intact, sealed_parts, unsealed
 from fedveil.vertical.party import Party
 
 _KEPT = 2
@@ -51,7 +51,7 @@ class Checkpoint:
             "window": encode(self.window),
             "tensors": safetensors.torch.save(_untied(tensors)),
         }
-        folder.write_atomically(_file(self.step), sealed(vars(self) | encoded))
+        folder.write_atomically(_file(self.step), sealed_parts(vars(self) | encoded))
         for step in held(folder)[:-_KEPT]:
             (folder.path / _file(step)).unlink()
 
