@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from fedveil.json_answer import answering
 from fedveil.language.generate_command import generate
 from fedveil.vertical.commands.machines import certificates, follower, leader
 from fedveil.vertical.commands.one_process import evaluate, keys, predict, run, show
@@ -13,4 +14,4 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 for command in (run, evaluate, predict, generate, show, keys, leader, follower, certificates):
-    app.command()(command)
+    app.command()(answering(command))

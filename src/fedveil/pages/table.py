@@ -26,6 +26,10 @@ class Table:
         table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
         return f"{self.caption}\n\n{table}" if self.caption else table
 
+    def records(self) -> list[dict[str, str]]:
+        """For a program."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
     def terminal(self) -> RichTable:
         """For a terminal."""
         table = RichTable(box=None, pad_edge=False)

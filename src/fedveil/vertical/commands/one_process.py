@@ -13,9 +13,9 @@ import typer
 
 from fedveil import vertical
 from fedveil.errors import JobError
-from fedveil.plain_text import remark, say
+from fedveil.plain_text import document, remark, say
 from fedveil.vertical.commands import arguments
-from fedveil.vertical.commands.command_line import load, say_accounts, say_ending
+from fedveil.vertical.commands.command_line import ended, load, of_accounts, say_accounts
 from fedveil.vertical.commands.machines import look
 from fedveil.vertical.freed_memory import keep_freed_memory
 
@@ -27,7 +27,7 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder; takes nothing else.")
     ] = None,
-) -> None:
+) -> object:
     """Train with every party in this process: the leader's figures as they come."""
     keep_freed_memory()
     # What needs torch is imported after what may be wrong with the job.
@@ -41,8 +41,7 @@ def run(
     from fedveil.vertical.step_lines import line
 
     result = work(progress=lambda record: say(line(record)), say=remark)
-    say_accounts(result.figures)
-    say_ending(result.folder)
+    return ended(result.folder)
 
 
 def evaluate(
@@ -51,7 +50,7 @@ def evaluate(
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
-) -> None:
+) -> object:
     """Look at the held-out examples through the same crossings and the same protection."""
     if listen is None:
         from fedveil.vertical import together
@@ -63,6 +62,7 @@ def evaluate(
     for name, value in quality.items():
         say(f"{name} {value:.6f}")
     say_accounts(figures)
+    return {"figures": quality, "accounts": of_accounts(figures)}
 
 
 def predict(
@@ -77,7 +77,7 @@ def predict(
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
-) -> None:
+) -> object:
     """Write what the model says of every held-out example."""
     from fedveil.vertical.predictions import PredictionFile
 
@@ -90,17 +90,22 @@ def predict(
         session = look("predict", run, listen, tls, insecure, patience, file.predict)
         found = session.result
     assert found is not None, "the leader has the outputs"
-    say(f"wrote {out}: {file.write(found)}")
+    what = file.write(found)
+    say(f"wrote {out}: {what}")
+    return {"file": out, "holds": what}
 
 
-def keys(part: arguments.KeyPart = None) -> None:
+def keys(part: arguments.KeyPart = None) -> object:
     """What each key of a vertical job may be, its default and its meaning."""
-    from fedveil.settings.reference import keys
+    from fedveil.settings.reference import keys, told_keys
     from fedveil.vertical.vertical_reference import reference
 
-    typer.echo(keys(reference(), part), nl=False)
+    document(keys(reference(), part))
+    return told_keys(reference(), part)
 
 
-def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> None:
+def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
     """Check a vertical job and print it with every key."""
-    typer.echo(load(job, overrides).to_yaml(), nl=False)
+    settings = load(job, overrides)
+    document(settings.to_yaml())
+    return settings.model_dump(mode="json")
