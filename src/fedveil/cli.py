@@ -18,8 +18,8 @@ from fedveil._version import __version__
 from fedveil.errors import ClaimRefuted, InvalidValue, JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, ended
 from fedveil.job_arguments import JobPath, KeyPart, Overrides, load, remarks
-from fedveil.json_answer import AsJson, alone, answer
-from fedveil.plain_text import console, say
+from fedveil.json_answer import AsJson, alone, answer, answering
+from fedveil.plain_text import console, document, say
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ app.add_typer(job_app, name="job")
 app.add_typer(vertical_cli.app, name="vertical")
 app.add_typer(attack_cli.app, name="attack")
 app.command()(compare_cli.compare)
-app.command("reproduce")(reproduce_cli.reproduce)
+app.command("reproduce")(answering(reproduce_cli.reproduce))
 
 
 def main() -> None:
@@ -108,8 +108,8 @@ def run(
         answer(of_run(found))
 
 
-app.command()(pages_cli.report)
-app.command()(pages_cli.watch)
+app.command()(answering(pages_cli.report))
+app.command()(answering(pages_cli.watch))
 
 
 def _need_flower(purpose: str) -> None:
@@ -220,6 +220,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
 
 
 @app.command()
+@answering
 def init(
     directory: Annotated[
         Path, typer.Argument(help="Where to; an existing file is never overwritten.")
@@ -227,16 +228,20 @@ def init(
     template: Annotated[
         str, typer.Option(help="image, text, table, regression, own-step, vertical or flower.")
     ] = "table",
-) -> None:
+) -> object:
     """Write a commented job file, and a model and data of your own, to start from."""
     from fedveil.starter import TEMPLATES, write_starter
 
-    for path in write_starter(directory, template):
+    wrote = write_starter(directory, template)
+    for path in wrote:
         say(f"wrote {path}")
-    say(f"next: cd {shlex.quote(str(directory))} && {TEMPLATES[template].run}")
+    following = f"cd {shlex.quote(str(directory))} && {TEMPLATES[template].run}"
+    say(f"next: {following}")
+    return {"wrote": wrote, "next": following}
 
 
 @app.command()
+@answering
 def deploy(
     directory: Annotated[Path, typer.Argument(help="Where the Flower app is written to.")],
     job: JobPath = None,
@@ -247,14 +252,15 @@ def deploy(
             help="Let reports draw from the job's seed, as the simulator does: for tests alone."
         ),
     ] = False,
-) -> None:
+) -> object:
     """Write a job as a Flower app, for clients on other machines."""
     _need_flower("fedveil deploy")
     loaded = load(job, overrides)
     from fedveil.flower.job.deploy import deployable, write_app
 
     settings = deployable(loaded, seeded=seeded)
-    for path in write_app(directory, settings):
+    wrote = write_app(directory, settings)
+    for path in wrote:
         say(f"wrote {path}")
     if seeded:
         seen = "reports draw from the job's seed: whoever reads the job can take the protection off"
@@ -266,17 +272,22 @@ def deploy(
             ["under not_encrypt and server.weighting = by_size a report says how many examples "
              "its client has"],
         )  # fmt: skip
-    say(f"next: flwr run {shlex.quote(str(directory))}; docs/deployment.md")
+    following = f"flwr run {shlex.quote(str(directory))}"
+    say(f"next: {following}; docs/deployment.md")
+    return {"wrote": wrote, "clients": settings.clients.number, "next": following}
 
 
 @app.command()
+@answering
 def identity(
     file: Annotated[Path, typer.Argument(help="Where the private key is written to.")],
-) -> None:
+) -> object:
     """Make a client's signing key, for pw_encrypt with active_security; prints its public half."""
     from fedveil.flower.job.identity_file import make_identity
 
-    typer.echo(make_identity(file))
+    public = make_identity(file)
+    document(f"{public}\n")
+    return {"file": file, "public": public}
 
 
 @job_app.command()
@@ -293,12 +304,14 @@ def _print_job(job: Job, *, json: bool) -> None:
 
 
 @job_app.command()
-def keys(part: KeyPart = None) -> None:
+@answering
+def keys(part: KeyPart = None) -> object:
     """What each key of a job may be, its default and its meaning."""
     from fedveil.federated.job_reference import reference
-    from fedveil.settings.reference import keys
+    from fedveil.settings.reference import keys, told_keys
 
-    typer.echo(keys(reference(), part), nl=False)
+    document(keys(reference(), part))
+    return told_keys(reference(), part)
 
 
 @job_app.command()
@@ -338,7 +351,8 @@ def list_data(json: AsJson = False) -> None:
 
 
 @data_app.command()
-def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) -> None:
+@answering
+def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) -> object:
     """Download a data set into the per-user cache, with its checksums verified."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -354,6 +368,7 @@ def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) 
             name, progress=lambda done, total: bars.update(task, completed=done, total=total)
         )
     say(f"{name} is in {folder}")
+    return {"name": name, "folder": folder}
 
 
 if __name__ == "__main__":

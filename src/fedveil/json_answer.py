@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -28,6 +30,27 @@ def alone(wanted: bool) -> Iterator[None]:
         yield
     finally:
         plain_text.to_stderr = before
+
+
+def answering(command: Callable[..., Any]) -> Callable[..., None]:
+    """The command with `--json`, which prints what the function gives; without, nobody reads it."""
+
+    @functools.wraps(command)
+    def with_json(*arguments: Any, json: bool = False, **named: Any) -> None:
+        with alone(json):
+            found = command(*arguments, **named)
+        if json:
+            answer(found)
+
+    taken = inspect.signature(command, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = inspect.Parameter("json", kind, default=False, annotation=AsJson)
+    parameters = [*taken.parameters.values(), added]
+    with_json.__annotations__ = {p.name: p.annotation for p in parameters}
+    with_json.__signature__ = taken.replace(  # type: ignore[attr-defined]
+        parameters=parameters, return_annotation=None
+    )
+    return with_json
 
 
 def answer(found: Any) -> None:

@@ -21,15 +21,17 @@ def report(
             "or here."
         ),
     ] = None,
-) -> None:
+) -> object:
     """Write a page of a run, or of several beside each other, and each of its plots as SVG."""
     from fedveil.pages.kept_page import PAGE, page_of, page_of_several
     from fedveil.pages.written_page import write_page
 
     page = page_of(runs[0]) if len(runs) == 1 else page_of_several(runs)
     file = out or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
-    for path in write_page(page, file):
+    wrote = list(write_page(page, file))
+    for path in wrote:
         say(f"wrote {path}")
+    return {"wrote": wrote}
 
 
 def watch(
@@ -40,8 +42,9 @@ def watch(
             min=0, help="Seconds without a word after which a run that nobody writes is given up."
         ),
     ] = 120.0,
-) -> None:
+) -> object:
     """Show a run as it goes, from its records alone; ends when the run has ended."""
+    from fedveil.run_display import of_run
     from fedveil.watching import watch
 
-    watch(run, console(), patience)
+    return of_run(watch(run, console(), patience))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,13 @@ def console(**settings: Any) -> Console:
 def say(text: str) -> None:
     """A line on standard output, unbroken."""
     console(soft_wrap=True).print(text)
+
+
+def document(text: str) -> None:
+    """A text that is a command's whole answer, as it is; under `--json` another stands for it."""
+    if not to_stderr:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def remark(text: str, kind: str = "") -> None:

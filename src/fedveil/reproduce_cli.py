@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -27,13 +28,13 @@ def reproduce(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--list", help="What experiments there are.")] = False,
-) -> None:
+) -> object:
     """Repeat an experiment of the sources, and set their figures beside ours."""
     if name is None or everything:
         from fedveil.reproductions.experiments import table
 
         console().print(table().terminal())
-        return
+        return table().records()
     from fedveil.reproductions.outcome_page import tally, verdicts
     from fedveil.reproductions.reproduction import reproduce as repeat
 
@@ -41,3 +42,5 @@ def reproduce(
     console().print(verdicts(outcome).terminal())
     say(tally(outcome))
     say(f"written to {page}")
+    found = [{**asdict(verdict), "agrees": verdict.agrees} for verdict in outcome.verdicts]
+    return {"page": page, "verdicts": found}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from types import TracebackType
 
 from rich.console import Console
@@ -26,8 +25,11 @@ from fedveil.pages.kept_page import where
 from fedveil.pages.promised import figure_lines, figure_of
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_page import duration, seconds
+from fedveil.pages.vertical_page import HELD_OUT, answers, is_vertical, leader_of, parties_of
 from fedveil.privacy.finding import CONFIDENCE, Finding
+from fedveil.privacy.ledger import Line
 from fedveil.privacy.promise import told
+from fedveil.quiet import QUIET_S, Quiet
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.measures import LOSS, deciding, word
 from fedveil.record.recorder import LOST, Record
@@ -36,50 +38,18 @@ from fedveil.record.run_folder import MODEL
 #: There is room for a bar beside the figures from this width on.
 _WIDE, _BAR = 110, 24
 _BETWEEN = " · "
-#: Where there is no terminal, no more seconds pass without a line.
-_QUIET_S = 30.0
 #: What a narrow terminal does without, in this order.
 _SPARED = ("up ", "loss ", "epsilon ")
 #: The longest name of a summary's rows.
 _NAMES = len("ended early")
-
-
-class _Quiet:
-    """Says that a run goes on where nothing else was said for so many seconds."""
-
-    def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
-        self._every_s, self._say = every_s, say
-        self._end = threading.Event()
-        self._since = time.monotonic()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def start(self) -> None:
-        self._since = time.monotonic()
-        self._thread.start()
-
-    def heard(self) -> None:
-        """Something else was said."""
-        self._since = time.monotonic()
-
-    def stop(self) -> None:
-        self._end.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _watch(self) -> None:
-        said = 0
-        while not self._end.wait(self._every_s / 8):
-            quiet_s = time.monotonic() - self._since
-            times = int(quiet_s / self._every_s)
-            if times > said:
-                self._say(quiet_s)
-            said = times
+#: The figure of a look at held-out examples that every task has.
+_LOOKED = f"{HELD_OUT}loss"
 
 
 class RunDisplay:
     """A bar of rounds with a live line of figures; a line a round where there is no terminal."""
 
-    def __init__(self, console: Console, rounds: int, quiet_s: float = _QUIET_S) -> None:
+    def __init__(self, console: Console, rounds: int, quiet_s: float = QUIET_S) -> None:
         self._console = console
         self._rounds = rounds
         columns: list[ProgressColumn] = [TextColumn("round"), MofNCompleteColumn()]
@@ -93,7 +63,7 @@ class RunDisplay:
         self._bar = Progress(*columns, console=console)
         #: What the columns before the figures take: `round `, `n/n `, a bar, `h:mm:ss ` twice.
         self._before = 6 + 2 * len(str(rounds)) + 2 + (_BAR + 1) * (len(columns) - 5) + 16
-        self._quiet = _Quiet(quiet_s, lambda seconds: self._say(self._still(seconds)))
+        self._quiet = Quiet(quiet_s, lambda seconds: self._say(self._still(seconds)))
         self._doing = "reading the data"
         self._task = self._bar.add_task("reading the data", total=rounds)
 
@@ -138,10 +108,7 @@ class RunDisplay:
 
     def summary(self, run: ReadRun) -> None:
         """The run has ended: what it took and where everything is, and the three answers."""
-        self._console.print(_table(_took(run)))
-        for name, value in _where(run).items():  # unbroken, to be copied
-            self._say(f"{name.ljust(_NAMES)}  {value}")
-        show_answers(self._console, ending(run))
+        summary(self._console, run)
 
     def _still(self, seconds: float) -> str:
         return f"{self._doing}: {duration(seconds)} so far"
@@ -152,6 +119,8 @@ class RunDisplay:
 
 def of_run(run: ReadRun) -> dict[str, object]:
     """What a run has come to, for a program: where everything is, and the latest figures."""
+    if is_vertical(run):
+        return _of_parties(run)
     best = best_round(run)
     return {
         "folder": run.folder,
@@ -161,9 +130,28 @@ def of_run(run: ReadRun) -> dict[str, object]:
         "seconds": seconds(run.records),
         "best_round": None if best is None else best[0],
         "last": run.last,
-        "accounts": [{"for": a.what, "epsilon": a.epsilon, "delta": a.delta} for a in run.accounts],
+        "accounts": of_lines(run.accounts),
         "findings": list(run.findings),
     }
+
+
+def _of_parties(run: ReadRun) -> dict[str, object]:
+    parties = parties_of(run)
+    leader = leader_of(run, parties)
+    return {
+        "folder": run.folder,
+        "models": {name: p.folder / MODEL for name, p in parties.items() if p.finished},
+        "seconds": _seconds_of(leader),
+        "best_look": _best_look(leader),
+        "last": leader.last,
+        "accounts": {name: of_lines(party.accounts) for name, party in parties.items()},
+        "findings": list(run.findings),
+    }
+
+
+def of_lines(lines: Iterable[Line]) -> list[dict[str, object]]:
+    """An account's lines, for a program."""
+    return [{"for": line.what, "epsilon": line.epsilon, "delta": line.delta} for line in lines]
 
 
 def fitted(line: str, room: int) -> str:
@@ -191,10 +179,16 @@ def describe(record: Record) -> str:
     return _BETWEEN.join(parts)
 
 
-def show_answers(console: Console, answers: Ending) -> None:
-    """How good, what was promised, and what to do next: the last lines of a run of any kind."""
+def summary(console: Console, run: ReadRun) -> None:
+    """The last lines of a run of any kind."""
+    vertical = is_vertical(run)
+    console.print(_table(_took_of_parties(run) if vertical else _took(run)))
+    for name, value in (_where_of_parties if vertical else _where)(run):  # unbroken, to be copied
+        console.print(
+            f"{name.ljust(_NAMES)}  {value}", markup=False, highlight=False, soft_wrap=True
+        )
     console.print()
-    console.print(_table(_answers(answers)))
+    console.print(_table(_answers(answers(run) if vertical else ending(run))))
 
 
 def _table(rows: Mapping[str, object]) -> Table:
@@ -227,14 +221,49 @@ def _took(run: ReadRun) -> dict[str, str]:
     return rows | {"randomness": str(last.get("randomness", ""))}
 
 
-def _where(run: ReadRun) -> dict[str, str]:
+def _took_of_parties(run: ReadRun) -> dict[str, str]:
+    """What parties took, and every figure of their accounts."""
+    parties = parties_of(run)
+    leader = leader_of(run, parties)
+    epochs = f"{run.job['epochs']}, {duration(_seconds_of(leader))}"
+    rows = {"task": str(run.job["task"]), "epochs": epochs}
+    best = _best_look(leader)
+    if best is not None:
+        rows["best look"] = f"after epoch {best['epoch'] + 1}, loss {best[_LOOKED]:.4f}"
+    accounts = [f"{name}: {line}" for name, of in parties.items() for line in of.accounts]
+    return rows | ({"epsilon": "\n".join(accounts)} if accounts else {})
+
+
+def _seconds_of(party: ReadRun) -> float:
+    """From a party's first word to its last, pauses between starts included."""
+    times = [datetime.fromisoformat(event.partition(" ")[0]) for event in party.events]
+    return (times[-1] - times[0]).total_seconds() if times else 0.0
+
+
+def _best_look(leader: ReadRun) -> Record | None:
+    """The look at held-out examples with the least loss, where there was any."""
+    looks = [record for record in leader.records if _LOOKED in record]
+    return min(looks, key=lambda record: float(record[_LOOKED]), default=None)
+
+
+def _where(run: ReadRun) -> Iterator[tuple[str, str]]:
     """What the run has left, and how it is taken up."""
+    yield "run folder", str(run.folder)
+    yield "model", _loading(run)
+    yield "page", where(run.folder, run)
+
+
+def _where_of_parties(run: ReadRun) -> Iterator[tuple[str, str]]:
+    parties = parties_of(run)
+    yield "run folder", str(run.folder)
+    for party in parties.values():
+        yield "model", _loading(party)
+    yield "page", where(run.folder, leader_of(run, parties))
+
+
+def _loading(run: ReadRun) -> str:
     model = run.folder / MODEL
-    return {
-        "run folder": str(run.folder),
-        "model": f"safetensors.torch.load_file({str(model)!r})" if run.finished else "none yet",
-        "page": where(run.folder, run),
-    }
+    return f"safetensors.torch.load_file({str(model)!r})" if run.finished else "none yet"
 
 
 def _answers(answers: Ending) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from fedveil.json_answer import answering
 from fedveil.language.generate_command import generate
 from fedveil.vertical.commands.machines import certificates, follower, leader
 from fedveil.vertical.commands.one_process import evaluate, keys, parts, predict, run, show
@@ -24,4 +25,4 @@ for command in (
     follower,
     certificates,
 ):
-    app.command()(command)
+    app.command()(answering(command))

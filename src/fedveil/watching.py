@@ -11,10 +11,10 @@ from rich.console import Console
 from fedveil._validate import integer
 from fedveil.errors import RunFolderError
 from fedveil.pages.read_run import ReadRun, read_run
-from fedveil.pages.vertical_page import answers, is_vertical, leader_of, parties_of
+from fedveil.pages.vertical_page import is_vertical, leader_of, parties_of
 from fedveil.record.run_folder import EVENTS, METRICS, in_use
 from fedveil.record.sealed_message import intact
-from fedveil.run_display import RunDisplay, show_answers
+from fedveil.run_display import RunDisplay, summary
 
 Wait = Callable[[float], None]
 
@@ -24,8 +24,8 @@ _POLL_S = 0.5
 _LAST_LOOKS = 20
 
 
-def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.sleep) -> None:
-    """Show what a run's folder holds and what comes, until the run has ended.
+def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.sleep) -> ReadRun:
+    """Show what a run's folder holds and what comes, until the run has ended; what it is then.
 
     Raises `RunFolderError` where there is no run, or one that has not grown for so many seconds
     and that nobody on this machine writes.
@@ -35,6 +35,7 @@ def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.s
             _watch_parties(folder, console, patience_s, wait)
         else:
             _watch_rounds(folder, console, patience_s, wait)
+        return read_run(folder)
 
 
 def _watch_rounds(folder: Path, console: Console, patience_s: float, wait: Wait) -> None:
@@ -62,7 +63,7 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
         for record in run.records[shown:]:
             console.print(line(record), soft_wrap=True)
         shown = max(shown, len(run.records))
-    show_answers(console, answers(read_run(folder)))
+    summary(console, read_run(folder))
 
 
 def _grown(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ pytest.importorskip("flwr")
 
 import fedveil
 import parts
+from fedveil import run_display
 from fedveil.engine.cohorts import Cohorts
 from fedveil.errors import DeploymentError, MessageTooLong, ModelInvalid, RunFailed, RunStopped
 from fedveil.flower.job import client_training, job_server
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
 from fedveil.message import decode, encode
+from fedveil.quiet import Quiet
 from fedveil.record.run_folder import TRACEBACK
 from flower_parts import CLIENTS, LocalGrid, app_of, job, kinds, serve
 from folders import records_of
@@ -512,3 +515,31 @@ def test_what_no_message_carries_is_refused_before_anybody_is_asked(
     with pytest.raises(MessageTooLong, match=what):
         engine.protection(settings, dimension)
     assert not grid.sent
+
+
+def test_neither_side_is_silent_while_a_client_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, capsys: Any
+):
+    """Its own log and the server's say that it goes on."""
+    said = threading.Event()
+
+    class Eager(Quiet):
+        def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
+            def tell(seconds: float) -> None:
+                say(seconds)
+                said.set()
+
+            assert every_s <= 60
+            super().__init__(0.01, tell)
+
+        def stop(self) -> None:
+            assert said.wait(5)
+            super().stop()
+
+    monkeypatch.setattr(client_training, "Quiet", Eager)
+    monkeypatch.setattr(run_display, "Quiet", Eager)
+    with caplog.at_level(logging.INFO, "flwr"):
+        run(tmp_path, job(rounds=1))
+    assert "round 1: client 0 trains on its examples" in caplog.text
+    assert "round 1: still training, 0 s so far" in caplog.text
+    assert "waiting for clients and reports of round 1/1: 0.0 s so far" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.plain_text import say
+from fedveil.plain_text import document, say
 from fedveil.vertical.commands import arguments
 from fedveil.vertical.commands.machines import look
 
@@ -26,7 +26,7 @@ def generate(
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
-) -> None:
+) -> object:
     """Continue a text with a pangu run's model, through all parties and the same protection."""
     from fedveil.language import generation
 
@@ -34,18 +34,21 @@ def generate(
     characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def tell(piece: bytes, last: bool = False) -> None:
-        typer.echo(characters.decode(piece, last), nl=last)
+        document(characters.decode(piece, last) + "\n" * last)
 
     request = generation.Request.seeded(prompt.encode(), tokens, temperature, seed)
     if listen is None:
-        typer.echo(prompt, nl=False)
+        document(prompt)
         found, split = generation.generate(run, request, tell)
     else:
         own = generation.leading(request)
         session = look(generation.GENERATE, run, listen, tls, insecure, patience, own)
         found, split = session.result, session.run.setting.split
-        typer.echo(prompt, nl=False)
+        document(prompt)
         tell(found.text)
     tell(b"", last=True)
-    for figure in generation.figures(split, found):
+    accounts = list(generation.figures(split, found))
+    for figure in accounts:
         say(str(figure))
+    text = prompt + found.text.decode(errors="replace")
+    return {"text": text, "accounts": [str(figure) for figure in accounts]}

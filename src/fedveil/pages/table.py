@@ -34,6 +34,10 @@ class Table:
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue()
 
+    def records(self) -> list[dict[str, str]]:
+        """For a program."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
     def terminal(self) -> RichTable:
         """For a terminal."""
         table = RichTable(box=None, pad_edge=False)

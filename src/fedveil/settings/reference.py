@@ -28,24 +28,35 @@ def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
 
 def keys(page: str, part: str | None) -> str:
     """A page's keys for a terminal: those that begin with `part`, or all."""
+    return "".join(
+        f"{key}: as in {of['as_in']}\n"
+        if "as_in" in of
+        else f"{key}: {of['default']}\n    {of['allowed']}\n    {of['meaning']}\n"
+        for key, of in told_keys(page, part).items()
+    )
+
+
+def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
+    """What a page says of the same keys, for a program."""
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:
         near = difflib.get_close_matches(part or "", said, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise InvalidValue(f"no key or block of a job is {part}{hint}")
-    return "".join(f"{key}{said[key]}\n" for key in asked).replace("`", "")
+    return {key: {name: text.replace("`", "") for name, text in said[key].items()} for key in asked}
 
 
-def _said(page: str) -> Iterator[tuple[str, str]]:
+def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Each key and what stands behind it, in the page's order."""
     for line in page.splitlines():
         if row := re.fullmatch(r"\| `(\S+)` \| (.*) \| `(.*)` \| (.*) \|", line):
             key, values, default, meaning = row.groups()
-            yield key, f": {default}\n    {values}\n    {meaning}"
+            yield key, {"default": default, "allowed": values, "meaning": meaning}
         elif ": as in `" in line:
             listed, _, block = line.rstrip(".").rpartition(": ")
-            yield from ((key.strip("`"), f": {block}") for key in listed.split(", "))
+            block = block.strip("`").removeprefix("as in `")
+            yield from ((key.strip("`"), {"as_in": block}) for key in listed.split(", "))
 
 
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:

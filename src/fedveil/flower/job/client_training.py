@@ -32,6 +32,7 @@ from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.message import Message, take, take_array
 from fedveil.protections.base import Update
+from fedveil.quiet import QUIET_S, Quiet
 from fedveil.rounds.answers import ClientId
 
 _log = logging.getLogger("flwr")
@@ -91,13 +92,18 @@ class Training:
         training.open(self._round, self.model)
         # More threads may add in another order: one gives the simulator's bytes.
         torch.set_num_threads(1)
-        (answer,) = training.updates([client])
+        _log.info("round %d: client %d trains on its examples", self._round, client)
+        with Quiet(QUIET_S, self._still):
+            (answer,) = training.updates([client])
         for text in answer.effort.warnings:
             _log.warning("%s", text)
         if isinstance(answer, Trained):
             return answer.update, data.examples(client)
         assert training.failure is not None, answer
         raise training.failure
+
+    def _still(self, seconds: float) -> None:
+        _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
         """The client's examples as the trained part sees them: features, once in a process."""

@@ -60,6 +60,8 @@ def serve(folder: Path, grid: Grid, context: Context) -> Run:
     path = run_path(job, context.run_config.get(FOLDER))
     try:
         with ExitStack() as stack:
+            display.starting(f"waiting for clients and reports of round 1/{job.rounds}")
+            stack.enter_context(display)
             engine = FlowerEngine(grid, folder)
             opened = partial(_open, path, job)
             run = Federation(job, engine, opened, stack, display.warn).run(display.show)

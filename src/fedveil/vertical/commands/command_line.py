@@ -38,14 +38,18 @@ def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
             say(f"{party}: {figure}")
 
 
-def say_ending(folder: Path) -> None:
-    """Where everything is, and the three answers: how good, what was promised, what next."""
-    from fedveil.pages.kept_page import where
+def ended(folder: Path) -> dict[str, object]:
+    """Say what a run took, where everything is and what is next; the same for a program."""
     from fedveil.pages.read_run import read_run
-    from fedveil.pages.vertical_page import answers, leader_of, parties_of
-    from fedveil.run_display import show_answers
+    from fedveil.run_display import of_run, summary
 
     run = read_run(folder)
-    say(f"run folder: {folder}")
-    say(f"page: {where(folder, leader_of(run, parties_of(run)))}")
-    show_answers(console(), answers(run))
+    summary(console(), run)
+    return of_run(run)
+
+
+def of_accounts(figures: Mapping[str, Iterable[Line]]) -> dict[str, object]:
+    """What was spent, for a program."""
+    from fedveil.run_display import of_lines
+
+    return {party: of_lines(lines) for party, lines in figures.items()}

@@ -13,7 +13,7 @@ import typer
 from fedveil.errors import InvalidValue, JobError, RunFolderError
 from fedveil.plain_text import remark, say
 from fedveil.vertical.commands import arguments
-from fedveil.vertical.commands.command_line import load, say_accounts, say_ending
+from fedveil.vertical.commands.command_line import ended, load
 from fedveil.vertical.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def leader(
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
-) -> None:
+) -> object:
     """Train as the leader: waits for the followers, then shows the figures as they come."""
     settings = _own_job(job, overrides, out, resume)
     from fedveil.vertical.apart import sessions
@@ -55,7 +55,7 @@ def leader(
     with ExitStack() as stack:
         machine = _machine(_leader_of, settings, out, resume, sessions.LEADER, stack)
         meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
-        _show(sessions.lead(machine, meeting))
+        return ended(sessions.lead(machine, meeting).folder)
 
 
 def follower(
@@ -75,7 +75,7 @@ def follower(
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
-) -> None:
+) -> object:
     """Train as a follower, or serve: connects to the leader, and goes on when the link breaks."""
     if serve is not None and resume is not None:
         raise JobError(["--serve and --resume do not go together: one looks, the other trains"])
@@ -98,20 +98,22 @@ def follower(
         say(f"{machine.party} waits for {machine.split.leader}, the leader, at {meeting.address}")
         if serve is not None:
             sessions.serve(machine, meeting)
-        _show(sessions.follow(machine, meeting))
+        return ended(sessions.follow(machine, meeting).folder)
 
 
 def certificates(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to.")],
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
     days: Annotated[int, typer.Option(min=1, help="How long they are valid.")] = 825,
-) -> None:
+) -> object:
     """Make a private authority, where DIR has none, and one certificate for each party."""
     from fedveil.link.tls import write_certificates
 
-    for path in write_certificates(directory, party, days=days):
+    wrote = list(write_certificates(directory, party, days=days))
+    for path in wrote:
         say(f"wrote {path}: give this folder to {path.name} and to nobody else")
     say(f"{directory / 'authority.key'} stays here: whoever has it can pass for any party")
+    return {"wrote": wrote, "authority": directory / "authority.key"}
 
 
 def look(
@@ -195,8 +197,3 @@ def _meeting(
         progress=lambda record: say(line(record)),
         listening=lambda here: say(f"{machine.party} listens on {here}"),
     )
-
-
-def _show(session: Session) -> None:
-    say_accounts({session.run.name: session.figures})
-    say_ending(session.folder)

@@ -5,6 +5,7 @@ With --listen, evaluate and predict are the leader's part of what parties on oth
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +14,9 @@ import typer
 
 from fedveil import vertical
 from fedveil.errors import JobError
-from fedveil.plain_text import remark, say
+from fedveil.plain_text import document, remark, say
 from fedveil.vertical.commands import arguments
-from fedveil.vertical.commands.command_line import load, say_accounts, say_ending
+from fedveil.vertical.commands.command_line import ended, load, of_accounts, say_accounts
 from fedveil.vertical.commands.machines import look
 from fedveil.vertical.freed_memory import keep_freed_memory
 
@@ -27,7 +28,7 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder; takes nothing else.")
     ] = None,
-) -> None:
+) -> object:
     """Train with every party in this process: the leader's figures as they come."""
     keep_freed_memory()
     # What needs torch is imported after what may be wrong with the job.
@@ -41,8 +42,7 @@ def run(
     from fedveil.vertical.step_lines import line
 
     result = work(progress=lambda record: say(line(record)), say=remark)
-    say_accounts(result.figures)
-    say_ending(result.folder)
+    return ended(result.folder)
 
 
 def evaluate(
@@ -51,7 +51,7 @@ def evaluate(
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
-) -> None:
+) -> object:
     """Look at the held-out examples through the same crossings and the same protection."""
     if listen is None:
         from fedveil.vertical import together
@@ -67,6 +67,7 @@ def evaluate(
         told = (f"{key} {figure:.6g}" for key, figure in figures_of_class.items())
         say(f"class {name}: {', '.join(told)}")
     say_accounts(figures)
+    return {"figures": quality, "accounts": of_accounts(figures)}
 
 
 def predict(
@@ -81,7 +82,7 @@ def predict(
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
-) -> None:
+) -> object:
     """Write what the model says of every held-out example."""
     from fedveil.vertical.predictions import PredictionFile
 
@@ -94,18 +95,21 @@ def predict(
         session = look("predict", run, listen, tls, insecure, patience, file.predict)
         found = session.result
     assert found is not None, "the leader has the outputs"
-    say(f"wrote {out}: {file.write(found)}")
+    what = file.write(found)
+    say(f"wrote {out}: {what}")
+    return {"file": out, "holds": what}
 
 
-def keys(part: arguments.KeyPart = None) -> None:
+def keys(part: arguments.KeyPart = None) -> object:
     """What each key of a vertical job may be, its default and its meaning."""
-    from fedveil.settings.reference import keys
+    from fedveil.settings.reference import keys, told_keys
     from fedveil.vertical.vertical_reference import reference
 
-    typer.echo(keys(reference(), part), nl=False)
+    document(keys(reference(), part))
+    return told_keys(reference(), part)
 
 
-def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> None:
+def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
     """Each part's owner, parameters and memory in training, told before anything is made."""
     settings = load(job, overrides)
     from fedveil.vertical.job_split import make_task
@@ -122,8 +126,11 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
         say(f"{part.part} of {part.owner}: {told([part])}")
     for party in split.parties:
         say(f"{party} in all: {told([part for part in found if part.owner == party])}")
+    return [asdict(part) for part in found]
 
 
-def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> None:
+def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
     """Check a vertical job and print it with every key."""
-    typer.echo(load(job, overrides).to_yaml(), nl=False)
+    settings = load(job, overrides)
+    document(settings.to_yaml())
+    return settings.model_dump(mode="json")
