@@ -1,16 +1,29 @@
-"""For mkdocs: the two pages of a job's keys are written while the site is built."""
+"""For mkdocs: the tables that the code knows are written while the site is built."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
+
 from mkdocs.structure.pages import Page
 
-from fedveil.federated import job_reference
+from fedveil.federated import job_reference, mindspore_keys
+from fedveil.reproductions.page_index import index
 from fedveil.vertical import vertical_reference
 
-#: A page -> the module whose `reference` takes its place; the page names its command.
-WRITTEN = {"job.md": job_reference, "vertical-job.md": vertical_reference}
+#: What stands in for the table of a page in its file, with the command that prints it.
+TABLE = re.compile(r"<!-- table -->\n.*?<!-- end of table -->\n", re.DOTALL)
+
+#: A page -> what takes the place of its text, given that and the page's folder.
+WRITTEN: dict[str, Callable[[str, Path], str]] = {
+    "job.md": lambda text, folder: job_reference.reference(),
+    "vertical-job.md": lambda text, folder: vertical_reference.reference(),
+    "mindspore.md": lambda text, folder: TABLE.sub(lambda _: mindspore_keys.key_table(), text),
+    "reproductions/index.md": lambda text, folder: index(folder),
+}
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     written = WRITTEN.get(page.file.src_uri)
-    return written.reference() if written else markdown
+    return written(markdown, Path(str(page.file.abs_src_path)).parent) if written else markdown

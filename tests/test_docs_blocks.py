@@ -26,7 +26,6 @@ ALL = all_blocks()
 NOT_RUN = {
     "from fedveil.language.generation": "a trained language model takes minutes",
     "strategy.ledger.epsilon": "it looks at a strategy after a run of Flower",
-    "class ServerRound(Protocol)": "a contract in outline",
     '"""Clients that are ready': "run in tests/flower/test_own_protection.py",
     "from fedveil.protections.reading import Reading": "run in tests/flower/test_own_protection.py",
     'return {\n        "x_train"': "loaded in tests/data/test_datasets.py",

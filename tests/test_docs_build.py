@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from fedveil.federated import job_reference
+from fedveil.federated import job_reference, mindspore_keys
 from fedveil.vertical import vertical_reference
 from folders import DOCS, ROOT
 
@@ -65,6 +65,21 @@ def test_the_site_has_every_key_of_a_job(site: Path, written: ModuleType) -> Non
     keys = re.findall(r"^\| `([\w.]+)` \|", written.reference(), re.MULTILINE)
     assert len(keys) > 40
     assert [key for key in keys if f"<code>{key}</code>" not in shown] == []
+
+
+def test_the_site_has_the_tables_that_the_code_knows(site: Path) -> None:
+    """Every key of MindSpore Federated; every experiment with its verdicts."""
+    shown = (site / "mindspore" / "index.html").read_text("utf-8")
+    keys = re.findall(r"`([\w.*]+)`(?=[^|]*\|[^|]*\|\n)", mindspore_keys.key_table())
+    assert len(keys) > 80
+    assert [key for key in keys if f"<code>{key}</code>" not in shown] == []
+    assert "mindspore_keys" not in shown
+    shown = (site / "reproductions" / "index.html").read_text("utf-8")
+    for page in (DOCS / "reproductions").glob("[!i]*.md"):
+        agree = re.search(r"\*\*(\d+ of \d+ agree)", page.read_text("utf-8"))
+        assert agree
+        row = rf'<a href="{page.stem}/">{page.stem}</a></td>\s*<td>[^<]*</td>\s*<td>{agree[1]}<'
+        assert re.search(row, shown.replace("../", "")), page
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:

@@ -266,6 +266,15 @@ def test_torch_is_not_imported_for_what_needs_none(
     assert "torch" not in ended.imported
 
 
+def test_a_wrong_key_costs_no_import_that_only_a_run_needs(cold: Callable[..., End]) -> None:
+    """They would be more than half of what such an end takes, half a second of CPU."""
+    for job in TAKE_JOBS:
+        imported = cold((*job, "--set", "nonsense=1")).imported
+        assert "pydantic" in imported
+        late = ("scipy", "cryptography.hazmat.backends.openssl", "fedveil.engine.federation")
+        assert not [name for name in late if name in imported]
+
+
 WORDS = "[red]data[/] emo:train :smile:"
 
 

@@ -22,8 +22,8 @@ TINY = (
 WITHOUT = {
     "job keys", "vertical keys",
     "init", "deploy", "identity", "report", "watch", "data fetch", "reproduce",
-    "vertical run", "vertical show", "vertical evaluate", "vertical predict", "vertical leader",
-    "vertical follower", "vertical generate", "vertical certificates",
+    "vertical run", "vertical show", "vertical parts", "vertical evaluate", "vertical predict",
+    "vertical leader", "vertical follower", "vertical generate", "vertical certificates",
 }  # fmt: skip
 
 

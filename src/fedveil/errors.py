@@ -67,6 +67,10 @@ class MessageInvalid(FedveilError, ValueError):
     """Bytes that are not the one encoding of a message."""
 
 
+class MessageTooLong(FedveilError, ValueError):
+    """A job whose machines would send each other what no connection carries."""
+
+
 class ReportRejected(FedveilError):
     """A report that was refused; nothing that was folded before has changed."""
 

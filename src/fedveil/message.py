@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil._arrays import Array
-from fedveil.errors import MessageInvalid
+from fedveil.errors import MessageInvalid, MessageTooLong
 
 Value: TypeAlias = int | float | bool | str | bytes | Array
 Message: TypeAlias = Mapping[str, Value]
@@ -40,6 +40,8 @@ DTYPES = {
 _LETTERS = {np.dtype(name): letter for letter, name in DTYPES.items()}
 _MAX_DIMENSIONS = 8
 _MAX_VARINT_BITS = 128
+#: gRPC and protobuf count a message's bytes in 31 bits; a carrier's own words take some of them.
+MOST_CARRIED = (1 << 31) - (1 << 16)
 
 
 def encode(message: Message, *, header: bytes = b"") -> bytes:
@@ -50,6 +52,15 @@ def encode(message: Message, *, header: bytes = b"") -> bytes:
 def encoded_bytes(message: Message) -> int:
     """The length of the encoding, without making it."""
     return sum(map(len, _parts(message)))
+
+
+def check_carried(what: str, size: int) -> None:
+    """Refuse what machines would have to send each other in more bytes than one message has."""
+    if size > MOST_CARRIED:
+        raise MessageTooLong(
+            f"{what} is a message of {size:,} bytes, and between machines one has {MOST_CARRIED:,} "
+            f"at most"
+        )
 
 
 def _parts(message: Message) -> list[bytes | memoryview]:

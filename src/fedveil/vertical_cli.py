@@ -6,11 +6,22 @@ import typer
 
 from fedveil.language.generate_command import generate
 from fedveil.vertical.commands.machines import certificates, follower, leader
-from fedveil.vertical.commands.one_process import evaluate, keys, predict, run, show
+from fedveil.vertical.commands.one_process import evaluate, keys, parts, predict, run, show
 
 app = typer.Typer(
     help="Split learning between parties that hold different features of the same examples.",
     no_args_is_help=True,
 )
-for command in (run, evaluate, predict, generate, show, keys, leader, follower, certificates):
+for command in (
+    run,
+    evaluate,
+    predict,
+    generate,
+    show,
+    parts,
+    keys,
+    leader,
+    follower,
+    certificates,
+):
     app.command()(command)

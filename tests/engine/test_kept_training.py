@@ -26,9 +26,8 @@ from fedveil.engine.executors.client_side import ClientsData, Trained
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.executors.kept_training import OwnLayers
 from fedveil.engine.own_quality import client_model
-from fedveil.errors import AttackImpossible, DeploymentError, FedveilError, ModelInvalid
+from fedveil.errors import AttackImpossible, FedveilError, ModelInvalid
 from fedveil.federated.job import Job
-from fedveil.flower.job.deploy import deployable
 from fedveil.learning.evaluate import score
 from fedveil.learning.trainer import LoopTrainer
 from fedveil.learning.weight_layout import Layout
@@ -199,8 +198,6 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_knows_nothing_of_it_refuses_it(way: str) -> None:
-    with pytest.raises(DeploymentError, match="which clients on other machines do not"):
-        deployable(job(**WAYS[way]))
     with pytest.raises(AttackImpossible, match="in which clients keep nothing"):
         Target.of(job(**WAYS[way]))
 

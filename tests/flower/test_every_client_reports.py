@@ -7,6 +7,7 @@ put to a client of a simulation, of a deployed job and of somebody's Flower app.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,7 @@ def test_a_deployed_client_reports_either_way(
     [
         ("parts:picky", "parts:eager_data", "RuntimeError: these examples are not to my taste"),
         ("parts:linear", "parts:labels_beyond", "this client has the label 9"),
+        ("parts:linear", "parts:no_data_today", "SystemExit: not today"),
         ("parts:linear", "parts:nothing_there", "AttributeError|has no function|nothing_there"),
     ],
 )
@@ -224,6 +226,10 @@ def raising(arrays: dict[str, np.ndarray], node: int) -> Any:
     raise ValueError("patient 4711 has no label")
 
 
+def leaving(arrays: dict[str, np.ndarray], node: int) -> Any:
+    sys.exit("patient 4711 has no label")
+
+
 def shorter(arrays: dict[str, np.ndarray], node: int) -> Any:
     return {"w": arrays["w"][1:]}, {}
 
@@ -233,7 +239,7 @@ def another(arrays: dict[str, np.ndarray], node: int) -> Any:
 
 
 @ALL
-@pytest.mark.parametrize("train", [overflow, raising, shorter, another])
+@pytest.mark.parametrize("train", [overflow, raising, leaving, shorter, another])
 @pytest.mark.parametrize("reveal", [{}, {"reveal": "loss"}], ids=["", "reveal"])
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_client_of_an_app_reports_either_way(
@@ -302,6 +308,27 @@ def test_the_evaluation_of_an_app_that_fails_looks_like_any_other() -> None:
     )
     assert not bad.has_error()
     assert set(bad.content["metrics"]) == set(good.content["metrics"]) == {"loss"}
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query"])
+def test_what_an_evaluation_tells_is_in_the_clients_own_account_before_its_app_is_asked(
+    kind: str, tmp_path: Path
+) -> None:
+    accounts = []
+
+    def watching(message: Message, context: Any, call_next: Any) -> Message:
+        (account,) = (tmp_path / "state-home" / "fedveil").glob("*-1.account")
+        state = decode(account.read_bytes())
+        accounts.append([state["reports"], state["alike.in_clear"], state["any.in_clear"]])
+        return call_next(message, context)
+
+    app = client_app(stay, [ProtectMod(reveal="loss"), watching])
+    grid = FakeGrid([Node(1, app)])
+    for _ in range(2):
+        (reply,) = grid.send_and_receive([Message(to_records({}), 1, kind)])
+        assert set(reply.content) == {"metrics"}
+    told = f"{TIMING}\nthe metric loss (reveal)"
+    assert accounts == [[0, told, told]] * 2
 
 
 def test_a_round_of_an_app_goes_on_with_the_means_of_those_that_have_one() -> None:

@@ -14,20 +14,23 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from test_every_client_reports import asked, form, raising, stay
 
 from fedveil.errors import ClientWithheld
 from fedveil.flower import ProtectedStrategy, ProtectMod, fixed_time
+from fedveil.flower.app.mod import _lasting
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.app.pins import Pin, answer_after_s
+from fedveil.flower.app.wire import TIME, WITHHELD
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job.client_training import Training
 from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.records import MESSAGE
 from fedveil.message import decode
+from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import TIMING
 from flower_app_parts import FakeGrid, Node, client_app, record_of
 from flower_parts import LocalGrid, app_of, job, serve
@@ -166,6 +169,54 @@ def test_an_app_that_is_too_slow_gives_an_update_of_zero_and_no_metric(
     assert np.isnan(reply.content["metrics"]["loss"])  # type: ignore[arg-type, call-overload]
 
 
+@pytest.mark.parametrize("asks", ["the client", "the server"])
+def test_every_client_of_an_app_evaluates_in_its_time(asks: str, slept: list[float]) -> None:
+    """Whether its evaluation works or not; a server asks for the time in each message."""
+    own = {"answer_after_s": 60.0} if asks == "the client" else {}
+    theirs = {"answer_after_s": 60.0} if asks == "the server" else {}
+
+    def failing(message: Any, context: Any, call_next: Any) -> Any:
+        assert set(message.content) == {"arrays", "config"}, "the app sees its own records alone"
+        raise ValueError("patient 4711 has no label")
+
+    nodes = [
+        Node(n, client_app(stay, [ProtectMod(reveal="loss", **own), *mods]))
+        for n, mods in ((1, []), (2, [failing]))
+    ]
+    grid = FakeGrid(nodes)
+    strategy = ProtectedStrategy(FedAvg(), protection="rr", reveal="loss", **theirs)
+    arrays = record_of({"w": np.zeros(9, np.float32)})
+    messages = list(strategy.configure_evaluate(1, arrays, ConfigRecord(), grid))
+    replies = grid.send_and_receive(messages)
+    assert slept == [60.0] * 2
+    assert [set(reply.content["metrics"]) for reply in replies] == [{"loss"}] * 2
+    told = [account.in_clear for account in accounts_of(grid)]
+    assert told == [("the metric loss (reveal)",)] * 2
+
+
+def accounts_of(grid: FakeGrid) -> list[Ledger]:
+    found = [_lasting(node.context, "account") for node in grid.nodes.values()]
+    return [OwnLedger(path)._read()[1][0] for path in found]
+
+
+def test_an_evaluation_that_is_too_slow_reveals_nothing(never: threading.Event) -> None:
+    def slow(message: Any, context: Any, call_next: Any) -> Any:
+        never.wait(5)
+        return call_next(message, context)
+
+    mods = [ProtectMod(reveal="loss", answer_after_s=0.02), slow]
+    grid = FakeGrid([Node(1, client_app(stay, mods))])
+    (reply,) = grid.send_and_receive([Message(RecordDict(), 1, "evaluate")])
+    assert np.isnan(reply.content["metrics"]["loss"])  # type: ignore[arg-type, call-overload]
+
+
+def test_a_time_that_is_none_is_refused() -> None:
+    grid = FakeGrid([Node(1, client_app(stay, [ProtectMod(reveal="loss")]))])
+    for time in (ConfigRecord({"answer_after_s": -1.0}), ConfigRecord(), MetricRecord()):
+        (reply,) = grid.send_and_receive([Message(RecordDict({TIME: time}), 1, "evaluate")])
+        assert reply.error.reason.startswith(WITHHELD)
+
+
 def test_what_an_app_keeps_is_taken_over(slept: list[float]) -> None:
     kept: list[set[str]] = []
 
@@ -188,11 +239,11 @@ def test_the_longest_time_that_anybody_asks_for_holds() -> None:
         Offer(parse({"protection": "rr", **t}), "n", 9, 4) for t in ({}, {"answer_after_s": 5})
     ]
     pins = [Pin("ProtectMod", parse({"answer_after_s": s})) for s in (3.0, 8.0)]
-    assert [answer_after_s(offer, ()) for offer in offers] == [None, 5.0]
-    assert [answer_after_s(offer, pins[:1]) for offer in offers] == [3.0, 5.0]
-    assert [answer_after_s(offer, pins) for offer in offers] == [8.0, 8.0]
+    assert [answer_after_s(offer.options, ()) for offer in offers] == [None, 5.0]
+    assert [answer_after_s(offer.options, pins[:1]) for offer in offers] == [3.0, 5.0]
+    assert [answer_after_s(offer.options, pins) for offer in offers] == [8.0, 8.0]
     read = [Offer.read(offer.words(), set()) for offer in offers]
-    assert [answer_after_s(offer, ()) for offer in read] == [None, 5.0]
+    assert [answer_after_s(offer.options, ()) for offer in read] == [None, 5.0]
 
 
 def test_both_ledgers_of_an_app_say_where_the_time_is_told(

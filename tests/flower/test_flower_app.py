@@ -484,6 +484,17 @@ def test_the_weights_of_secure_aggregation_are_said_to_have_no_finite_epsilon():
     assert ProtectedStrategy(flower.FedAvg(), **PW, weighting="equal").ledger.in_clear == ()
 
 
+@pytest.mark.parametrize("weighting", ["by_size", "equal"])
+def test_so_they_are_in_every_clients_own_account(weighting, tmp_path):
+    run(federation(), ProtectedStrategy(flower.FedAvg(), **PW, weighting=weighting))
+    accounts = [decode(path.read_bytes()) for path in tmp_path.glob("home/fedveil/*.account")]
+    said = "how many examples clients have, each or in sum (weighting = by_size)"
+    assert len(accounts) == 6
+    assert {account["alike.in_clear"] for account in accounts} == {
+        said if weighting == "by_size" else ""
+    }
+
+
 def test_a_server_that_ends_in_mid_round_has_charged_those_that_it_asked():
     class Killed(BaseException):
         pass

@@ -16,8 +16,8 @@ pytest.importorskip("flwr")
 import fedveil
 import parts
 from fedveil.engine.cohorts import Cohorts
-from fedveil.errors import DeploymentError, ModelInvalid, RunFailed, RunStopped
-from fedveil.flower.job import client_training
+from fedveil.errors import DeploymentError, MessageTooLong, ModelInvalid, RunFailed, RunStopped
+from fedveil.flower.job import client_training, job_server
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
 from fedveil.message import decode, encode
 from fedveil.record.run_folder import TRACEBACK
@@ -37,6 +37,7 @@ MOVING = {
     "name": "distributed_dp",
     "distributed_dp": {**SHARES["distributed_dp"], "clip_quantile": 0.4},
 }
+BITS = {"name": "rr", "unary": {"report": "bits"}}
 RR = {"name": "rr", "unary": {"eps": 0.5}}
 #: Clients that do not answer are waited for in real time.
 SHORT = {"name": "not_encrypt", "pw_encrypt": {"cipher_time_window": 300}}
@@ -489,3 +490,25 @@ def test_secret_cohorts_cannot_be_repeated_by_whoever_has_the_job(tmp_path: Path
     seen = [[record["clients"] for record in one.metrics] for one in (deployed, again)]
     assert len({tuple(simulated), *map(tuple, seen)}) > 1
     assert len(deployed.others) == 3
+
+
+@pytest.mark.parametrize(
+    ("position", "dimension", "what"),
+    [
+        ("rr", 536_900_000, "a model of 536,900,000 numbers"),
+        (PW, 450_000_000, "a report under protection.name = pw_encrypt of 450,000,000 numbers"),
+        (BITS, 200_000_000, "a report under protection.name = rr of 200,000,000 numbers"),
+    ],
+    ids=["model", "masked", "bits"],
+)
+def test_what_no_message_carries_is_refused_before_anybody_is_asked(
+    tmp_path: Path, position: Any, dimension: int, what: str
+):
+    """The arrays are asked for and never filled: no gigabyte is held."""
+    settings = job(protection=position)
+    grid = LocalGrid(app_of(tmp_path / "app", settings)[0], tmp_path / "state")
+    engine = job_server.FlowerEngine(grid, tmp_path / "app")
+    engine.protection(settings, 1 << 20)
+    with pytest.raises(MessageTooLong, match=what):
+        engine.protection(settings, dimension)
+    assert not grid.sent

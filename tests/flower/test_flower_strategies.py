@@ -10,7 +10,8 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 
-from fedveil.errors import InvalidValue
+from fedveil import message
+from fedveil.errors import InvalidValue, MessageTooLong
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from flower_app_parts import Arrays, FakeGrid, Node, arrays_of, client_app, record_of
 
@@ -156,3 +157,13 @@ def test_a_class_that_only_chooses_its_clients_needs_to_say_nothing() -> None:
 def test_an_average_does_not_help_what_looks_at_single_updates() -> None:
     with pytest.raises(InvalidValue, match="looks at every client's own reply"):
         ProtectedStrategy(flower.FedMedian(), takes_averages=True, **PW)
+
+
+def test_a_report_that_no_record_carries_is_refused_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(message, "MOST_CARRIED", 50)
+    grid = federation()
+    with pytest.raises(MessageTooLong, match=r"a report under protection.name = dp_encrypt"):
+        start(ProtectedStrategy(flower.FedAvg(), protection="dp_encrypt"), grid)
+    assert not grid.sent

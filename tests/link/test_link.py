@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import LinkLost, MessageInvalid, PeerRefused, PeerRestarted
+from fedveil import message
+from fedveil.errors import LinkLost, MessageInvalid, MessageTooLong, PeerRefused, PeerRestarted
 from fedveil.link import link as links
 from fedveil.link.link import Link
 from fedveil.vertical.crossing import from_wire, to_wire
@@ -320,3 +321,11 @@ def test_what_is_not_a_message_ends_the_link() -> None:
     one.take(stream.numbers[0], links._HEADER.pack(1, 0, 1) + b"rubbish")
     with pytest.raises(LinkLost, match="follower sent what is not a message"):
         one.receive()
+
+
+def test_what_no_connection_carries_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message, "MOST_CARRIED", 100)
+    link = Link("leader")
+    link.send({"data": bytes(60)})
+    with pytest.raises(MessageTooLong, match=r"what leader is due is a message of \d+ bytes"):
+        link.send({"data": bytes(100)})

@@ -19,7 +19,8 @@ from fedveil.reproductions.accuracy_picture import Mark, draw
 from fedveil.starter import DEFAULT_JOB
 from folders import ROOT
 
-FULL = accuracy_epsilon.JOBS["full"]
+JOBS = accuracy_epsilon.JOBS
+FULL = JOBS["full"]
 TINY = (
     "rounds=2", "clients.number=12", "data.name=parts:data", "model=parts:plain",
     "simulation.workers=0", "protection.distributed_dp.reconstruct_secrets_threshold=7",
@@ -152,3 +153,11 @@ def test_the_full_job_is_the_example_with_a_thousand_clients() -> None:
     assert ours.server.optimizer == example.server.optimizer
     assert accuracy_epsilon.CLIPS["full"] == example.protection.distributed_dp.clip
     assert accuracy_epsilon._RATES["full"] == example.server.lr
+
+
+def test_the_medium_job_is_the_full_one_for_a_third_of_its_rounds() -> None:
+    medium, full = (Job.load(DEFAULT_JOB, JOBS[scale]) for scale in ("medium", "full"))
+    said = {"rounds", "evaluation"}
+    assert medium.model_dump(exclude=said) == full.model_dump(exclude=said)
+    assert (medium.rounds, full.rounds) == (20, 60)
+    assert {0.25, 16} <= {*accuracy_epsilon.EPSILONS["medium"]["rr"]}

@@ -14,10 +14,6 @@ from folders import DOCS
 PAGES = DOCS / "reproductions"
 
 
-def test_the_table_of_the_docs_is_that_of_its_pages() -> None:
-    assert (PAGES / "index.md").read_text("utf-8") == index(PAGES)
-
-
 def test_what_was_not_run_is_said(tmp_path: Path) -> None:
     (tmp_path / "ldp-cells.md").write_text(
         "# ldp-cells\n\n**1 of 3 agree with the source.** Scale: small.\n"

@@ -127,6 +127,11 @@ def marked_data() -> dict[str, Any]:
     return one_clients_data(marked=True)
 
 
+def no_data_today() -> dict[str, Any]:
+    """A client's own function that ends its process."""
+    raise SystemExit("not today")
+
+
 def eager_data() -> dict[str, Any]:
     """One whose first feature is nobody's taste."""
     parts = one_clients_data()

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
+from torch.nn import functional
 
 import vertical_process
 from fedveil.entropy import Seeded
@@ -32,12 +34,14 @@ from fedveil.errors import (
 from fedveil.link.tls import write_certificates
 from fedveil.settings.differences import differences
 from fedveil.tasks.tables.column_encoding import Encoding, Numbers, Scale, Words
-from fedveil.tasks.tables.csv_file import Wanted, header, read
 from fedveil.tasks.tables.own_tables import Tables, held_out
+from fedveil.tasks.tables.table_file import Table, Wanted, header, read
+from fedveil.tasks.wide_and_deep import Deep, Features, Wide
 from fedveil.vertical import VerticalJob, evaluate, train
 from fedveil.vertical.job_split import make_split
 from fedveil.vertical.predictions import PredictionFile
-from fedveil.vertical.task import Task, build
+from fedveil.vertical.rows import Rows
+from fedveil.vertical.task import Columns, Task, build
 from fedveil.vertical.task_settings import TablesSettings
 from fedveil.vertical.together import look
 from folders import EXAMPLES
@@ -93,9 +97,9 @@ def task_of(files: dict[str, Any] | None = None, **data: Any) -> Tables:
     return Tables(settings_of(files, **data))
 
 
-def job_of(**data: Any) -> VerticalJob:
+def job_of(epochs: int = 3, **data: Any) -> VerticalJob:
     block = settings_of(**data).model_dump()
-    return VerticalJob(epochs=3, batch_size=8, task={"name": "tables", "tables": block})
+    return VerticalJob(epochs=epochs, batch_size=8, task={"name": "tables", "tables": block})
 
 
 # What is read
@@ -117,8 +121,12 @@ def test_what_a_csv_writer_writes_is_read_back(made: list[tuple[str, float, str]
     write_table("made.csv", {"key": ids, "x": numbers, "unread": ids, "word": words})
     table = read("made.csv", Wanted("key", ("x",), ("word",), {"word"}))
     assert table.ids.tolist() == ids
-    assert table.numbers["x"].tolist() == numbers
-    assert table.words["word"].tolist() == words
+    assert table.numbers("x").tolist() == numbers
+    assert words_of(table, "word") == words
+
+
+def words_of(table: Table, column: str) -> list[str]:
+    return [table.known[column][code] for code in table.codes(column)]
 
 
 def test_spaces_blank_lines_a_mark_and_more_rows_than_are_read_at_once() -> None:
@@ -130,7 +138,7 @@ def test_spaces_blank_lines_a_mark_and_more_rows_than_are_read_at_once() -> None
     table = read("long.csv", Wanted("id", ("x",)))
     assert len(table) == count
     assert table.ids[[0, -1]].tolist() == ["P0", f"P{count - 1}"]
-    np.testing.assert_array_equal(table.numbers["x"], np.arange(count) + 0.5)
+    np.testing.assert_array_equal(table.numbers("x"), np.arange(count) + 0.5)
     assert table.place(0) == "long.csv, line 2"
     assert table.place(count - 1) == f"long.csv, line {count + 2}"
 
@@ -191,14 +199,14 @@ def test_each_partys_columns_come_from_its_own_training_rows() -> None:
             held = task.owned(party, subset)
             assert held.ids.tolist() == ids[chosen].tolist()
             expected = (values[chosen] - values[~test].mean()) / values[~test].std()
-            np.testing.assert_allclose(held.columns["deep"][:, 0], expected, rtol=1e-5, atol=1e-6)
+            numbers, places = held.columns["numbers"], held.columns["intervals"]
+            np.testing.assert_allclose(numbers[:, 0], expected, rtol=1e-5, atol=1e-6)
             edges = np.quantile(values[~test], np.arange(1, 8) / 8)
             intervals = (values[chosen][:, None] >= edges).sum(axis=1)
-            np.testing.assert_array_equal(held.columns["wide"][:, :8].argmax(dim=1), intervals)
-            assert (held.columns["wide"][:, :8].sum(dim=1) == 1).all()
-            for name in ("wide", "deep"):
-                part = split.by_name[f"{party}_{name}"]
-                assert part.module(held.columns[name]).shape == (len(held), *part.output)
+            np.testing.assert_array_equal(places[:, 0], intervals)
+            for part in split.owned_by(party)[:2]:
+                given = [held.columns[name] for name in part.columns]
+                assert part.module(*given).shape == (len(held), *part.output)
     assert task.owned("bank", "train").labels is None
     test = held_out(tables["lead"]["id"], 0.2)
     for subset, chosen in (("train", ~test), ("test", test)):
@@ -212,12 +220,64 @@ def test_words_have_places_by_how_often_they_are_there() -> None:
     table = read("t.csv", Wanted("id", (), ("w",), {"w"}))
     encoding = Words.of(table, "w", 4)
     assert encoding.words == ("a", "b", "c")
-    wide, deep = encoding.applied(table, "w")
-    np.testing.assert_array_equal(wide, deep)
-    assert wide.argmax(axis=1).tolist() == [1, 0, 2, 0, 1, 3, 3]
-    assert (wide.sum(axis=1) == 1).all()
-    assert Words.of(table, "w", 9).applied(table, "w")[0].argmax(axis=1).tolist() == [
-        1, 0, 2, 0, 1, 3, 8]  # fmt: skip
+    assert encoding.applied(table, "w").tolist() == [1, 0, 2, 0, 1, 3, 3]
+    assert Words.of(table, "w", 9).applied(table, "w").tolist() == [1, 0, 2, 0, 1, 3, 8]
+
+
+def test_a_row_takes_no_more_bytes_than_its_places_and_numbers() -> None:
+    """However many words a column has: one byte, or two, say which it is."""
+    count = 600
+    words = [f"w{i % 500}" for i in range(count)]
+    write_table("t.csv", {"id": range(count), "x": range(count), "w": words, "v": words})
+    table = read("t.csv", Wanted("id", ("x",), ("w", "v")))
+    for places, bytes_each in ((200, 1), (257, 2), (501, 2)):
+        columns = {
+            "x": Numbers.of(table, "x", 8),
+            "w": Words.of(table, "w", places),
+            "v": Words.of(table, "v", 3),
+        }
+        applied = Encoding(columns=columns).applied(table)
+        held = sum(column.nbytes for column in applied.values())
+        assert held == count * (4 + 1 + 2 * bytes_each)
+        assert applied["words"][:, 0].long().tolist() == columns["w"].applied(table, "w").tolist()
+
+
+def test_the_wide_part_is_a_linear_layer_of_what_is_one_hot() -> None:
+    torch.manual_seed(0)
+    part = Wide(Features(intervals=(4, 3), places=(5,)), 6)
+    intervals = torch.tensor([[3, 0], [1, 2]], dtype=torch.uint8)
+    words = torch.tensor([[4], [0]], dtype=torch.int16)
+    hot = [functional.one_hot(column.long(), count).float() for column, count in zip(
+        (intervals[:, 0], intervals[:, 1], words[:, 0]), (4, 3, 5), strict=True)]  # fmt: skip
+    expected = torch.cat(hot, dim=1) @ part.rows.weight
+    torch.testing.assert_close(part(intervals, words), expected)
+
+
+def test_the_deep_part_reads_a_vector_for_each_word() -> None:
+    part = Deep(Features(intervals=(8,), places=(3, 4)), 5, 6)
+    numbers, words = torch.tensor([[0.5]]), torch.tensor([[2, 1]], dtype=torch.uint8)
+    table = part.words.weight
+    expected = part.layers(torch.cat([numbers, table[None, 2], table[None, 3 + 1]], dim=1))
+    torch.testing.assert_close(part(numbers, words), expected)
+    alone = Deep(Features(intervals=(), places=(3,)), 5, 6)
+    assert alone(torch.empty(2, 0), torch.tensor([[2], [0]])).shape == (2, 6)
+
+
+def test_rows_are_taken_from_the_disk_in_the_agreed_order() -> None:
+    two_tables()
+    owned = task_of().owned("bank", "train")
+    order = Seeded(5).permutation(len(owned))
+    rows = Rows.aligned(owned, ("numbers", "words"), order)
+    assert all(rows.stored[name] is owned.columns[name] for name in rows.stored), "a copy"
+    batch = rows.batch(np.array([3, 1]))
+    for name, column in batch.columns.items():
+        assert torch.equal(column, owned.columns[name][order[[3, 1]]])
+    columns = {name: column[order] for name, column in owned.columns.items()}
+    there = Columns(owned.ids[order], columns)
+    same = Rows.aligned(there, ("numbers", "words"), np.arange(len(order)))
+    assert rows.fingerprint() == same.fingerprint()
+    other = Rows.aligned(owned, ("numbers", "words"), np.roll(order, 1))
+    assert rows.fingerprint() != other.fingerprint()
 
 
 def test_a_missing_number_is_the_mean_of_those_that_are_there() -> None:
@@ -225,11 +285,10 @@ def test_a_missing_number_is_the_mean_of_those_that_are_there() -> None:
     table = read("t.csv", Wanted("id", ("x",), (), {"x"}))
     encoding = Numbers.of(table, "x", 2)
     assert encoding.scale.mean == 4
-    wide, deep = encoding.applied(table, "x")
-    spread = np.std([1, 3, 8])
-    np.testing.assert_allclose(deep[:, 0], np.array([-3, 0, -1, 0, 4]) / spread, rtol=1e-6)
+    spread, scaled = np.std([1, 3, 8]), encoding.scale.applied(table, "x")
+    np.testing.assert_allclose(scaled, np.array([-3, 0, -1, 0, 4]) / spread, rtol=1e-6)
     assert encoding.edges == (3.0,)
-    assert wide.argmax(axis=1).tolist() == [0, 1, 1, 1, 1]
+    assert encoding.intervals(table, "x").tolist() == [0, 1, 1, 1, 1]
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -363,6 +422,8 @@ def test_a_category_that_is_not_text_is_one_sentence() -> None:
         ({"bnak": {}}, "task.tables.files.bnak belongs to no party; the parties are lead, bank"),
         ({"lead": {"label": None}}, "task.tables.files.lead.label is missing: the column with the"),
         ({"bank": {"label": "x"}}, "task.tables.files.bank.label = 'x' belongs to the leader, le"),
+        ({"bank": {"class_weights": {"a": 2.0}}}, "task.tables.files.bank.class_weights belongs "),
+        ({"classes": None, "lead": {"class_weights": {"a": 2.0}}}, "task.tables.files.lead.class_"),
         ({"lead": {"label": "id"}}, "task.tables.files.lead.label = 'id' is the column of ids"),
         ({"bank": {"test": "x"}}, "task.tables.files.bank.test = 'x' needs task.tables.test_fract"),
         ({"test_fraction": None}, "task.tables.files.lead.test is missing: with task.tables.test_"),
@@ -499,7 +560,10 @@ def test_predictions_name_the_ids_and_the_files_classes() -> None:
     assert [row["id"] for row in told] == lead["id"][out].tolist()
     right = [row["prediction"] for row in told] == lead["rich"][out]
     assert np.mean(right) == run.metrics[-1]["test_accuracy"]
-    assert all(0.5 <= float(row["probability"]) <= 1 for row in told)
+    for row in told:
+        each = {name: float(row[f"probability of {name}"]) for name in ("no", "yes")}
+        assert sum(each.values()) == pytest.approx(1, abs=1e-5)
+        assert float(row["probability"]) == each[row["prediction"]]
     with pytest.raises(RunFolderError, match=r"told\.csv is there already"):
         PredictionFile(Path("told.csv"))
 
@@ -513,10 +577,30 @@ def test_predicted_numbers_are_in_the_files_unit() -> None:
     lead = tables["lead"]
     truth = dict(zip(lead["id"], lead["owes"], strict=True))
     errors = [abs(truth[row["id"]] - float(row["prediction"])) for row in told]
-    deviation = lead["owes"][~held_out(lead["id"], 0.2)].std()
-    assert np.mean(errors) / deviation == pytest.approx(
-        run.metrics[-1]["test_absolute_error"], rel=1e-4
-    )
+    last = run.metrics[-1]
+    assert last["test_mae"] == pytest.approx(np.mean(errors), rel=1e-4)
+    assert last["test_rmse"] == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-4)
+
+
+def test_class_weights_are_the_leaders_and_move_what_is_told() -> None:
+    """A class that counts more is told more often; its probabilities are what they are."""
+    two_tables()
+    told = {}
+    for weight in (0.02, 50.0):
+        lead = {**FILES["lead"], "class_weights": {"yes": weight}}
+        task = task_of({**FILES, "lead": lead})
+        assert task.class_weights == [1.0, weight]
+        outputs, labels = torch.tensor([[0.5, -1.0], [2.0, 0.1]]), torch.tensor([1, 0])
+        each = functional.cross_entropy(outputs, labels, reduction="none")
+        expected = (each[0] * weight + each[1]) / 2
+        torch.testing.assert_close(task.loss(outputs, labels), expected)
+        assert task.metrics(outputs, labels)["loss_sum"] == pytest.approx(float(each.sum()))
+        run = train(job_of(files={**FILES, "lead": lead}, epochs=2), f"run-{weight}")
+        told[weight] = run.metrics[-1]["per_class"]["yes"]["recall"]
+    assert told[0.02] == 0 < told[50.0] == 1
+    other = {**FILES["lead"], "class_weights": {"maybe": 2.0}}
+    with pytest.raises(DataInvalid, match=r"class_weights\.maybe is none of the classes: 'no', "):
+        task_of({**FILES, "lead": other}).class_weights  # noqa: B018
 
 
 def test_predictions_of_tasks_that_say_nothing_of_their_outputs() -> None:

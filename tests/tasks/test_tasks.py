@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ks_2samp
 from sklearn import datasets
-from sklearn.metrics import accuracy_score, log_loss
+from sklearn.metrics import accuracy_score, log_loss, precision_recall_fscore_support, roc_auc_score
 
 from fedveil.data.datasets import load
 from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
@@ -126,6 +127,37 @@ def test_classification_figures_are_scikit_learn_s():
     assert figures["accuracy"] == accuracy_score(labels, outputs.argmax(1))
 
 
+def test_figures_of_all_examples_together_are_scikit_learn_s():
+    task = build("tabular", None, 1)
+    labels = task.owned("leader", "train").labels.numpy()
+    outputs = np.random.default_rng(2).normal(size=(len(labels), 2)) + np.eye(2)[labels]
+    found = task.figures(outputs.astype(np.float32), labels)
+    margin, told = outputs[:, 1] - outputs[:, 0], outputs.argmax(1)
+    assert found["auc"] == pytest.approx(roc_auc_score(labels, margin), abs=1e-6)
+    assert found["ks"] == pytest.approx(
+        ks_2samp(margin[labels == 1], margin[labels == 0]).statistic
+    )
+    scores = precision_recall_fscore_support(labels, told)
+    for at, of_class in enumerate(found["per_class"].values()):
+        expected = [part[at] for part in scores]
+        keys = ("precision", "recall", "f1", "examples")
+        assert [of_class[key] for key in keys] == pytest.approx(expected)
+
+
+def test_a_regression_is_measured_in_the_targets_own_unit():
+    task = build("tabular", TabularSettings(table="diabetes"), 1)
+    target = datasets.load_diabetes().target[task.owned("leader", "test").ids]
+    scaled = task.owned("leader", "test").labels.numpy()
+    found = task.figures(scaled[:, None] * 0, scaled)
+    mean = datasets.load_diabetes().target[task.owned("leader", "train").ids].mean()
+    assert found["mae"] == pytest.approx(np.abs(target - mean).mean(), rel=1e-5)
+    np.testing.assert_allclose(
+        [float(n) for n in task.predictions(scaled[:, None], scaled)["prediction"]],
+        target,
+        rtol=1e-4,
+    )
+
+
 def test_averages_count_tokens_where_there_are_some():
     sums = {"loss_sum": 12.0, "correct": 3.0, "tokens": 6.0, "examples": 2.0}
     assert averages(sums) == {"loss": 2.0, "accuracy": 0.5}
@@ -175,26 +207,25 @@ def test_the_owners_features_are_the_table_s_halves():
         mean, deviation = own[train.ids].mean(axis=0), own[train.ids].std(axis=0)
         for held in (train, test):
             expected = (own[held.ids] - mean) / deviation
-            np.testing.assert_allclose(held.columns["deep"], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(held.columns["numbers"], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(task.owned("leader", "test").labels, table.target[
         task.owned("leader", "test").ids])  # fmt: skip
 
 
-def test_intervals_are_one_hot_and_hold_equally_many_training_rows():
+def test_intervals_hold_equally_many_training_rows():
     task = build("tabular", TabularSettings(bins=4), 1)
-    for subset in ("train", "test"):
-        wide = task.owned("bank", subset).columns["wide"].reshape(-1, 15, 4)
-        assert (wide.sum(dim=2) == 1).all()
-    shares = task.owned("bank", "train").columns["wide"].reshape(-1, 15, 4).mean(dim=0)
-    assert ((shares - 0.25).abs() < 0.01).all()
+    places = task.owned("bank", "train").columns["intervals"]
+    for interval in range(4):
+        assert (((places == interval).float().mean(dim=0) - 0.25).abs() < 0.01).all()
 
 
 def test_a_higher_value_is_in_a_higher_interval_held_out_or_not():
     task = build("tabular", TabularSettings(bins=5), 1)
     both = [task.owned("leader", subset).columns for subset in ("train", "test")]
-    wide, deep = (torch.cat([columns[kind] for columns in both]) for kind in ("wide", "deep"))
-    places = wide.reshape(-1, 15, 5).argmax(dim=2)
-    order = deep.argsort(dim=0)
+    places, numbers = (
+        torch.cat([columns[kind].float() for columns in both]) for kind in ("intervals", "numbers")
+    )
+    order = numbers.argsort(dim=0)
     assert (places.gather(0, order).diff(dim=0) >= 0).all()
 
 

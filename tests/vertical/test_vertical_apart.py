@@ -14,23 +14,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from cutter import Cutter
+from fedveil import message
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.example_prior import Gaussian
 from fedveil.attacks.split.known_bottom import invert
 from fedveil.entropy import Secure
-from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerRefused, RunFolderError
+from fedveil.errors import (
+    ExchangeError,
+    InvalidValue,
+    LinkLost,
+    MessageTooLong,
+    PeerRefused,
+    RunFolderError,
+)
 from fedveil.link.link import Link
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
 from fedveil.message import Message
-from fedveil.vertical import VerticalJob, train
+from fedveil.vertical import Optimizer, Part, SplitModel, VerticalJob, train
 from fedveil.vertical.apart import intersection, sessions
 from fedveil.vertical.apart.found_examples import FoundExamples
 from fedveil.vertical.apart.handshake import Agreement
 from fedveil.vertical.apart.machine import Machine, Session, follower_of
 from fedveil.vertical.apart.sessions import Meeting, follow, lead
+from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.split import module_of
 from fedveil.vertical.step_checkpoint import Checkpoint
@@ -564,3 +574,28 @@ def test_a_folder_without_its_seed_is_refused(parties: Any) -> None:
     (apart.folder / "bank" / "own-seed").unlink()
     with ExitStack() as stack, pytest.raises(RunFolderError, match=r"own-seed is missing"):
         Machine.reopened(apart.folder / "bank", lambda task: "bank", stack)
+
+
+def test_a_tensor_that_no_message_carries_is_refused_before_a_party_is_met(tmp_path: Path) -> None:
+    """By the shapes alone: 40 examples of so many values, in two micro-batches."""
+    wide = 30_000_000
+    parts = SplitModel(
+        [
+            Part("left", "bank", ("data.x",), (wide,), optimizer=Optimizer("sgd")),
+            Part("top", "lead", ("left",), (2,), nn.Identity(), optimizer=Optimizer("sgd")),
+        ],
+        leader="lead",
+    )
+    check_sizes(parts, 10)
+    sentence = "the output of part left for 20 examples .* is a message of 2,400,000,000 bytes"
+    with pytest.raises(MessageTooLong, match=sentence):
+        check_sizes(parts, 20)
+
+
+def test_a_party_knows_before_it_writes_that_its_tensors_are_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message, "MOST_CARRIED", 100)
+    with ExitStack() as stack, pytest.raises(MessageTooLong, match="part left"):
+        Machine.new(job_of(), lambda task: "bank", tmp_path / "run", "command", stack)
+    assert not (tmp_path / "run").exists()

@@ -16,6 +16,7 @@ import vertical_parts
 from fedveil.entropy import Seeded
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
 from fedveil.link.channel import Exchange
+from fedveil.mechanisms import EmbeddingDP
 from fedveil.message import Message, encoded_bytes
 from fedveil.vertical import (
     Batch,
@@ -29,6 +30,8 @@ from fedveil.vertical import (
     drive_together,
 )
 from fedveil.vertical.crossing import check_not_abort
+from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.step import Occasion
 
 torch.set_num_threads(1)
 ROWS = 11
@@ -511,6 +514,48 @@ def test_a_part_that_fails_is_named_and_its_words_stay_with_its_owner() -> None:
     assert isinstance(raised["lead"], PeerAborted)
     assert str(raised["lead"]) == "bank ended the step: the part left of bank failed"
     assert str(raised["shop"]) == f"lead ended the step: {raised['lead']}"
+
+
+def test_gradients_that_break_a_part_are_answered_under_embedding_dp_as_any_others() -> None:
+    """The leader makes a follower's part give what is no number, and learns nothing by it."""
+    notes: list[str] = []
+    outcomes = {}
+    for privacy in (EmbeddingPrivacy(3.0), EmbeddingPrivacy(None)):
+        split = split_of("bottoms", SGD, privacy)
+        parties = parties_of(split)
+        parties["bank"]._context.report._note = notes.append  # type: ignore[attr-defined]
+        held, _, _ = batches(split, 1)
+
+        def huge(message: Message, name: str, at: int) -> Message:
+            if message.get("name") != "left.grad":
+                return message
+            return {**message, "data": np.full((ROWS, 8), 3e38, np.float32)}
+
+        steps = {n: _with_changes(n, p.step(1, held[n]), huge) for n, p in parties.items()}
+        drive_together(steps)
+        try:
+            drive_together({n: p.step(2, held[n]) for n, p in parties.items()})
+            outcomes[privacy.eps] = "a report"
+        except ExchangeError as error:
+            outcomes[privacy.eps] = str(error)[:30]
+    assert outcomes == {3.0: "a report", None: "the part left of bank failed: "}
+    assert re.fullmatch(r"\d+ of 11 examples are reported as zeros: what left gives .*", notes[0])
+
+
+def test_zeros_stand_for_the_examples_alone_whose_values_are_no_numbers() -> None:
+    split = split_of("bottoms", SGD, EmbeddingPrivacy(40.0))
+    (crossing,) = [each for each in split.crossings if each.part == "left"]
+    values = np.ones((3, 8), np.float32)
+    values[1, 5] = np.nan
+    values[2, 0] = np.inf
+    occasion = Occasion("train", 0, 1, 0, np.arange(3))
+    notes: list[str] = []
+    report = Reports(Seeded(5), note=notes.append)(crossing, values, occasion)
+    assert EmbeddingDP.unpack(report, (3, 8)).tolist() == [[1.0] * 8, [0.0] * 8, [1.0] * 8]
+    assert notes == [
+        "1 of 3 examples are reported as zeros: what left gives for them is not a number"
+    ]
+    assert np.isnan(values[1, 5]), "what the part goes on with is as it was"
 
 
 @pytest.mark.parametrize(

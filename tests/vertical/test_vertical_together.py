@@ -302,6 +302,28 @@ def test_a_part_that_fails_is_told_with_its_line_and_is_not_gone_on_with(
 # --- privacy
 
 
+def test_that_a_part_failed_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told to the other parties, and stays in the account of a run that goes on."""
+    forward = torch.nn.Linear.forward
+    calls = []
+
+    def failing(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        if len(calls) == 60:
+            raise KeyError("unseen")
+        return forward(self, x)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", failing)
+    folder = _new()
+    with pytest.raises(PartFailed) as caught:
+        train(protected(embedding_dp={"eps": 0.5}), folder)
+    party = str(caught.value).split()[4]
+    run = resume(folder)
+    told = "epsilon inf at delta 0 (none) for that a part failed, which the others were told"
+    for name, lines in run.figures.items():
+        assert [str(each) for each in lines].count(told) == (name == party and name != "lead")
+
+
 def protected(**privacy: object) -> VerticalJob:
     return job(privacy=privacy, evaluation={"every_epochs": 2})
 

@@ -274,6 +274,20 @@ def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraini
     return LocalTraining(trainer, data, training_entropy(job), scale if nova else None)
 
 
+def make_training(
+    job: Job,
+    shape: ModelShape,
+    trainer: Trainer,
+    data: ClientsData,
+    states: Callable[[], ClientStates],
+) -> Training:
+    """Training as the job has it; `states` gives what clients keep, where they keep anything."""
+    if not job.keeps_state:
+        return local_training(job, trainer, data)
+    way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
+    return KeptTraining(job, way, trainer, data, entropy, states())
+
+
 def make_client_side(
     job: Job,
     shape: ModelShape,
@@ -290,11 +304,12 @@ def make_client_side(
 
     constant = job.training.lr_schedule == "constant"
     trainer = trainer or (trainer_of(1) if constant else ScheduledTrainer(job, trainer_of))
-    training: Training = local_training(job, trainer, data)
-    if job.keeps_state:
+
+    def states() -> ClientStates:
         assert run is not None, "what clients keep lies in the run's folder"
-        way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
-        training = KeptTraining(job, way, trainer, data, entropy, ClientStates(run))
+        return ClientStates(run)
+
+    training = make_training(job, shape, trainer, data, states)
     return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
 
 

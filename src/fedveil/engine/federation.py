@@ -165,7 +165,7 @@ class Federation:
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done = 0
         metrics = self._restore(Checkpoint.read(self._folder))
-        if job.keeps_state:
+        if job.keeps_state and not engine.reports_leave:
             self._test.clients = open_states(self._folder.path, self._done)
         self._ledger.note_in_clear(in_clear(job, self._protection, leaves=engine.reports_leave))
         has_begun = engine.reports_leave and self._done > 0

@@ -117,7 +117,7 @@ class EvaluationSettings(Block):
         None,
         min_length=1,
         description="what a bundled task measures, the first of which decides; null: "
-        "classification accuracy, auc (also balanced_accuracy, f1, f1_per_class, confusion); "
+        "classification accuracy, auc (also ks, balanced_accuracy, f1, f1_per_class, confusion); "
         "regression rmse, mae, r2; multilabel f1, accuracy, auc (also exact_match); next_token "
         "perplexity, accuracy",
     )

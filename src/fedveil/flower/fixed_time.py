@@ -23,6 +23,10 @@ class FixedTime:
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
 
+    @property
+    def is_set(self) -> bool:
+        return self._seconds is not None
+
     def __enter__(self) -> FixedTime:
         self._asked = time.monotonic()
         return self

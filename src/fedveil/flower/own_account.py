@@ -70,10 +70,21 @@ class OwnLedger:
                 ledger.record_many(spending, round=reports, clients=[_ME])
                 ledger.note_in_clear(in_clear)
             _check(alike, any_, limits)
-            state: dict[str, Value] = {"reports": reports + 1}
-            for part, ledger in zip(_PARTS, (alike, any_), strict=True):
-                state |= {f"{part}{name}": value for name, value in ledger.to_state().items()}
-            write_whole(self._path, encode(state), 0o600)
+            self._write(reports + 1, (alike, any_))
+
+    def note(self, in_clear: Sequence[str]) -> None:
+        """These things leave in clear, beside no report."""
+        with alone(self._path):
+            reports, ledgers = self._read()
+            for ledger in ledgers:
+                ledger.note_in_clear(in_clear)
+            self._write(reports, ledgers)
+
+    def _write(self, reports: int, ledgers: Sequence[Ledger]) -> None:
+        state: dict[str, Value] = {"reports": reports}
+        for part, ledger in zip(_PARTS, ledgers, strict=True):
+            state |= {f"{part}{name}": value for name, value in ledger.to_state().items()}
+        write_whole(self._path, encode(state), 0o600)
 
     def _read(self) -> tuple[int, list[Ledger]]:
         if not self._path.exists():

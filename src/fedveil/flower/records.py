@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from flwr.app import ConfigRecord, RecordDict
 
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message, Value, decode, encode, only_fields, take
+from fedveil.message import Message, Value, check_carried, decode, encode, only_fields, take
+from fedveil.protections.base import Protection
 
 #: The record of a protection's message.
 MESSAGE = "fedveil"
@@ -60,6 +61,12 @@ def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], 
 def encoded_message(records: RecordDict) -> bytes:
     """The encoding in records that hold one message and nothing else; raises `MessageInvalid`."""
     return _encoded(records, MESSAGE)[0]
+
+
+def check_report(protection: Protection) -> None:
+    """Refuse reports that no record carries: Flower cuts arrays, and nothing else."""
+    what = f"a report under protection.name = {protection.name} of {protection.dimension:,} numbers"
+    check_carried(what, protection.longest_report())
 
 
 def _encoded(records: RecordDict, *names: str) -> list[bytes]:

@@ -65,6 +65,8 @@ PRESETS: dict[str, Shape] = {
     "tiny": Shape(vocabulary=1024, context=128, width=128, layers=4, heads=4),
     "small": Shape(vocabulary=8192, context=512, width=512, layers=8, heads=8),
     "350M": Shape(vocabulary=40_000, context=1024, width=1024, layers=24, heads=16),
+    "1.3B": Shape(vocabulary=40_000, context=1024, width=2048, layers=24, heads=16),
+    "2.6B": Shape(vocabulary=40_000, context=1024, width=2560, layers=32, heads=32),
 }
 
 

@@ -68,6 +68,26 @@ def area(scores: Float64s, inside: Bools) -> float | None:
     return float((ranks - positives * (positives + 1) / 2) / (positives * negatives))
 
 
+def ks(scores: Float64s, y: Int64s) -> float:
+    """Kolmogorov-Smirnov, the mean over classes: how far a class's scores are from the rest's.
+
+    That is the greatest distance between their two distribution functions; classes that have no
+    example, or all of them, are left out.
+    """
+    if np.isnan(scores).any():
+        return math.nan
+    return _mean(_distance(scores[:, label], y == label) for label in np.unique(y))
+
+
+def _distance(scores: Float64s, inside: Bools) -> float | None:
+    if inside.all() or not inside.any():
+        return None
+    order = np.argsort(scores)
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    below = [np.cumsum(part[order])[ends] / part.sum() for part in (inside, ~inside)]
+    return float(np.abs(below[0] - below[1]).max())
+
+
 def _ranks(values: Float64s) -> Float64s:
     """Each value's place in the order, from 1; equal values share the mean of their places."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -126,6 +146,7 @@ def bit_auc(scores: Float64s, y: Float64s) -> float:
 CLASSES: Mapping[str, Metric] = {
     "accuracy": accuracy,
     "auc": macro_auc,
+    "ks": ks,
     "balanced_accuracy": balanced_accuracy,
     "f1": f1,
     "f1_per_class": f1_per_class,

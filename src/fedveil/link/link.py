@@ -27,7 +27,7 @@ from contextlib import suppress
 
 from fedveil.entropy import Secure
 from fedveil.errors import FedveilError, LinkLost, MessageInvalid, PeerRefused, PeerRestarted
-from fedveil.message import Message, Value, decode, encode
+from fedveil.message import Message, Value, check_carried, decode, encode
 
 PROTOCOL = 1
 SESSION_BYTES = 16
@@ -98,6 +98,7 @@ class Link:
             self._check()
             header = self._header(self._sent + 1, _MESSAGE)
         frame = encode(message, header=header)
+        check_carried(f"what {self.peer} is due", len(frame))
         with self._lock:
             self._check()
             self._hand_over(frame)

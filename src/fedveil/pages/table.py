@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +27,12 @@ class Table:
         cells = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
         table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
         return f"{self.caption}\n\n{table}" if self.caption else table
+
+    def csv(self) -> str:
+        """For another program."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        return text.getvalue()
 
     def terminal(self) -> RichTable:
         """For a terminal."""

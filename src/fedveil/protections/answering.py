@@ -23,7 +23,7 @@ class Reply(NamedTuple):
 
     half: ClientRound
     message: Message
-    unusable: Exception | None = None
+    unusable: BaseException | None = None
 
 
 def answer_trained(
@@ -46,7 +46,7 @@ def answer_trained(
         _check(update, protection.dimension)
         mine = half(examples)
         return Reply(mine, mine.respond(message, update))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a client's own code may try to end its process
         if not protection.always_reports:
             raise
         unusable = error
@@ -55,7 +55,7 @@ def answer_trained(
     return Reply(other, other.respond(message, zero), unusable)
 
 
-def reason(unusable: Exception) -> str:
+def reason(unusable: BaseException) -> str:
     """Why an update could not be used: a sentence, or a foreign exception with its kind."""
     if isinstance(unusable, FedveilError):
         return str(unusable)

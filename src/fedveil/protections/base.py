@@ -356,6 +356,13 @@ class Protection(ABC):
         """
         return self.spending(state)
 
+    def longest_report(self) -> int:
+        """How many bytes the answer that depends on the update has at most."""
+        model = np.broadcast_to(np.float32(0), (self.dimension,))
+        cohort = range(self.context.clients_per_round)
+        context = RoundContext(cohort, 1, model, self.initial_state())
+        return self.server_round(context).longest
+
     @abstractmethod
     def server_round(self, context: RoundContext) -> ServerRound:
         """The server's half of a round."""

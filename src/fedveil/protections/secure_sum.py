@@ -39,7 +39,7 @@ from fedveil.rounds.answers import ClientId
 from fedveil.secagg.client import Client
 from fedveil.secagg.keys import Identity
 from fedveil.secagg.masking import Ring
-from fedveil.secagg.phases import PHASES, TRAINS
+from fedveil.secagg.phases import PHASES, TRAINS, longest_answer
 from fedveil.secagg.server import Server
 from fedveil.secagg.terms import Terms
 
@@ -68,10 +68,10 @@ class SecureSum(Protection):
         if not context.masks and not context.simulated:
             raise InvalidValue("only a simulation can do without masks")
         if not context.masks and settings.share_secrets_ratio < 1:
+            ratio = f"share_secrets_ratio = {settings.share_secrets_ratio:g}"
             raise InvalidValue(
                 f"simulation.masks = false adds up what all clients of a round send, and under "
-                f"share_secrets_ratio = {settings.share_secrets_ratio:g} only some of them take "
-                f"part: masks are needed"
+                f"{ratio} only some of them take part: masks are needed"
             )
         self._identities: dict[ClientId, Identity] = {}
         #: The last model that was digested, in which round, and its digest.
@@ -94,8 +94,7 @@ class SecureSum(Protection):
         """
 
     def words(self, state: State) -> Message:
-        """What the server says of the round's state where it asks for vectors; always the same
-        fields."""
+        """What the server says of the state where it asks for vectors: the same fields always."""
         return {}
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
@@ -112,8 +111,7 @@ class SecureSum(Protection):
         """The consistency phase is there under active security alone; without masks, one phase."""
         if not self.context.masks:
             return (TRAINS,)
-        signing = self.settings.active_security
-        return tuple(phase for phase in PHASES if signing or phase != "consistency")
+        return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)
 
     @property
     def deadline_s(self) -> float:
@@ -154,6 +152,9 @@ class SecureSum(Protection):
         expected: int | None = None,
     ) -> str | None:
         return shared_weaker(asked, demanded, clients, expected)
+
+    def longest_report(self) -> int:
+        return longest_answer(TRAINS, self.terms(1), self.context.clients_per_round)
 
     def server_round(self, context: RoundContext) -> ServerRound:
         half = MaskedServerRound if self.context.masks else BareServerRound
@@ -376,9 +377,8 @@ class BareServerRound(OneReportRound):
     def _aggregate(self) -> Aggregate:
         ring, protection = self._protection.ring, self._protection
         ring.reduce(self._total)
-        needed = protection.least_clients
-        if self.reports < needed:
-            raise RoundVoid(TRAINS, self.reports, needed)
+        if self.reports < protection.least_clients:
+            raise RoundVoid(TRAINS, self.reports, protection.least_clients)
         return protection.outcome(ring.signed(self._total), self.reports, self._context)
 
 

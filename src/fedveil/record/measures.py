@@ -12,7 +12,7 @@ MEASURES = "measures"
 USUAL: Mapping[str, Better] = {"accuracy": "higher", "auc": "higher"}
 LOSS = "loss"
 
-_WORDS = {"auc": "AUC", "f1": "F1", "mae": "MAE", "r2": "R²", "rmse": "RMSE"}
+_WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse": "RMSE"}
 
 
 def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -40,38 +40,43 @@ from fedveil.reproductions.accuracy_picture import Mark, draw
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.starter import DEFAULT_JOB
 
+#: A thousand clients of MNIST (examples/private_mnist).
+_THOUSAND = ("clients.number=1000", "data.name=mnist", "training.batch_size=1000")
 #: The bundled job with a quarter of its rounds, so that all runs take minutes; and the same
-#: federation with a thousand clients of MNIST (examples/private_mnist).
+#: federation with other clients, for a third of their rounds and for all of them.
 JOBS: Mapping[Scale, Sequence[str]] = {
     "small": ("rounds=5", "simulation.workers=0", "evaluation.every=5"),
-    "full": (
-        "rounds=60", "clients.number=1000", "data.name=mnist", "training.batch_size=1000",
-        "evaluation.every=60",
-    ),
-}  # fmt: skip
-SEEDS: Mapping[Scale, int] = {"small": 1, "full": 3}
+    "medium": (*_THOUSAND, "rounds=20", "evaluation.every=20"),
+    "full": (*_THOUSAND, "rounds=60", "evaluation.every=60"),
+}
+SEEDS: Mapping[Scale, int] = {"small": 1, "medium": 1, "full": 3}
 #: What the positions are brought to: those that noise the sum, and those that noise every report.
 SUM = ("distributed_dp", "central_gaussian")
 REPORT = ("dp_encrypt", "signds", "rr", "oue")
 BARE = ("not_encrypt", "pw_encrypt")
+_MEANT = (0.25, 0.5, 1, 2, 4, 8, 16)
 EPSILONS: Mapping[Scale, Mapping[str, Sequence[float]]] = {
     "small": {
         **dict.fromkeys(SUM, (0.25, 1, 4)),
         **dict.fromkeys(("dp_encrypt", "signds"), (10, 1e2, 1e3)),
         **dict.fromkeys(("rr", "oue"), (1e3, 1e4, 1e5)),
     },
+    "medium": {
+        **dict.fromkeys(SUM, _MEANT),
+        **dict.fromkeys(REPORT, (0.25, 1, 4, 16, 1e2, 1e3, 1e4, 1e5)),
+    },
     "full": {
-        **dict.fromkeys(SUM, (0.25, 0.5, 1, 2, 4, 8, 16)),
+        **dict.fromkeys(SUM, _MEANT),
         **dict.fromkeys(REPORT, (0.25, 1, 4, 16, 1e2, 1e3, 1e4, 1e5, 1e6)),
     },
 }
 #: Parameters of a position that the job has not: the clip that the bundled one was given.
-CLIPS = {"small": 1.0, "full": 0.15}
+CLIPS = {"small": 1.0, "medium": 0.15, "full": 0.15}
 #: Positions that have the rates of another, whose noise is much the same at the same promise.
 LIKE = {"pw_encrypt": "not_encrypt", "central_gaussian": "distributed_dp", "oue": "rr"}
 #: Each rate of the server that is tried is so much smaller than the one before.
 STEP = 4.0
-_RATES = {"small": 1.6, "full": 2.56}
+_RATES = {"small": 1.6, "medium": 2.56, "full": 2.56}
 _LEAST_STEPS, _MOST_STEPS = 1, 6
 #: The share of the training examples on which rates are judged, and nothing else is.
 _HELD = 10
@@ -115,10 +120,11 @@ class AccuracyEpsilon(Experiment):
     name = "accuracy-epsilon"
     what = "Accuracy against the epsilon of the whole run, a curve for every position."
     source = "002, figure 3, for every position and at equal promises for the whole run"
+    scales = get_args(Scale)
 
     def estimate_s(self, scale: Scale) -> float:
         """Some three runs for a point, two of them to choose its rate."""
-        return {"small": 1_800, "full": 60_000}[scale]
+        return {"small": 1_800, "medium": 5_000, "full": 60_000}[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """Solve, choose, run and attack; each point is kept as soon as it is there."""

@@ -12,6 +12,9 @@ from fedveil._version import __version__
 from fedveil.pages.table import Table
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Verdict
 
+#: A table of more rows is a file beside the page, which keeps the verdicts.
+LONGEST_TABLE = 2
+
 
 @dataclass(frozen=True)
 class Repeated:
@@ -26,8 +29,14 @@ class Repeated:
     folder: Path
 
 
+def long_tables(name: str, outcome: Outcome) -> dict[str, Table]:
+    """Those that are files beside the page of `name`, by the files' names."""
+    numbered = enumerate(outcome.tables, 1)
+    return {f"{name}-{n}.csv": table for n, table in numbered if len(table.rows) > LONGEST_TABLE}
+
+
 def page(repeated: Repeated) -> str:
-    """The page's text, in Markdown; its pictures lie beside it."""
+    """The page's text, in Markdown; its pictures and long tables lie beside it."""
     return "\n".join(_parts(repeated))
 
 
@@ -44,8 +53,13 @@ def _parts(repeated: Repeated) -> Iterator[str]:
             yield f"{plot.note}\n"
     for picture in outcome.pictures:
         yield f"![{picture.stem}]({os.path.relpath(picture, repeated.folder)})\n"
+    files = {id(table): file for file, table in long_tables(experiment.name, outcome).items()}
     for table in outcome.tables:
-        yield table.markdown()
+        if file := files.get(id(table)):
+            said = f"{table.caption.rstrip('.')}: " if table.caption else ""
+            yield f"{said}[the table]({file}).\n"
+        else:
+            yield table.markdown()
     yield f"    {repeated.command}\n"
     yield f"{repeated.seconds:,.0f} s on {machine()}; fedveil {__version__}."
     yield ""

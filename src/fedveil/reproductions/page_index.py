@@ -1,9 +1,8 @@
-"""The table of all experiments beside their pages: `python -m fedveil.reproductions.page_index`."""
+"""The table of all experiments beside their pages, for the site."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from fedveil.pages.table import Table
@@ -26,7 +25,7 @@ what their text says of a curve is what is tested. Each run is one seed.
 
 
 def index(folder: Path) -> str:
-    """The page over the experiments' pages in `folder`; `python -m` with it writes it there."""
+    """The page over the experiments' pages in `folder`."""
     columns = ("experiment", "what", "verdicts", "scale", "full takes about")
     pages = Table(columns, [_row(folder, name) for name in EXPERIMENTS])
     jobs = {task: ldp_jobs.job("small", task, task, protection="rr") for task in ldp_jobs.TASKS}
@@ -43,7 +42,3 @@ def _row(folder: Path, name: str) -> tuple[str, ...]:
         return (name, experiment.what, "not run", "", full)
     tally, scale = found.groups()
     return (f"[{name}]({name}.md)", experiment.what, tally, scale, full)
-
-
-if __name__ == "__main__":
-    (Path(sys.argv[1]) / "index.md").write_text(index(Path(sys.argv[1])), "utf-8")

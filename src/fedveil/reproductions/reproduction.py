@@ -13,7 +13,7 @@ from fedveil.pages.svg import svg
 from fedveil.record.run_folder import RunFolder
 from fedveil.reproductions.experiment import Outcome, Scale, Tell
 from fedveil.reproductions.experiments import about, find
-from fedveil.reproductions.outcome_page import Repeated, page
+from fedveil.reproductions.outcome_page import Repeated, long_tables, page
 
 #: What a folder is known by as an experiment's, and how long it has taken so far.
 BEGUN = "experiment.json"
@@ -41,6 +41,8 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
         figures = {plot.name: f"{name}-{plot.name}.svg" for plot in outcome.plots}
         for plot in outcome.plots:
             folder.write_atomically(figures[plot.name], svg(plot))
+        for file, table in long_tables(name, outcome).items():
+            folder.write_atomically(file, table.csv().encode())
         repeated = Repeated(experiment, scale, outcome, figures, clock(), how, path)
         folder.write_atomically(f"{name}.md", page(repeated).encode())
     return path / f"{name}.md", outcome

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
+from functools import cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -25,8 +26,13 @@ SEAL_BYTES = 16
 _ID_BYTES = 8
 # A key from `_derive` seals one message and is forgotten: the nonce never meets its key again.
 _NONCE = bytes(12)
-# Any clamped scalar is a multiple of the cofactor and sends a point of low order to zero.
-_PROBE = X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES)))
+
+
+@cache
+def _probe() -> X25519PrivateKey:
+    """Any clamped scalar is a multiple of the cofactor and sends a point of low order to zero."""
+    # The first key loads OpenSSL, which no command needs that only reads a job.
+    return X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES)))
 
 
 class KeyPair:
@@ -63,7 +69,7 @@ def public_key(raw: bytes) -> X25519PublicKey:
 def has_low_order(raw: bytes) -> bool:
     """Whether agreeing on a secret with this public key gives zero, whoever does."""
     try:
-        _PROBE.exchange(public_key(raw))
+        _probe().exchange(public_key(raw))
     except ValueError:
         return True
     return False

@@ -8,7 +8,17 @@ costs a hash of the neighbourhood's keys, and no phase.
 
 By itself that does not hold a lying server off: it knows every view, so that the keys of enough
 clients still take masks off, and it may have put its own keys in the place of theirs. Active
-security rests on the digest all the same: the signatures are of it.
+security rests on the digest all the same: each client signs its view with the survivors that it
+was shown, and t survivors must have signed the same before it discloses a share.
+
+Why that is enough for 2t > n + c, of n clients that share secrets with c on the server's side: a
+client u is opened alone only if t - c honest clients disclose shares of its seed, and each of its
+masks is known by the key that u was shown for the peer. A peer whose key is known is not among
+those that disclose: if it were, t - c honest clients, itself among them, would have signed its
+view with a list that names it and so disclose its seed, and of the n that hold its shares fewer
+than t - c are left for its key. So u was shown t - 1 - c such peers, t - c clients that disclose,
+itself, and the c: 2t - c clients, where n are allowed. The same count for a group that is opened
+together gives t - c of them at least.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ and on bits alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
@@ -39,19 +40,24 @@ class MnistHalves(ByLabel):
     unit: Unit = "examples"
     units_per_example = 1
     numbered = True
+    by_shape = True
 
     def __init__(self, settings: HalvesSettings | None, seed: int) -> None:
         self._settings = HalvesSettings() if settings is None else settings
         self._seed = seed
         self._held: dict[str, dict[Subset, Columns]] = {}
 
-    def split_model(self) -> SplitModel:
+    def split_model(self, here: Collection[str] | None = None) -> SplitModel:
         width = self._settings.width
+
+        def made(name: str, owner: str, make: Callable[[], nn.Module]) -> nn.Module | None:
+            return initial(self._seed, name, make) if here is None or owner in here else None
+
         parts = []
         for side in self.followers:
-            bottom = initial(self._seed, side, partial(_bottom, width))
+            bottom = made(side, side, partial(_bottom, width))
             parts.append(Part(side, side, ("data.half",), (width,), bottom, optimizer=_OPTIMIZER))
-        top = initial(self._seed, "top", lambda: Joint(2 * width, _HIDDEN, 10))
+        top = made("top", self.leader, lambda: Joint(2 * width, _HIDDEN, 10))
         parts.append(Part("top", self.leader, self.followers, (10,), top, optimizer=_OPTIMIZER))
         return SplitModel(parts, leader=self.leader)
 

@@ -9,7 +9,7 @@ An example is a window of `context` tokens, its labels the token after each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,7 @@ class Pangu:
     followers: tuple[str, ...] = ("cloud",)
     classes: int | None = None
     numbered = True
+    by_shape = True
     unit: Unit = "tokens"
     assists: ClassVar[Mapping[str, Assist]] = {GENERATE: assist}
 
@@ -52,18 +53,21 @@ class Pangu:
         self._seed = seed
         self._folder = folder
 
-    def split_model(self) -> SplitModel:
-        """The three parts; the head has the embedding's word table."""
-        shape = self.shape
-        embedding = initial(self._seed, "embedding", lambda: transformer.WordAndPosition(shape))
-        backbone = initial(self._seed, "backbone", lambda: transformer.Backbone(shape))
+    def split_model(self, here: Collection[str] | None = None) -> SplitModel:
+        """The three parts; the head has the embedding's word table. A party's own are made here."""
+        shape, mine, theirs = self.shape, self.leader, self.followers[0]
+        embedding = head = backbone = None
+        if here is None or mine in here:
+            embedding = initial(self._seed, "embedding", lambda: transformer.WordAndPosition(shape))
+            head = transformer.TiedHead(embedding.word)
+        if here is None or theirs in here:
+            backbone = initial(self._seed, "backbone", lambda: transformer.Backbone(shape))
         inner = (shape.context, shape.width)
         # Wider models take smaller steps (tiny 0.002), deeper ones begin more slowly.
         optimizer = Optimizer(
             "adamw", lr=0.256 / shape.width, weight_decay=0.01, warmup_steps=5 * shape.layers
         )
         scores = (shape.context, shape.vocabulary)
-        head, mine, theirs = transformer.TiedHead(embedding.word), self.leader, self.followers[0]
         parts = [
             Part("embedding", mine, ("data.tokens",), inner, embedding, optimizer=optimizer),
             Part("backbone", theirs, ("embedding",), inner, backbone, optimizer=optimizer),

@@ -1,9 +1,23 @@
-"""The loss of a task by what its labels are, and what is counted of a batch."""
+"""The loss of a task by what its labels are, what is measured of it, and what it says."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 import torch
+from scipy.special import softmax
 from torch.nn import functional
+
+from fedveil._arrays import Array, Float64s
+from fedveil.learning import task_metrics
+from fedveil.learning.losses import WEIGHTED, mean_loss
+from fedveil.vertical.calibration import calibrated, log_loss
+from fedveil.vertical.predictions import told_classes, told_numbers
+
+#: What is measured of classes, besides loss and accuracy.
+_FIGURES = ("auc", "ks", "balanced_accuracy", "f1")
 
 
 class ByLabel:
@@ -14,19 +28,69 @@ class ByLabel:
 
     classes: int | None
 
-    def loss(
-        self, outputs: torch.Tensor, labels: torch.Tensor, reduction: str = "mean"
-    ) -> torch.Tensor:
+    @property
+    def class_weights(self) -> Sequence[float] | None:
+        """How much an example of each class counts in training; None: all alike."""
+        return None
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """The classes by number, where they have names."""
+        return None
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy, or the mean squared error of labels as they are scaled."""
         if self.classes is None:
-            return functional.mse_loss(outputs[:, 0], labels, reduction=reduction)
-        return functional.cross_entropy(outputs, labels, reduction=reduction)
+            return functional.mse_loss(outputs[:, 0], labels)
+        if self.class_weights is None:
+            return functional.cross_entropy(outputs, labels)
+        return mean_loss(WEIGHTED, self.class_weights)(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """The batch's loss_sum, how many are correct or absolute_error_sum, and `examples`."""
-        loss = self.loss(outputs, labels, "sum").item()
-        sums = {"loss_sum": loss, "examples": float(len(labels))}
+        """The batch's loss_sum without weights, how many are correct, and `examples`."""
+        examples = float(len(labels))
         if self.classes is None:
-            off = functional.l1_loss(outputs[:, 0], labels, reduction="sum")
-            return {**sums, "absolute_error_sum": off.item()}
-        return {**sums, "correct": float((outputs.argmax(dim=1) == labels).sum())}
+            loss = functional.mse_loss(outputs[:, 0], labels, reduction="sum").item()
+            return {"loss_sum": loss, "examples": examples}
+        loss = functional.cross_entropy(outputs, labels, reduction="sum").item()
+        correct = float((outputs.argmax(dim=1) == labels).sum())
+        return {"loss_sum": loss, "examples": examples, "correct": correct}
+
+    def figures(self, outputs: Array, labels: Array) -> dict[str, Any]:
+        """What is measured of all examples together; of numbers, in the labels' own unit.
+
+        `calibrated_loss` is the loss of the probabilities that `predictions` tells.
+        """
+        if self.classes is None:
+            told, true = self.in_own_unit(outputs), self.in_own_unit(labels.reshape(-1, 1))
+            return {name: found(told, true) for name, found in task_metrics.NUMBERS.items()}
+        scores = softmax(outputs.astype(np.float64), axis=1)
+        found = {name: task_metrics.CLASSES[name](scores, labels) for name in _FIGURES}
+        found["calibrated_loss"] = log_loss(calibrated(outputs, labels), labels)
+        return {**found, "per_class": self._per_class(scores, labels)}
+
+    def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
+        """The class of each example with the probability of every one; or its number."""
+        if self.classes is None:
+            return told_numbers(self.in_own_unit(outputs)[:, 0])
+        return told_classes(outputs, labels, self.class_names)
+
+    def in_own_unit(self, scaled: Array) -> Float64s:
+        """Numbers as the data has them, of those that are trained on."""
+        return scaled.astype(np.float64)
+
+    def _per_class(self, scores: Float64s, labels: Array) -> dict[str, dict[str, float]]:
+        """Of each class: its examples, and how many of those told, and of its own, are right."""
+        table = np.array(task_metrics.confusion(scores, labels))
+        with np.errstate(invalid="ignore"):
+            precision, recall = np.diag(table) / table.sum(0), np.diag(table) / table.sum(1)
+        f1 = task_metrics.f1_per_class(scores, labels)
+        return {
+            name: {
+                "examples": int(table[at].sum()),
+                "precision": float(precision[at]),
+                "recall": float(recall[at]),
+                "f1": f1[at],
+            }
+            for at, name in enumerate(self.class_names or map(str, range(len(table))))
+        }

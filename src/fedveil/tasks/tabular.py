@@ -4,22 +4,24 @@
     bank:   bank_wide,   bank_deep     ┴→  top
 
 Each owner describes a feature twice, from its own training rows alone: as an interval between
-quantiles, one-hot, for the wide part, and scaled to mean 0 and variance 1 for the deep part.
+quantiles, for the wide part, and scaled to mean 0 and variance 1 for the deep part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
+from fedveil._arrays import Array
 from fedveil.data.examples import holdout
 from fedveil.errors import MissingExtra
 from fedveil.tasks.scoring import ByLabel
-from fedveil.tasks.wide_and_deep import wide_and_deep
+from fedveil.tasks.tables.disk_columns import narrowest
+from fedveil.tasks.wide_and_deep import Features, wide_and_deep
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party
 from fedveil.vertical.task_settings import TabularSettings
@@ -46,6 +48,7 @@ class Tabular(ByLabel):
     unit: Unit = "examples"
     units_per_example = 1
     numbered = True
+    by_shape = True
 
     def __init__(self, settings: TabularSettings | None, seed: int) -> None:
         self._settings = TabularSettings() if settings is None else settings
@@ -54,26 +57,38 @@ class Tabular(ByLabel):
         middle = features // 2
         self._features = {"leader": slice(0, middle), "bank": slice(middle, features)}
 
-    def split_model(self) -> SplitModel:
-        owners = {}
-        for party, features in self._features.items():
-            count = features.stop - features.start
-            owners[party] = (count * self._settings.bins, count)
+    def in_own_unit(self, scaled: Array) -> Floats:
+        target = _table(self._settings.table)[1]
+        train = target[self._rows("train")]
+        numbers: Floats = scaled.astype(np.float64) * train.std() + train.mean()
+        return numbers
+
+    def split_model(self, here: Collection[str] | None = None) -> SplitModel:
+        bins = self._settings.bins
+        owners = {
+            party: Features((bins,) * (held.stop - held.start))
+            if here is None or party in here
+            else None
+            for party, held in self._features.items()
+        }
         return wide_and_deep(
-            self._settings, owners, leader=self.leader, classes=self.classes, seed=self._seed
+            self._settings,
+            owners,
+            leader=self.leader,
+            classes=self.classes,
+            seed=self._seed,
+            here=here,
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """The columns `wide` [rows, features · bins] and `deep` [rows, features] of an owner."""
+        """The columns `intervals` and `numbers` of an owner, [rows, features] both."""
         check_party(self, party)
         data, target = _table(self._settings.table)
-        classes = target if self.classes else np.zeros_like(target)
-        train, test = holdout(self._settings.table, classes)
-        rows = train if subset == "train" else test
+        train, rows = self._rows("train"), self._rows(subset)
         own = data[:, self._features[party]]
         columns = {
-            "wide": _intervals(own[rows], own[train], self._settings.bins),
-            "deep": torch.from_numpy(_scaled(own[rows], own[train])),
+            "intervals": _intervals(own[rows], own[train], self._settings.bins),
+            "numbers": torch.from_numpy(_scaled(own[rows], own[train])),
         }
         labels = None
         if party == self.leader and self.classes:
@@ -81,6 +96,13 @@ class Tabular(ByLabel):
         elif party == self.leader:
             labels = torch.from_numpy(_scaled(target[rows], target[train]))
         return Columns(rows, columns, labels)
+
+    def _rows(self, subset: Subset) -> npt.NDArray[np.int64]:
+        target = _table(self._settings.table)[1]
+        train, test = holdout(
+            self._settings.table, target if self.classes else np.zeros_like(target)
+        )
+        return train if subset == "train" else test
 
 
 def _table(name: str) -> tuple[Floats, Floats]:
@@ -99,7 +121,7 @@ def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
 
 
 def _intervals(rows: Floats, train: Floats, bins: int) -> torch.Tensor:
-    """Which interval between the training rows' quantiles holds each feature, one-hot."""
+    """Which interval between the training rows' quantiles holds each feature, from 0."""
     edges = np.quantile(train, np.arange(1, bins) / bins, axis=0)
-    places = torch.from_numpy((rows[:, np.newaxis] >= edges).sum(axis=1))  # [rows, features]
-    return functional.one_hot(places, bins).float().flatten(1)
+    places = (rows[:, np.newaxis] >= edges).sum(axis=1)  # [rows, features]
+    return torch.from_numpy(places.astype(narrowest(bins)))

@@ -3,8 +3,9 @@
     OWNER_wide, OWNER_deep of every owner  →  top: a linear layer of the leader's own wide part
                                               plus a nonlinear one of all other parts
 
-Each owner describes its features twice: one-hot for the wide part, which is linear in them, and
-scaled for the deep part, a dense network.
+Each owner describes its features twice: by places for the wide part, which adds up a row of a table
+for each, as if they were one-hot and it linear in them; and for the deep part, a dense network, by
+scaled numbers, and by a vector for each word.
 
 What is linear into the outputs has the label in the sign of its gradient, for everybody who gets
 one: so a follower's wide part goes through the leader's hidden layer with the deep ones. Under
@@ -15,8 +16,11 @@ Source: H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -31,40 +35,56 @@ from fedveil.vertical.task_settings import TablesSettings, TabularSettings
 _Make: TypeAlias = Callable[[], nn.Module] | None
 
 _HIDDEN = 64
+#: Vectors of words begin small: a word that is rarely there says little.
+_WORD_STD = 0.05
 _OPTIMIZER = Optimizer("adam", lr=0.001)
+
+
+@dataclass(frozen=True)
+class Features:
+    """How many intervals each of an owner's numbers has, and places each of its words."""
+
+    intervals: tuple[int, ...]
+    places: tuple[int, ...] = ()
 
 
 def wide_and_deep(
     settings: TabularSettings | TablesSettings,
-    owners: Mapping[str, tuple[int, int] | None],
+    owners: Mapping[str, Features | None],
     *,
     leader: str,
     classes: int | None,
     seed: int,
+    words: int | None = None,
+    here: Collection[str] | None = None,
 ) -> SplitModel:
     """Two parts for each owner, and the top, which gives a number of each example or its classes.
 
-    `owners` says how many numbers an owner's columns `wide` and `deep` have; None: it has no
-    modules here. `settings.scores` numbers of a wide part cross and `settings.width` of a deep one.
+    Without an owner's features its parts have no modules here, nor has the top where the leader is
+    not `here`. `settings.scores` numbers of a wide part cross and `settings.width` of a deep one.
+    `words` is how many numbers a word's vector has, where owners have the column `words`.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
+    columns = ("data.words",) if words else ()
 
     def part(name: str, owner: str, inputs: Sequence[str], output: int, make: _Make) -> Part:
         module = None if make is None else initial(seed, name, make)
         return Part(name, owner, tuple(inputs), (output,), module, optimizer=_OPTIMIZER)
 
     parts = []
-    for owner, widths in owners.items():
+    for owner, features in owners.items():
         make_wide = make_deep = None
-        if widths is not None:
-            make_wide = partial(nn.Linear, widths[0], scores, bias=False)
-            make_deep = partial(_deep, widths[1], width)
+        if features is not None:
+            make_wide = partial(Wide, features, scores)
+            make_deep = partial(Deep, features, words or 0, width)
         parts += [
-            part(f"{owner}_wide", owner, ["data.wide"], scores, make_wide),
-            part(f"{owner}_deep", owner, ["data.deep"], width, make_deep),
+            part(f"{owner}_wide", owner, ("data.intervals", *columns), scores, make_wide),
+            part(f"{owner}_deep", owner, ("data.numbers", *columns), width, make_deep),
         ]
     linear = [settings.wide == "linear" or owner == leader for owner in owners]
-    make_top = partial(_Top, linear, scores, width, outputs)
+    make_top = None
+    if here is None or leader in here:
+        make_top = partial(_Top, linear, scores, width, outputs)
     parts.append(part("top", leader, [bottom.name for bottom in parts], outputs, make_top))
     return SplitModel(parts, leader=leader)
 
@@ -91,10 +111,53 @@ class _Top(nn.Module):
         return summed
 
 
-def _deep(features: int, width: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(features, _HIDDEN),
-        nn.ReLU(),
-        nn.Linear(_HIDDEN, width),
-        nn.LayerNorm(width, elementwise_affine=False),
-    )
+class Wide(nn.Module):
+    """What a linear layer without bias gives of places that are one-hot side by side."""
+
+    first: torch.Tensor
+
+    def __init__(self, features: Features, scores: int) -> None:
+        super().__init__()
+        counts = (*features.intervals, *features.places)
+        self.rows = nn.EmbeddingBag(sum(counts), scores, mode="sum")
+        bound = 1 / math.sqrt(sum(counts))
+        nn.init.uniform_(self.rows.weight, -bound, bound)
+        self.register_buffer("first", _first_rows(counts), persistent=False)
+
+    def forward(self, *places: torch.Tensor) -> torch.Tensor:
+        """The scores [rows, scores] of the places of intervals, and of words, in turn."""
+        found: torch.Tensor = self.rows(torch.cat(places, dim=1).int() + self.first)
+        return found
+
+
+class Deep(nn.Module):
+    """Dense layers over numbers and the vectors of words."""
+
+    first: torch.Tensor
+
+    def __init__(self, features: Features, vector: int, width: int) -> None:
+        super().__init__()
+        numbers, words = len(features.intervals), len(features.places)
+        self.words = nn.Embedding(sum(features.places), vector) if words else None
+        if self.words is not None:
+            nn.init.normal_(self.words.weight, std=_WORD_STD)
+        self.register_buffer("first", _first_rows(features.places), persistent=False)
+        self.layers = nn.Sequential(
+            nn.Linear(numbers + words * vector, _HIDDEN),
+            nn.ReLU(),
+            nn.Linear(_HIDDEN, width),
+            nn.LayerNorm(width, elementwise_affine=False),
+        )
+
+    def forward(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
+        """The numbers that cross, [rows, width], of scaled numbers and places of words."""
+        if self.words is not None and words is not None:
+            vectors = self.words(words.int() + self.first)
+            numbers = torch.cat([numbers, vectors.flatten(1)], dim=1)
+        crossing: torch.Tensor = self.layers(numbers)
+        return crossing
+
+
+def _first_rows(counts: Sequence[int]) -> torch.Tensor:
+    """Where each column's rows begin in a table of them all."""
+    return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

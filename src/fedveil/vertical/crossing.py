@@ -21,12 +21,12 @@ import torch
 
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
-from fedveil.message import Message, Value
+from fedveil.message import Message, Value, check_carried
 from fedveil.packing import packed_size
 from fedveil.rounds.answers import short
 from fedveil.vertical.compression import compressed, restored
 from fedveil.vertical.schedule import Transfer
-from fedveil.vertical.split import DTYPES
+from fedveil.vertical.split import DTYPES, SplitModel
 
 _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 
@@ -55,6 +55,19 @@ def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray
         return {"data": to_wire(tensor)}
     data, ranges = compressed(tensor.detach().float().cpu().numpy(), crosses.bits)
     return {"data": data, "ranges": ranges}
+
+
+def check_sizes(split: SplitModel, rows: int) -> None:
+    """Refuse tensors of so many examples that no message carries."""
+    for crossing in split.crossings:
+        for gradient in (False, True) if crossing.gradient else (False,):
+            held = crossing.compressed(gradient=gradient)
+            bits = 8 * _ON_WIRE[crossing.dtype].itemsize if held is None else held.bits
+            if crossing.privacy is not None and not gradient:
+                bits = 1
+            what = f"the {'gradient' if gradient else 'output'} of part {crossing.part} for {rows}"
+            size = packed_size(rows * math.prod(crossing.output), bits)
+            check_carried(f"{what} examples (batch_size over in_flight)", size)
 
 
 def check_not_abort(message: Message, peer: str) -> None:

@@ -29,12 +29,19 @@ _KEY_BYTES = 8
 class Reports:
     """EmbeddingDP where a tensor leaves: each report from a stream of its own.
 
-    Reports of a crossing under `reuse` are kept in `folder`; without one, in memory.
+    Reports of a crossing under `reuse` are kept in `folder`; without one, in memory. `note` is
+    told what only this party is to know.
     """
 
-    def __init__(self, entropy: Entropy, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        entropy: Entropy,
+        folder: Path | None = None,
+        note: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self._entropy = entropy
         self._folder = folder
+        self._note = note
         self._mechanism = functools.cache(EmbeddingDP)
         self._memories: dict[tuple[str, str], ReportMemory] = {}
 
@@ -42,12 +49,30 @@ class Reports:
         self, crossing: Crossing, values: npt.NDArray[np.float32], occasion: Occasion
     ) -> Packed:
         assert crossing.privacy is not None, "only a protected crossing is reported"
+        if crossing.privacy.eps is not None:
+            values = self._numbers(crossing, values)
         mechanism = self._mechanism(crossing.privacy.eps)
         entropy = self._entropy.stream("report", crossing.part, *occasion.path)
         if not crossing.privacy.reuse:
             return mechanism.bits(values, entropy)
         memory = self._memory(crossing, occasion.subset)
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
+
+    def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
+        """The values, with zeros for each example of which any is not a number.
+
+        What another party sends back can bring a part to such values for certain examples: were
+        there no report then, that would tell of them what no noise covers.
+        """
+        lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
+        if lost.any():
+            self._note(
+                f"{np.count_nonzero(lost)} of {len(values)} examples are reported as zeros: what "
+                f"{crossing.part} gives for them is not a number"
+            )
+            values = values.copy()
+            values[lost] = 0
+        return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
         """Refuse a folder that lacks reports of so many training examples: anew they would cost."""

@@ -28,7 +28,7 @@ class PartOptimizers:
         for part in split.owned_by(party):
             if part.frozen:
                 module_of(part).requires_grad_(False)
-        self._made = {part.name: _Made.of(part, own) for part, own in _trained(split, party)}
+        self._made = {part.name: _Made.of(part, own) for part, own in trained(split, party)}
 
     def __contains__(self, part: str) -> bool:
         return part in self._made
@@ -60,7 +60,7 @@ class PartOptimizers:
     def restore(self, held: Mapping[str, Held]) -> None:
         """Go on from what they held; schedules are those of the steps that come."""
         self._made = {
-            part.name: _Made.of(part, own) for part, own in _trained(self._split, self._party)
+            part.name: _Made.of(part, own) for part, own in trained(self._split, self._party)
         }
         for part, made in self._made.items():
             groups = made.optimizer.state_dict()["param_groups"]
@@ -111,7 +111,7 @@ class _Made:
         )
 
 
-def _trained(split: SplitModel, party: str) -> Iterator[tuple[Part, list[nn.Parameter]]]:
+def trained(split: SplitModel, party: str) -> Iterator[tuple[Part, list[nn.Parameter]]]:
     """The parts that train; a parameter that parts share belongs to the first."""
     taken: set[int] = set()
     for part in split.owned_by(party):

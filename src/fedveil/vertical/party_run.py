@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -42,7 +43,7 @@ from fedveil.vertical.split import Crossing, SplitModel, module_of
 from fedveil.vertical.step import Batch, Occasion
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
 from fedveil.vertical.step_lines import line
-from fedveil.vertical.task import Subset, Task, averages, files_of
+from fedveil.vertical.task import Measured, Subset, Task, files_of
 from fedveil.vertical.vertical_job import VerticalJob
 
 Progress = Callable[[Record], None]
@@ -88,7 +89,7 @@ class PartyRun:
         self._has_told = False
         self._tell = progress or (lambda record: None)
         self._say = say or (lambda sentence: None)
-        self._reports = Reports(setting.entropy, setting.folder.path)
+        self._reports = Reports(setting.entropy, setting.folder.path, self.event)
         self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
         # What is drawn again from a seed is the same, and tells nothing new.
         fresh = not isinstance(setting.entropy, Seeded)
@@ -197,17 +198,11 @@ class PartyRun:
                 self._checkpoint()
         self._finish()
 
-    def evaluate(self) -> Exchange[dict[str, float]]:
-        """Look at the held-out examples: the leader's result is the task's averages."""
-        sums: dict[str, float] = {}
-
-        def add(outputs: torch.Tensor, batch: Batch) -> None:
-            if batch.labels is not None:
-                for name, value in self.setting.task.metrics(outputs, batch.labels).items():
-                    sums[name] = sums.get(name, 0.0) + value
-
-        yield from self._look(add)
-        return averages(sums) if sums else {}
+    def evaluate(self) -> Exchange[dict[str, Any]]:
+        """Look at the held-out examples: the leader's result is the task's averages and figures."""
+        measured = Measured(self.setting.task)
+        yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
+        return measured.quality()
 
     def predict(self) -> Exchange[npt.NDArray[Any] | None]:
         """Look at the held-out examples: the leader's result is the last part's outputs."""
@@ -218,7 +213,10 @@ class PartyRun:
     def figures(self) -> list[Line]:
         """What this party's crossings, and the leader's labels, have told of an example so far."""
         delta, split = self.setting.job.privacy.delta, self.setting.split
-        return account.figures(split, self.name, self._releases, delta, self._label_loss)
+        found = account.figures(split, self.name, self._releases, delta, self._label_loss)
+        if found and (self.setting.folder.path / TRACEBACK).exists():
+            found.append(Line(math.inf, 0.0, "that a part failed, which the others were told"))
+        return found
 
     def ledger(self) -> Ledger:
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
@@ -268,7 +266,10 @@ class PartyRun:
     def _evaluate(self, epoch: int) -> Exchange[None]:
         began = time.perf_counter()
         quality = yield from self.evaluate()
-        shown = {f"test_{name}": value for name, value in quality.items()}
+        shown = {
+            f"test_{name}" if isinstance(value, float) else name: value
+            for name, value in quality.items()
+        }
         self._keep(epoch=epoch, look=self.done, **shown, seconds=time.perf_counter() - began)
         self._window.look_away()
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from fedveil._arrays import Array
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
+from fedveil.own_code import called
 from fedveil.record.run_folder import explained
+from fedveil.vertical.calibration import calibrated
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.task import Task, predictions_of
 
@@ -60,8 +62,10 @@ class PredictionFile:
         outputs = yield from run.predict()
         if outputs is None:
             return None
-        columns = _said(task, outputs) if is_table else {}
-        return Predictions(run.setting.rows["test"].ids, outputs, columns)
+        rows = run.setting.rows["test"]
+        assert rows.labels is not None, "the leader has the labels"
+        columns = _said(task, outputs, rows.labels.numpy()) if is_table else {}
+        return Predictions(rows.ids, outputs, columns)
 
     def write(self, found: Predictions) -> str:
         if self._path.suffix == ARRAYS:
@@ -75,22 +79,26 @@ class PredictionFile:
         return f"{len(found.ids)} predictions"
 
 
-def _said(task: Task, outputs: npt.NDArray[np.float32]) -> Mapping[str, Sequence[str]]:
+def _said(task: Task, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
     if (own := predictions_of(task)) is not None:
-        return own(outputs)
-    return told_numbers(outputs[:, 0]) if task.classes is None else told_classes(outputs)
+        return called(own, outputs=outputs, labels=labels)
+    return told_numbers(outputs[:, 0]) if task.classes is None else told_classes(outputs, labels)
 
 
 def told_classes(
-    outputs: npt.NDArray[np.float32], names: Sequence[str] | None = None
+    outputs: Array, labels: Array, names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """The likeliest class of each example, by name or else by number, and how likely it is."""
-    chosen = outputs.argmax(axis=1)
-    shares = torch.softmax(torch.from_numpy(outputs).double(), dim=1).numpy().max(axis=1)
-    return {
-        "prediction": [str(at) if names is None else names[at] for at in chosen],
-        "probability": [f"{share:.6f}" for share in shares],
-    }
+    """The class of each example, by name or else by number, and how likely it and all others are.
+
+    It is the one with the highest output; probabilities are calibrated.
+    """
+    chosen, shares = outputs.argmax(axis=1), calibrated(outputs, labels)
+    known = [str(at) for at in range(shares.shape[1])] if names is None else names
+    likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]
+    columns = {"probability": likely}
+    columns |= {f"probability of {name}": shares[:, at] for at, name in enumerate(known)}
+    told = {name: [f"{share:.6f}" for share in column] for name, column in columns.items()}
+    return {"prediction": [known[at] for at in chosen], **told}
 
 
 def told_numbers(numbers: npt.NDArray[np.floating[Any]]) -> dict[str, list[str]]:

@@ -17,6 +17,9 @@ from fedveil.errors import DataInvalid
 from fedveil.vertical.step import Batch
 from fedveil.vertical.task import Columns
 
+#: So many rows are read of the disk at a time.
+_AT_ONCE = 1 << 16
+
 Positions = npt.NDArray[np.int64]
 Ids = npt.NDArray[Any]
 
@@ -50,13 +53,15 @@ class Rows:
     """A subset's examples in the agreed order, as one party holds them.
 
     A party without data has `count` rows and no columns. `ids` are those of the party's own rows;
-    none where it has no data.
+    none where it has no data. Columns stay where they are `stored`, on the disk perhaps, and `at`
+    says where the examples are in them; None: as they stand.
     """
 
     count: int
-    columns: Mapping[str, torch.Tensor]
+    stored: Mapping[str, torch.Tensor]
     labels: torch.Tensor | None
     ids: Ids
+    at: Positions | None = None
 
     @classmethod
     def aligned(cls, owned: Columns, wanted: tuple[str, ...], positions: Positions) -> Rows:
@@ -68,29 +73,42 @@ class Rows:
         if not len(owned):
             return cls(len(positions), {}, None, owned.ids)
         columns, labels = {name: owned.columns[name] for name in wanted}, owned.labels
-        if not np.array_equal(positions, np.arange(len(owned))):  # else nothing is copied
-            index = torch.from_numpy(positions)
-            columns = {name: column[index] for name, column in columns.items()}
-            labels = None if labels is None else labels[index]
-        return cls(len(positions), columns, labels, owned.ids[positions])
+        if np.array_equal(positions, np.arange(len(owned))):
+            return cls(len(positions), columns, labels, owned.ids)
+        labels = None if labels is None else labels[torch.from_numpy(positions)]
+        return cls(len(positions), columns, labels, owned.ids[positions], positions)
+
+    @property
+    def columns(self) -> Mapping[str, torch.Tensor]:
+        """All rows of every column, in memory."""
+        return self._taken(np.arange(self.count))
 
     def batch(self, positions: Positions) -> Batch:
-        index = torch.from_numpy(positions)
-        return Batch(
-            positions,
-            {name: column[index] for name, column in self.columns.items()},
-            None if self.labels is None else self.labels[index],
-        )
+        labels = None if self.labels is None else self.labels[torch.from_numpy(positions)]
+        return Batch(positions, self._taken(positions), labels)
+
+    def _taken(self, positions: Positions) -> dict[str, torch.Tensor]:
+        index = torch.from_numpy(positions if self.at is None else self.at[positions])
+        return {name: column[index] for name, column in self.stored.items()}
 
     def fingerprint(self) -> bytes:
         digest = hashlib.sha256(f"{self.count} {self.ids.dtype}".encode())
         digest.update(np.ascontiguousarray(self.ids).view(np.uint8).data)
-        named = dict(self.columns) if self.labels is None else {**self.columns, "": self.labels}
-        for name, tensor in sorted(named.items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            digest.update(raw.numpy().data)
+        if self.labels is not None:
+            _add(digest, "", self.labels)
+        for name, column in sorted(self.stored.items()):
+            _add(digest, name, column, self.at)
         return digest.digest()
+
+
+def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
+    """Add a tensor's rows to a digest, some of them at a time."""
+    count = len(tensor) if at is None else len(at)
+    digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())
+    for start in range(0, count, _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        rows = tensor[some] if at is None else tensor[torch.from_numpy(at[some])]
+        digest.update(rows.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ and ids must not follow from it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,14 +80,18 @@ class Task(Protocol):
     A task may also have
     - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that a run
       keeps in its folder, for the task that is made again to read;
-    - `predictions(outputs) -> dict[str, list[str]]`: what the last part's outputs, an array, say
-      of each example, as columns of a table;
+    - `figures(outputs, labels) -> dict[str, Any]`: what is measured of all held-out examples
+      together, of arrays; a figure that is no float is kept in the record, and not drawn;
+    - `predictions(outputs, labels) -> dict[str, list[str]]`: what the last part's outputs, an
+      array, say of each example, as columns of a table; either argument may be left out;
     - `assists: Mapping[str, Assist]`: what followers take part in besides training, evaluating and
       predicting, by the purpose that the leader names;
     - `numbered`: whether its ids are numbers that every party gives the same examples by itself, so
       that they are no secret and digests align them;
-    - an argument `here` of `split_model`: the parties whose modules are needed, where it cannot
-      make the others'; None: all.
+    - an argument `here` of `split_model`: the parties whose modules are needed, where it need not
+      or cannot make the others'; None: all;
+    - `by_shape`: whether `split_model` needs no data and draws no number itself, so that torch's
+      meta device can size the parts before they are made.
     """
 
     leader: str
@@ -148,7 +153,7 @@ def files_of(task: Task, party: str) -> Mapping[str, bytes]:
     return own
 
 
-def predictions_of(task: Task) -> Callable[[npt.NDArray[Any]], Mapping[str, Sequence[str]]] | None:
+def predictions_of(task: Task) -> Callable[..., Mapping[str, Sequence[str]]] | None:
     """What makes this task's own columns of outputs; None where it has none."""
     own: Callable[..., Mapping[str, Sequence[str]]] | None = getattr(task, "predictions", None)
     return own
@@ -175,6 +180,31 @@ def averages(sums: Mapping[str, float]) -> dict[str, float]:
         "accuracy" if short == "correct" else short: sums[name] / count
         for name, short in names.items()
     }
+
+
+class Measured:
+    """A task's averages and figures over batches that are added one after the other."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._sums = task, defaultdict[str, float](float)
+        self._figures: Callable[..., dict[str, Any]] | None = getattr(task, "figures", None)
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, outputs: torch.Tensor, labels: torch.Tensor | None) -> None:
+        """The outputs of a batch, where its labels are here."""
+        if labels is not None:
+            for name, value in self._task.metrics(outputs, labels).items():
+                self._sums[name] += value
+            if self._figures is not None:
+                self._kept.append((outputs.float(), labels))
+
+    def quality(self) -> dict[str, Any]:
+        """Nothing where nothing was added."""
+        found: dict[str, Any] = averages(self._sums) if self._sums else {}
+        if self._kept and self._figures is not None:
+            outputs, labels = (torch.cat(part).numpy() for part in zip(*self._kept, strict=True))
+            found |= self._figures(outputs, labels)
+        return found
 
 
 def by_default(task: Task) -> Literal["intersection", "digests"]:

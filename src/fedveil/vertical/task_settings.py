@@ -49,13 +49,20 @@ class TableSettings(Settings):
     """One party's table: its own affair, of which the other parties' copies say nothing."""
 
     path: FilePath | None = Field(
-        None, description="a CSV file, UTF-8 with a header, as seen from where the command is given"
+        None,
+        description="a .parquet file, or CSV in UTF-8 with a header, as seen from where the "
+        "command is given",
     )
     test: FilePath | None = Field(
         None, description="a file of the held-out examples, where `test_fraction` is null"
     )
     id: str = Field("id", description="the column of ids; they are compared as text")
     label: str | None = Field(None, description="the column of labels, of the leader's table alone")
+    class_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="how much an example of a class counts in training, by the class's name in the "
+        "leader's table; 1 for those that are not named",
+    )
     features: list[str] | None = Field(
         None, description="the columns that are trained on; null: all but id and label"
     )
@@ -98,6 +105,7 @@ class TablesSettings(Settings):
     width: int = Field(32, ge=2, description="numbers of a deep part that cross to the leader")
     scores: int = Field(8, ge=1, description="numbers of a wide part that cross to the leader")
     bins: int = Field(8, ge=2, description="intervals that a wide part cuts a number into")
+    vector: int = Field(8, ge=1, description="numbers that a word has in a deep part")
     wide: Literal["hidden", "linear"] = Field(
         "hidden",
         description="followers' wide parts: `hidden` behind a layer of the leader's, or `linear` "
@@ -114,8 +122,10 @@ class PanguSettings(Settings):
     #: What may differ between the parties' copies of a job: where the leader has its text.
     OWN_KEYS: ClassVar[tuple[str, ...]] = ("text", "test_text")
 
-    preset: Literal["tiny", "small", "350M"] = Field(
-        "tiny", description="the model's sizes: tiny takes minutes on a CPU"
+    preset: Literal["tiny", "small", "350M", "1.3B", "2.6B"] = Field(
+        "tiny",
+        description="the model's sizes: tiny takes minutes on a CPU, and `fedveil vertical parts` "
+        "says what each takes of memory",
     )
     layers: int | None = Field(
         None, ge=1, description="transformer layers, the query layer included; null: the preset's"

@@ -23,6 +23,7 @@ from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
+from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
 from fedveil.vertical.rows import Rows, align
 from fedveil.vertical.split import Joined, SplitModel
@@ -103,7 +104,7 @@ def resume(
         return parties.train(parties.last_common_step())
 
 
-def evaluate(folder: str | Path) -> tuple[dict[str, float], dict[str, list[Line]]]:
+def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
     """The task's figures of a run's model on the held-out examples, and what looking has cost.
 
     The examples go through the same crossings and the same protection as in training.
@@ -151,6 +152,7 @@ class _Parties:
         check_device("device", job.device)
         self.job = job
         self.task: Task = make_task(job, old)
+        check_memory(job, self.task)
         self.split = make_split(job, self.task)
         self._encoded = encoded
         names = (self.task.leader, *self.task.followers)

@@ -83,6 +83,8 @@ class Training(ABC):
     #: How many clients train at once, and must where there are so many.
     chunk: int
     least: int
+    #: What the last training that failed has raised.
+    failure: Exception | None = None
 
     @abstractmethod
     def open(self, round: int, model: Update) -> None:
@@ -116,8 +118,6 @@ class LocalTraining(Training):
         self.chunk, self.least = trainer.chunk, trainer.least
         self._entropy = entropy
         self._round = 0
-        #: What the last training that failed has raised.
-        self.failure: Exception | None = None
 
     def open(self, round: int, model: Update) -> None:
         self._round = round

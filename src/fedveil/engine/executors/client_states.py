@@ -1,4 +1,4 @@
-"""What clients of a simulation keep from one round to the next: a file each in the run's folder.
+"""What clients keep from one round to the next: files in a simulation's folder, or of their own.
 
 A file is named by its client and by the round in which it was written. A round reads what was
 written before it, so that one that is played again begins where it began.
@@ -31,7 +31,7 @@ def open_states(run: Path, done: int) -> ClientStates:
 
 
 class ClientStates:
-    """The clients' states in a run's folder; any process of the run may read and write them."""
+    """The clients' states in a folder; any process of the run may read and write them."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / CLIENTS
@@ -54,7 +54,7 @@ class ClientStates:
     def save(self, client: ClientId, round: int, kept: Float32s) -> None:
         """Keep this of the round for later ones."""
         with explained(self._folder):
-            write_whole(self._path(client, round), sealed({"kept": kept}))
+            write_whole(self._path(client, round), sealed({"kept": kept}), 0o600)
 
     def clients(self) -> list[ClientId]:
         """Those that have kept anything."""

@@ -159,6 +159,7 @@ class KeptTraining(Training):
             rows, (failure,) = next(self._trainer.train([data]))
         effort.training_s = time.perf_counter() - began
         if failure is not None:
+            self.failure = failure
             return Failed(client, f"{type(failure).__name__}: {failure}", effort=effort)
         steps, rate = local_steps(self._job, len(data)), client_rate(self._job, self._round)
         update, new = self._way.end(self._sent, kept, rows[0], steps, rate)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +17,13 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
 from fedveil.entropy import Secure
-from fedveil.errors import ClientWithheld, FedveilError, MessageInvalid, ModelInvalid
+from fedveil.errors import ClientWithheld, FedveilError, JobError, MessageInvalid, ModelInvalid
 from fedveil.flower.answered_file import AnsweredFile
 from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, read
+from fedveil.flower.app.asked_app import AppFailed, ask_in_time
 from fedveil.flower.app.mod_order import mod_outside
 from fedveil.flower.app.offer import Offer
-from fedveil.flower.app.options import parse
+from fedveil.flower.app.options import Options, parse
 from fedveil.flower.app.pins import (
     Pin,
     answer_after_s,
@@ -35,14 +35,14 @@ from fedveil.flower.app.pins import (
     revealed_by,
 )
 from fedveil.flower.app.reveal import METRICS, in_clear, revealed
-from fedveil.flower.app.wire import OFFER, WITHHELD, number_of
+from fedveil.flower.app.wire import ANSWER_AFTER_S, OFFER, TIME, WITHHELD, number_of
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.message import Message, encode, take
 from fedveil.protections.answering import answer_trained, reason
-from fedveil.protections.base import TIMING, ClientContext, ClientRound, Protection, Update
+from fedveil.protections.base import BY_SIZE, TIMING, ClientContext, ClientRound, Protection, Update
 
 log = logging.getLogger("flwr.fedveil")
 
@@ -88,12 +88,12 @@ class ProtectMod:
                 raise _Refused(wrong_order)
             pins = pins_of(self._keywords, context.run_config, context.node_config)
             if message.metadata.message_type.split(".")[0] != "train":
-                shown = _evaluated(message, context, call_next, revealed_by(pins))
+                shown = _evaluated(message, context, call_next, pins)
                 return FlowerMessage(RecordDict({METRICS: shown}), reply_to=message)
             answer = _Answer(message, context, call_next, pins)
             self._warn_without_pin(pins, answer.offer)
             content = answer.content()
-        except _AppFailed as failure:
+        except AppFailed as failure:
             return _error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(failure), message)
         except FedveilError as error:
             log.warning("fedveil: this client sends no report: %s", error)
@@ -123,10 +123,6 @@ def _error(code: int, reason: str, message: FlowerMessage) -> FlowerMessage:
 
 class _Refused(MessageInvalid):
     """The server's message asks for what this client does not give."""
-
-
-class _AppFailed(Exception):
-    """The app raised, or answered with an error."""
 
 
 class _Arrays(NamedTuple):
@@ -201,7 +197,7 @@ class _Answer:
 
         def train() -> tuple[Update, int]:
             nonlocal metrics
-            content = self._ask_app(time)
+            content = ask_in_time(time, self._message, self._context, self._call_next)
             update = arrays.layout.update(arrays.before, read(_only_arrays(content, "reply")))
             beside = {k: v for k, v in content.items() if not isinstance(v, ArrayRecord)}
             metrics = _shown(beside, names)
@@ -229,18 +225,7 @@ class _Answer:
 
     @property
     def _answer_after_s(self) -> float | None:
-        return answer_after_s(self.offer, self._pins)
-
-    def _ask_app(self, time: FixedTime) -> RecordDict:
-        """The content of the app's reply; what it keeps is taken over where it is in time."""
-        own = self._context
-        if self._answer_after_s is not None:
-            own = copy.deepcopy(own)
-        content = time.trained(lambda: _ask_app(self._message, own, self._call_next))
-        if own is not self._context:
-            self._context.state.clear()
-            self._context.state.update(own.state)
-        return content
+        return answer_after_s(self.offer.options, self._pins)
 
     def _charge(self, revealed: AbstractSet[str]) -> None:
         """What is asked for is in this client's account before its data is touched.
@@ -248,6 +233,8 @@ class _Answer:
         An opening has the epsilon of its round where that may change.
         """
         told = in_clear(revealed)
+        if self.offer.options.weighs == "by_size":
+            told.append(BY_SIZE)
         if self._protection.always_reports and self._answer_after_s is None:
             told.append(TIMING)
         state = {**self._protection.initial_state(), **self._words}
@@ -316,19 +303,6 @@ def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Messag
     return words, Offer.read(offer, known)
 
 
-def _ask_app(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:
-    """The content of the app's reply; what is wrong with it stays in this client's log."""
-    try:
-        reply = call_next(message, context)
-    except Exception as error:
-        log.exception("fedveil: the client's app failed")
-        raise _AppFailed(f"the client's app failed with {type(error).__name__}") from None
-    if reply.has_error():
-        log.error("fedveil: the client's app answered with an error: %s", reply.error.reason)
-        raise _AppFailed(f"the client's app answered with an error of code {reply.error.code}")
-    return reply.content
-
-
 def _only_arrays(content: RecordDict, where: str) -> ArrayRecord:
     records = list(content.array_records.values())
     if len(records) != 1:
@@ -352,14 +326,34 @@ def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
 
 
 def _evaluated(
-    message: FlowerMessage, context: Context, call_next: ClientAppCallable, names: AbstractSet[str]
+    message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """The revealed metrics of another message than a training one, whatever came of it."""
+    """The revealed metrics of another message than a training one, whatever came of it.
+
+    What is told by them, and by how long they take, is in this client's account before.
+    """
+    names = revealed_by(pins)
+    seconds = answer_after_s(_take_time(message), pins)
+    told = in_clear(names) + ([TIMING] if seconds is None else [])
+    OwnLedger(_lasting(context, "account")).note(told)
+    with FixedTime(seconds) as time:
+        try:
+            shown = _shown(ask_in_time(time, message, context, call_next), names)
+        except (AppFailed, ClientWithheld):
+            shown = MetricRecord()
+        return _all_of(shown, names)
+
+
+def _take_time(message: FlowerMessage) -> Options:
+    """What the server says of the time; the app gets the message without it."""
+    content = message.content
+    if TIME not in content:
+        return Options()
+    message.content = RecordDict({name: content[name] for name in content if name != TIME})
     try:
-        shown = _shown(_ask_app(message, context, call_next), names)
-    except _AppFailed:
-        shown = MetricRecord()
-    return _all_of(shown, names)
+        return parse({ANSWER_AFTER_S: content.config_records[TIME][ANSWER_AFTER_S]})
+    except (KeyError, JobError):
+        raise _Refused(f"{TIME} holds no {ANSWER_AFTER_S} above 0") from None
 
 
 def _state_of(context: Context) -> SealedState:

@@ -9,12 +9,12 @@ from functools import lru_cache
 
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
 from fedveil.flower.app.options import OFFERED, Options, parse
+from fedveil.flower.app.wire import ANSWER_AFTER_S
 from fedveil.message import Message, Value, encode, only_fields, take
 from fedveil.own_code import is_function
 from fedveil.protections.base import JobContext, Protection
 
 _PARAMETER = "parameter."
-_TIME = "answer_after_s"
 _FIELDS = ("protection", "weighting", "weight_key", "keep", "reveal", "dimension", "clients")
 
 
@@ -43,7 +43,7 @@ class Offer:
             "reveal": options.reveal,
             "dimension": self.dimension,
             "clients": self.clients,
-            **({} if options.answer_after_s is None else {_TIME: options.answer_after_s}),
+            **({} if options.answer_after_s is None else {ANSWER_AFTER_S: options.answer_after_s}),
             **{f"{_PARAMETER}{name}": value for name, value in parameters.items()},
         }
 
@@ -59,7 +59,9 @@ class Offer:
             for name, value in words.items()
             if name.startswith(_PARAMETER)
         }
-        timed = {_TIME: take(words, _TIME, float)} if _TIME in words else {}
+        timed = (
+            {ANSWER_AFTER_S: take(words, ANSWER_AFTER_S, float)} if ANSWER_AFTER_S in words else {}
+        )
         only_fields(words, *_FIELDS, *timed, *(f"{_PARAMETER}{name}" for name in parameters))
         text = {name: take(words, name, str) for name in _FIELDS[:5]}
         if is_function(text["protection"]) and text["protection"] not in known:
@@ -69,7 +71,7 @@ class Offer:
             )
         weight_key = text.pop("weight_key")
         numbers = [take(words, name, int) for name in _FIELDS[5:]]
-        if min(numbers) < 1 or set(parameters) & {*text, _TIME}:
+        if min(numbers) < 1 or set(parameters) & {*text, ANSWER_AFTER_S}:
             raise MessageInvalid("the offer's numbers or names are outside their ranges")
         try:
             options = parse({**text, **timed, **parameters})

@@ -91,9 +91,9 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
     return offer.options.revealed & revealed_by(pins)
 
 
-def answer_after_s(offer: Offer, pins: Sequence[Pin]) -> float | None:
-    """After how many seconds a report leaves: the longest time that anybody asks for."""
-    said = [options.answer_after_s for options in (offer.options, *(pin.options for pin in pins))]
+def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
+    """After how many seconds an answer leaves: the longest time that anybody asks for."""
+    said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 
 

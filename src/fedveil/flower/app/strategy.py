@@ -21,8 +21,8 @@ from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, joined, parse
 from fedveil.flower.app.reveal import METRICS, Means, in_clear, revealed, usable
 from fedveil.flower.app.round_record import RoundRecord
-from fedveil.flower.app.wire import OFFER, node_of, number_of
-from fedveil.flower.records import MESSAGE, common_record
+from fedveil.flower.app.wire import ANSWER_AFTER_S, OFFER, TIME, node_of, number_of
+from fedveil.flower.records import MESSAGE, check_report, common_record
 from fedveil.privacy.ledger import Ledger, project
 from fedveil.protections.base import (
     BY_SIZE,
@@ -182,12 +182,19 @@ class ProtectedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The inner strategy's messages; none where no metric may come back in clear."""
+        """The inner strategy's messages; none where no metric may come back in clear.
+
+        An answer to them leaves at the same time after it was asked for as a report does.
+        """
         if not self.options.revealed - {self.weight_key}:
             if server_round == 1:
                 log.info("fedveil: no evaluation by clients, since `reveal` names no metric")
             return []
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        messages = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        if self.options.answer_after_s is not None:
+            for message in messages:
+                message.content[TIME] = ConfigRecord({ANSWER_AFTER_S: self.options.answer_after_s})
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -221,6 +228,7 @@ class ProtectedStrategy(Strategy):
         if not self._reachable(offer, record):
             return
         protection = offer.protection(grid.run.run_id)
+        check_report(protection)
         state = protection.initial_state() if self._state is None else self._state
         protection.check_state(state)
         invited = {number_of(m.metadata.dst_node_id): m for m in messages}

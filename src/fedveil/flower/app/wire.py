@@ -8,6 +8,9 @@ from fedveil.rounds.answers import ClientId
 WITHHELD = "withheld: "
 #: The record of the offer, beside that of the protection's message.
 OFFER = "fedveil.offer"
+#: The record of the time at which an answer to an evaluation leaves.
+TIME = "fedveil.time"
+ANSWER_AFTER_S = "answer_after_s"
 
 
 def number_of(node: int) -> ClientId:

@@ -16,6 +16,32 @@ ROSTER = "roster.yaml"
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 
+def check_deployable(job: Job) -> None:
+    """Refuse what has no meaning outside the simulator."""
+    if job.simulation.dropouts:
+        raise DeploymentError(
+            f"simulation.dropouts = {job.simulation.dropouts} is a fault plan of the simulator; "
+            f"on other machines clients fall silent by themselves: leave it out"
+        )
+    if job.audit.canaries:
+        raise DeploymentError(
+            f"audit.canaries = {job.audit.canaries}: the canaries of an audit are clients of the "
+            f"simulator; on other machines they would be let into a model that is used: leave it "
+            f"out"
+        )
+    if job.evaluation.clients:
+        raise DeploymentError(
+            f"evaluation.clients = {job.evaluation.clients:g}: on other machines each client's "
+            f"figure would leave it without a line in the ledger: leave it out, and look at these "
+            f"figures in a simulation"
+        )
+    if job.clients.own_layers and (job.stopping.may_end or job.stopping.keep == "best"):
+        raise DeploymentError(
+            "clients.own_layers and stopping: on other machines a client's own layers stay with "
+            "it, so that the server's figures are of no client's model: leave stopping out"
+        )
+
+
 def read_job(folder: Path) -> Job:
     """The job of the app; every participant reads the same one."""
     job = Job.load(folder / JOB)
@@ -24,6 +50,7 @@ def read_job(folder: Path) -> Job:
             f"{folder / JOB}: clients.number = null; a deployed job states how many clients there "
             f"are"
         )
+    check_deployable(job)
     return job
 
 

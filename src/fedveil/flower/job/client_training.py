@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -11,18 +13,21 @@ from fedveil._arrays import Array
 from fedveil.engine.assembly import (
     ModelShape,
     load_data,
-    local_training,
     make_model,
     make_partition,
     make_task,
     make_trainer,
+    make_training,
+    start_vector,
 )
 from fedveil.engine.executors.client_side import ClientsData, Trained
+from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError
 from fedveil.example_arrays import Targets, is_plain, ragged, shape_of, values
 from fedveil.federated.job import Job
 from fedveil.flower.job.told_shape import told_shape
+from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.message import Message, take, take_array
@@ -53,7 +58,10 @@ class Training:
     It is made of the server's words alone, and checks them; `update` is what meets the examples.
     """
 
-    def __init__(self, job: Job, common: Message) -> None:
+    def __init__(
+        self, job: Job, common: Message, states: Callable[[ClientId], ClientStates]
+    ) -> None:
+        self._states = states
         self._shape = ModelShape(
             example_shape=told_shape(common),
             classes=take(common, "classes", int),
@@ -65,11 +73,12 @@ class Training:
         self._job = job
         self._round = take(common, "round", int)
         model = make_model(job, self._shape)
-        if Layout(model).dimension != len(weights):
+        due = len(start_vector(job, Layout(TrainedPart.of(model).module)))
+        if due != len(weights):
             raise DeploymentError(
-                f"the server's model has {len(weights)} weights, model = {job.model} has "
-                f"{Layout(model).dimension}"
+                f"the server's model has {len(weights)} weights, model = {job.model} has {due}"
             )
+        model = whole(model)
         self._part = TrainedPart.of(model)
         self._targets = make_task(job).targets
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
@@ -77,7 +86,8 @@ class Training:
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """The client's update, and the number of its examples; raises whatever goes wrong."""
         data = self._seen(client, function)
-        training = local_training(self._job, self._trainer, data)
+        states = partial(self._states, client)
+        training = make_training(self._job, self._shape, self._trainer, data, states)
         training.open(self._round, self.model)
         # More threads may add in another order: one gives the simulator's bytes.
         torch.set_num_threads(1)

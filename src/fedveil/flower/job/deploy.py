@@ -11,7 +11,7 @@ from fedveil._version import __version__
 from fedveil.engine.assembly import load_data, make_partition
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
-from fedveil.flower.job.app_folder import JOB, ROSTER
+from fedveil.flower.job.app_folder import JOB, ROSTER, check_deployable
 
 #: Flower's limit of an app's name.
 _MAX_NAME = 32
@@ -24,27 +24,7 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
     it protects nothing, and is for tests against the simulator. Raises `DeploymentError` for
     what has no meaning outside the simulator.
     """
-    if job.simulation.dropouts:
-        raise DeploymentError(
-            f"simulation.dropouts = {job.simulation.dropouts} is a fault plan of the simulator; "
-            f"on other machines clients fall silent by themselves: leave it out"
-        )
-    if job.audit.canaries:
-        raise DeploymentError(
-            f"audit.canaries = {job.audit.canaries}: the canaries of an audit are clients of the "
-            f"simulator; on other machines they would be let into a model that is used: leave it "
-            f"out"
-        )
-    if job.keeps_state:
-        raise DeploymentError(
-            "clients.own_layers and training.algorithm = scaffold and feddyn let clients keep "
-            "something from round to round, which clients on other machines do not: leave them out"
-        )
-    if job.evaluation.clients:
-        raise DeploymentError(
-            f"evaluation.clients = {job.evaluation.clients:g}: on other machines each client's "
-            f"figure would leave it without a line in the ledger: leave it out"
-        )
+    check_deployable(job)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, load_data(job)).clients)
     data = job.model_dump()

@@ -13,6 +13,7 @@ from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.job import job_client
+from fedveil.flower.job.kept_states import KEPT_FIELD
 from fedveil.flower.job.members import Members
 from fedveil.flower.job.told_shape import telling
 from fedveil.flower.records import addressed_records, common_record, encoded_message, to_records
@@ -45,7 +46,9 @@ class GridExecutor(Executor):
         shape: ModelShape,
         protection: Protection,
         event: Callable[[str], None],
+        run: str = "",
     ) -> None:
+        self._run = run
         self._grid = grid
         self._job = job
         self._shape = shape
@@ -140,6 +143,7 @@ class GridExecutor(Executor):
             "example_shape": telling(shape.example_shape),
             "classes": shape.classes,
             "fingerprint": shape.fingerprint,
+            **({KEPT_FIELD: self._run} if self._job.keeps_state else {}),
         }
 
     def _read(self, client: ClientId, reply: FlowerMessage) -> Answer | None:

@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from fedveil.flower.answered_file import AnsweredFile
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
+from fedveil.flower.job.kept_states import KEPT_FIELD, kept_states
 from fedveil.flower.own_account import count_report
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
@@ -161,7 +163,8 @@ def _forget(job: Job, context: Context) -> bytes:
 def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes:
     addressee, asked, common = from_addressed_records(message.content)
     trains = "weights" in common
-    only_fields(common, *ROUND_FIELDS, *(TRAINING_FIELDS if trains else ()))
+    kept_field = [KEPT_FIELD] if job.keeps_state else []
+    only_fields(common, *ROUND_FIELDS, *([*TRAINING_FIELDS, *kept_field] if trains else ()))
     round, dimension = take(common, "round", int), take(common, "dimension", int)
     opening = take(common, "opening", bool)
     if not (1 <= round <= job.rounds and dimension >= 1):
@@ -223,7 +226,7 @@ def _trained(
             "the job's reports draw from its seed, which protects nothing: a client sends them "
             "only if its own node configuration says seeded=true, which is for tests"
         )
-    training = Training(job, common)
+    training = Training(job, common, partial(kept_states, job, common, member.accounts))
     _charge(job, member, protection)
     answered = answer_trained(
         protection,
@@ -241,7 +244,7 @@ def _trained(
     return answered
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """What went wrong, with the user's own file and line where it was there."""
     place = place_of(error)
     return reason(error) if place is None else f"{reason(error)} ({place})"

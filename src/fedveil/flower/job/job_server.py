@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -23,6 +24,9 @@ from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_note
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
+from fedveil.flower.job.kept_states import run_name
+from fedveil.flower.records import check_report
+from fedveil.message import check_carried, encoded_bytes
 from fedveil.pages.read_run import DEPLOYED, read_run
 from fedveil.plain_text import console
 from fedveil.protections.base import Protection
@@ -107,12 +111,13 @@ class FlowerEngine(Engine):
 
     def __init__(self, grid: Grid, app: Path) -> None:
         self._dataset: Dataset
+        self._own_layers: bool
         self._grid = grid
         self._roster = read_roster(app / ROSTER)
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Keep the server's own data."""
-        self._dataset = dataset
+        self._dataset, self._own_layers = dataset, bool(job.clients.own_layers)
         return job
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
@@ -121,11 +126,17 @@ class FlowerEngine(Engine):
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """No key comes from the job's seed."""
-        return make_protection(job, dimension, Deployed(self._roster))
+        """No key comes from the job's seed; what no message would carry is refused."""
+        protection = make_protection(job, dimension, Deployed(self._roster))
+        weights = np.empty(dimension, np.float32)
+        check_carried(f"a model of {dimension:,} numbers", encoded_bytes({"weights": weights}))
+        check_report(protection)
+        return protection
 
     def describe(self) -> Iterable[str]:
         yield f"{DEPLOYED}; their reasons, warnings and times stay with them"
+        if self._own_layers:
+            yield "figures are those of the layers that all begin with: clients' own stay with them"
 
     def start(
         self,
@@ -135,4 +146,5 @@ class FlowerEngine(Engine):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        return GridExecutor(self._grid, job, shape, protection, event)
+        name = run_name(folder) if job.keeps_state else ""
+        return GridExecutor(self._grid, job, shape, protection, event, name)

@@ -1,26 +1,29 @@
 """What a party's columns become for its parts, learnt from its own training rows alone.
 
-A number x becomes (x - mean) / deviation for the deep part, and for the wide part the interval
-between quantiles that holds it, one-hot. A word becomes its place, one-hot, for both; under a
-dense layer that is an embedding. An encoding is kept with the run, so that whatever looks at the
-model later speaks of the same numbers, places and classes.
+A number x becomes (x - mean) / deviation for the deep part, and for the wide part the place of the
+interval between quantiles that holds it. A word becomes its place, for both: in the parts stands a
+row of a table for each place. An encoding is kept with the run, so that whatever looks at the model
+later speaks of the same numbers, places and classes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from pydantic import ValidationError
 
+from fedveil._arrays import Array, Float32s, Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.settings import Settings
-from fedveil.tasks.tables.csv_file import Floats, Table
+from fedveil.tasks.tables.disk_columns import mapped, narrowest
+from fedveil.tasks.tables.table_file import Table
+from fedveil.tasks.wide_and_deep import Features
 
-Hot: TypeAlias = npt.NDArray[np.float32]
+Codes: TypeAlias = npt.NDArray[np.int64]
 _SHOWN = 5
 
 
@@ -45,11 +48,11 @@ class Scale(Settings):
             raise DataInvalid(f"{table.path}: {plain(column)} holds numbers that cannot be scaled")
         return cls(mean=mean, deviation=deviation)
 
-    def applied(self, table: Table, column: str) -> Hot:
+    def applied(self, table: Table, column: str) -> Float32s:
         """The column's numbers, the mean where there is none, with mean 0 and deviation 1."""
         values = self.filled(table, column)
         with np.errstate(over="ignore"):
-            scaled: Hot = ((values - self.mean) / self.deviation).astype(np.float32)
+            scaled: Float32s = ((values - self.mean) / self.deviation).astype(np.float32)
         if not np.isfinite(scaled).all():
             row = int(np.isinf(scaled).argmax())
             raise DataInvalid(
@@ -58,13 +61,13 @@ class Scale(Settings):
             )
         return scaled
 
-    def filled(self, table: Table, column: str) -> Floats:
+    def filled(self, table: Table, column: str) -> Float64s:
         """The column's numbers, the mean where there is none."""
-        values = table.numbers[column]
+        values = table.numbers(column)
         return np.where(np.isnan(values), self.mean, values)
 
-    def undone(self, scaled: npt.NDArray[np.float32]) -> Floats:
-        numbers: Floats = scaled.astype(np.float64) * self.deviation + self.mean
+    def undone(self, scaled: Array) -> Float64s:
+        numbers: Float64s = scaled.astype(np.float64) * self.deviation + self.mean
         return numbers
 
 
@@ -80,17 +83,10 @@ class Numbers(Settings):
         edges = np.quantile(_present(table, column), np.arange(1, bins) / bins)
         return cls(scale=scale, edges=tuple(edges.tolist()))
 
-    @property
-    def widths(self) -> tuple[int, int]:
-        """How many intervals there are, and one number."""
-        return len(self.edges) + 1, 1
-
-    def applied(self, table: Table, column: str) -> tuple[Hot, Hot]:
-        """The column for the wide part, and for the deep one."""
+    def intervals(self, table: Table, column: str) -> Codes:
+        """Which interval holds each number, from 0."""
         values = self.scale.filled(table, column)
-        intervals = np.searchsorted(np.array(self.edges), values, side="right")
-        scaled = self.scale.applied(table, column)
-        return _one_hot(intervals, self.widths[0]), scaled[:, np.newaxis]
+        return np.searchsorted(np.array(self.edges), values, side="right")
 
 
 class Words(Settings):
@@ -102,24 +98,21 @@ class Words(Settings):
     @classmethod
     def of(cls, table: Table, column: str, places: int) -> Words:
         """Places for the most frequent words of the training rows, of equals in their order."""
-        counts = Counter(word for word in table.words[column] if word)
-        if not counts:
+        known = table.known[column]
+        counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
+        found = [
+            (-count, word) for count, word in zip(counts, known, strict=True) if count and word
+        ]
+        if not found:
             raise DataInvalid(f"{table.path}: {plain(column)} is empty in every training row")
-        frequent = sorted(counts, key=lambda word: (-counts[word], word))[: places - 1]
-        return cls(words=tuple(frequent), places=places)
+        frequent = sorted(found)[: places - 1]
+        return cls(words=tuple(word for _, word in frequent), places=places)
 
-    @property
-    def widths(self) -> tuple[int, int]:
-        """The places, twice."""
-        return self.places, self.places
-
-    def applied(self, table: Table, column: str) -> tuple[Hot, Hot]:
-        """The column for the wide part, and the same for the deep one."""
+    def applied(self, table: Table, column: str) -> Codes:
+        """The place of each word, from 0."""
         place = {word: number for number, word in enumerate(self.words)}
-        last = self.places - 1
-        found = np.array([place.get(word, last) for word in table.words[column]], np.int64)
-        hot = _one_hot(found, self.places)
-        return hot, hot
+        known = [place.get(word, self.places - 1) for word in table.known[column]]
+        return np.array(known, np.int64)[table.codes(column)]
 
 
 class Classes(Settings):
@@ -130,7 +123,8 @@ class Classes(Settings):
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
         """The classes of the training rows: whole numbers in their order, others as texts."""
-        found = sorted(set(table.words[column]), key=_as_ordered)
+        known = table.known[column]
+        found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:
             few = ", ".join(map(shown, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
             said = f"{len(found)} classes, {few}" if len(found) > 1 else f"one class only, {few}"
@@ -140,16 +134,17 @@ class Classes(Settings):
             )
         return cls(classes=tuple(found))
 
-    def applied(self, table: Table, column: str) -> npt.NDArray[np.int64]:
+    def applied(self, table: Table, column: str) -> Codes:
         number = {name: at for at, name in enumerate(self.classes)}
-        cells = table.words[column]
-        for row, cell in enumerate(cells):
-            if cell not in number:
-                raise DataInvalid(
-                    f"{table.place(row)}: {plain(column)} = {shown(cell)} is a class of no "
-                    f"training row"
-                )
-        return np.array([number[cell] for cell in cells], np.int64)
+        known, codes = table.known[column], table.codes(column)
+        found: Codes = np.array([number.get(cell, -1) for cell in known], np.int64)[codes]
+        if (found < 0).any():
+            row = int((found < 0).argmax())
+            raise DataInvalid(
+                f"{table.place(row)}: {plain(column)} = {shown(known[codes[row]])} is a class of "
+                f"no training row"
+            )
+        return found
 
 
 class Encoding(Settings):
@@ -170,32 +165,48 @@ class Encoding(Settings):
         return self.model_dump_json(indent=1).encode() + b"\n"
 
     @property
-    def widths(self) -> tuple[int, int]:
-        """How many numbers a row has in the wide part's column, and in the deep part's."""
-        widths = [column.widths for column in self.columns.values()]
-        return sum(wide for wide, _ in widths), sum(deep for _, deep in widths)
+    def features(self) -> Features:
+        """How many intervals each number has, and places each word."""
+        return Features(
+            intervals=tuple(len(column.edges) + 1 for column in self._numbers.values()),
+            places=tuple(column.places for column in self._words.values()),
+        )
 
-    def applied(self, table: Table) -> dict[str, Hot]:
-        """The columns `wide` and `deep` of a table; none where the party has no features."""
+    def applied(self, table: Table) -> dict[str, torch.Tensor]:
+        """The columns `numbers`, `intervals` and `words` of a table, each a row for each of its.
+
+        They lie on the disk, as narrow as they can be; none where the party has no features.
+        """
         if not self.columns:
             return {}
-        pairs = [column.applied(table, name) for name, column in self.columns.items()]
-        wide, deep = (np.concatenate(parts, axis=1) for parts in zip(*pairs, strict=True))
-        return {"wide": wide, "deep": deep}
+        rows, made = len(table), self.features
+        numbers, numbers_tensor = mapped(rows, len(made.intervals), np.float32)
+        most = narrowest(max(made.intervals, default=1))
+        intervals, intervals_tensor = mapped(rows, len(made.intervals), most)
+        most = narrowest(max(made.places, default=1))
+        words, words_tensor = mapped(rows, len(made.places), most)
+        for at, (name, number) in enumerate(self._numbers.items()):
+            numbers[:, at] = number.scale.applied(table, name)
+            intervals[:, at] = number.intervals(table, name)
+        for at, (name, word) in enumerate(self._words.items()):
+            words[:, at] = word.applied(table, name)
+        return {"numbers": numbers_tensor, "intervals": intervals_tensor, "words": words_tensor}
+
+    @property
+    def _numbers(self) -> dict[str, Numbers]:
+        return {name: made for name, made in self.columns.items() if isinstance(made, Numbers)}
+
+    @property
+    def _words(self) -> dict[str, Words]:
+        return {name: made for name, made in self.columns.items() if isinstance(made, Words)}
 
 
-def _present(table: Table, column: str) -> Floats:
-    values = table.numbers[column]
-    present: Floats = values[~np.isnan(values)]
+def _present(table: Table, column: str) -> Float64s:
+    values = table.numbers(column)
+    present: Float64s = values[~np.isnan(values)]
     if not len(present):
         raise DataInvalid(f"{table.path}: {plain(column)} is empty in every training row")
     return present
-
-
-def _one_hot(places: npt.NDArray[np.intp], count: int) -> Hot:
-    hot = np.zeros((len(places), count), np.float32)
-    hot[np.arange(len(places)), places] = 1
-    return hot
 
 
 def _as_ordered(text: str) -> tuple[int, int, str]:

@@ -8,25 +8,26 @@ files that each party sets apart.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil._arrays import Array, Float64s
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, JobError
 from fedveil.link.names import check_name
 from fedveil.settings.allowed import shown
 from fedveil.tasks.scoring import ByLabel
-from fedveil.tasks.tables import csv_file
+from fedveil.tasks.tables import table_file
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
-from fedveil.tasks.tables.csv_file import Table, Wanted
+from fedveil.tasks.tables.table_file import Table, Wanted
 from fedveil.tasks.wide_and_deep import wide_and_deep
 from fedveil.vertical.apart.alignment import digests
-from fedveil.vertical.predictions import told_classes, told_numbers
 from fedveil.vertical.split import SplitModel
-from fedveil.vertical.task import Columns, Subset, Unit, check_party
+from fedveil.vertical.task import SUBSETS, Columns, Subset, Unit, check_party
 from fedveil.vertical.task_settings import TableSettings, TablesSettings
 
 _PLACE = "task.tables"
@@ -60,39 +61,51 @@ class Tables(ByLabel):
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
         """Two parts for each owner, and the top; an owner's are made where its table is read."""
         owners = {
-            owner: self._of(owner).encoding.widths if here is None or owner in here else None
+            owner: self._of(owner).encoding.features if here is None or owner in here else None
             for owner in self._settings.owners
         }
         return wide_and_deep(
-            self._settings, owners, leader=self.leader, classes=self.classes, seed=self._seed
+            self._settings,
+            owners,
+            leader=self.leader,
+            classes=self.classes,
+            seed=self._seed,
+            words=self._settings.vector,
+            here=here,
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """The columns `wide` and `deep` of an owner's rows; ids are texts."""
-        held = self._of(party)
-        table = held.tables[subset]
-        applied = held.encoding.applied(table)
-        columns = {name: torch.from_numpy(column) for name, column in applied.items()}
-        labels = None
-        if held.encoding.label is not None:
-            label = self._settings.files[party].label
-            assert label is not None, "_problems has checked it"
-            labels = torch.from_numpy(held.encoding.label.applied(table, label))
-        return Columns(table.ids, columns, labels)
+        """The columns `numbers`, `intervals` and `words` of an owner's rows; ids are texts."""
+        return self._of(party).owned[subset]
 
     def files(self, party: str) -> dict[str, bytes]:
         return {_file_of(party): self._of(party).encoding.written()}
 
-    def predictions(self, outputs: npt.NDArray[np.float32]) -> dict[str, list[str]]:
-        """Each example's class as the leader's file names it with its probability; or its number.
-
-        A number is in the file's own units.
-        """
+    @cached_property
+    def class_names(self) -> Sequence[str] | None:
+        """The classes as the leader's file names them."""
         label = self._of(self.leader).encoding.label
-        if isinstance(label, Classes):
-            return told_classes(outputs, label.classes)
-        assert isinstance(label, Scale), "the leader has labels"
-        return told_numbers(label.undone(outputs[:, 0]))
+        return label.classes if isinstance(label, Classes) else None
+
+    @cached_property
+    def class_weights(self) -> Sequence[float] | None:
+        """The leader's, by class; 1 where it names none."""
+        weights = self._settings.files[self.leader].class_weights
+        if not weights:
+            return None
+        assert self.class_names is not None, "_problems has checked it"
+        for name in weights:
+            if name not in self.class_names:
+                raise DataInvalid(
+                    f"{_PLACE}.files.{self.leader}.class_weights.{name} is none of the classes: "
+                    f"{', '.join(map(shown, self.class_names))}"
+                )
+        return [weights.get(name, 1.0) for name in self.class_names]
+
+    def in_own_unit(self, scaled: Array) -> Float64s:
+        label = self._of(self.leader).encoding.label
+        assert isinstance(label, Scale), "labels are numbers"
+        return label.undone(scaled)
 
     def _of(self, party: str) -> _Held:
         if party not in self._held:
@@ -103,7 +116,7 @@ class Tables(ByLabel):
 
 
 class _Held:
-    """What a party holds: the rows of each subset in `tables`, and their `encoding`.
+    """What a party holds: what is `owned` of each subset, and the `encoding` of its table.
 
     That is learnt from the rows that are trained on, or read where `kept` is there.
     """
@@ -120,21 +133,32 @@ class _Held:
         self._label = table.label if party == leader else None
         self._is_owner = party in settings.owners
         features = self._features()
-        self.tables = self._subsets(self._wanted(features))
+        tables = self._subsets(self._wanted(features))
         if kept is None or not kept.exists():
-            self.encoding = self._learnt(features, self.tables["train"])
-            return
+            self.encoding = self._learnt(features, tables["train"])
+        else:
+            self.encoding = self._read(kept, features)
+        self.owned = {subset: self._columns(tables[subset]) for subset in SUBSETS}
+
+    def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
         with reading(kept):
-            self.encoding = Encoding.read(kept.read_bytes(), str(kept))
-        if list(self.encoding.columns) != features:
+            encoding = Encoding.read(kept.read_bytes(), str(kept))
+        if list(encoding.columns) != features:
             raise DataInvalid(
                 f"{self._path} has other features than when this run began: "
-                f"{shown(list(self.encoding.columns))} are in {kept}"
+                f"{shown(list(encoding.columns))} are in {kept}"
             )
+        return encoding
+
+    def _columns(self, table: Table) -> Columns:
+        labels = None
+        if self.encoding.label is not None and self._label is not None:
+            labels = torch.from_numpy(self.encoding.label.applied(table, self._label))
+        return Columns(table.ids, self.encoding.applied(table), labels)
 
     def _features(self) -> list[str]:
         """The columns that are trained on, in the order of the file."""
-        table, columns = self._table, csv_file.header(self._path)
+        table, columns = self._table, table_file.header(self._path)
         named = {
             "id": [table.id],
             "label": [] if self._label is None else [self._label],
@@ -143,7 +167,7 @@ class _Held:
             "categories": table.categories,
         }
         for key, names in named.items():
-            csv_file.check_known(self._path, names, columns, f"{self._place}.{key}")
+            table_file.check_known(self._path, names, columns, f"{self._place}.{key}")
         if not self._is_owner:
             return []
         taken = {table.id, self._label, *table.without}
@@ -164,9 +188,9 @@ class _Held:
         return Wanted(self._table.id, tuple(numbers), tuple(words), may_lack)
 
     def _subsets(self, wanted: Wanted) -> dict[Subset, Table]:
-        whole = csv_file.read(self._path, wanted)
+        whole = table_file.read(self._path, wanted)
         if self._table.test is not None:
-            test = csv_file.read(self._table.test, wanted)
+            test = table_file.read(self._table.test, wanted)
             both = np.isin(test.ids, whole.ids)
             if both.any():
                 row = int(both.argmax())
@@ -256,5 +280,7 @@ def _problems_of(
     for name in table.features or ():
         if name in (table.id, table.label):
             yield f"{place}.features names {shown(name)}, the column of ids or labels"
+    if table.class_weights and (party != settings.leader or settings.classes is None):
+        yield f"{place}.class_weights belongs to the leader, {settings.leader}, and to classes"
     if table.id == table.label:
         yield f"{place}.label = {shown(table.label)} is the column of ids"

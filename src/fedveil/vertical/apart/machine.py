@@ -24,9 +24,12 @@ from fedveil.record.sealed_message import intact
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.found_examples import FoundExamples
 from fedveil.vertical.apart.handshake import TRAIN, Agreement, Standing
+from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import make_split, make_task, threads
+from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
 from fedveil.vertical.rows import Ids, Rows
+from fedveil.vertical.schedule import micro_sizes
 from fedveil.vertical.step_checkpoint import held
 from fedveil.vertical.task import SUBSETS, Subset, Task, assists_of, by_default
 from fedveil.vertical.vertical_job import VerticalJob
@@ -83,8 +86,11 @@ class Machine:
         self._own_seed = drawn_seed() if own_seed is None else own_seed
         self.task = make_task(job, old, self._own_seed)
         self.party = here(self.task)
+        check_memory(job, self.task, {self.party})
         self.split = make_split(job, self.task, {self.party}, self._own_seed)
         self._owned = {subset: self.task.owned(self.party, subset) for subset in SUBSETS}
+        most = max(len(columns.ids) for columns in self._owned.values()) or job.batch_size
+        check_sizes(self.split, max(micro_sizes(min(job.batch_size, most), job.in_flight)))
         self._last: tuple[Agreement, PartyRun] | None = None
         self._run = b""
         self._examples: FoundExamples | None = None

@@ -61,7 +61,11 @@ def evaluate(
         session = look("evaluate", run, listen, tls, insecure, patience)
         quality, figures = session.result, {session.run.name: session.figures}
     for name, value in quality.items():
-        say(f"{name} {value:.6f}")
+        if isinstance(value, float):
+            say(f"{name} {value:.6f}")
+    for name, figures_of_class in quality.get("per_class", {}).items():
+        told = (f"{key} {figure:.6g}" for key, figure in figures_of_class.items())
+        say(f"class {name}: {', '.join(told)}")
     say_accounts(figures)
 
 
@@ -99,6 +103,25 @@ def keys(part: arguments.KeyPart = None) -> None:
     from fedveil.vertical.vertical_reference import reference
 
     typer.echo(keys(reference(), part), nl=False)
+
+
+def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> None:
+    """Each part's owner, parameters and memory in training, told before anything is made."""
+    settings = load(job, overrides)
+    from fedveil.vertical.job_split import make_task
+    from fedveil.vertical.part_memory import memory_of, sized, told
+
+    split = sized(settings, make_task(settings))
+    if split is None:
+        raise JobError(
+            ["the sizes of the parts follow from data or from functions of the job's own: they are "
+             "known when a run makes them"]
+        )  # fmt: skip
+    found = memory_of(split)
+    for part in found:
+        say(f"{part.part} of {part.owner}: {told([part])}")
+    for party in split.parties:
+        say(f"{party} in all: {told([part for part in found if part.owner == party])}")
 
 
 def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> None:

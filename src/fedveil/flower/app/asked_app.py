@@ -1,0 +1,43 @@
+"""The app behind the mod, asked once: what it replies, in time, and nothing of why it does not."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+from flwr.app import Context, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.clientapp.typing import ClientAppCallable
+
+from fedveil.flower.fixed_time import FixedTime
+
+log = logging.getLogger("flwr.fedveil")
+
+
+class AppFailed(Exception):
+    """The app raised, or answered with an error."""
+
+
+def ask_in_time(
+    time: FixedTime, message: FlowerMessage, context: Context, call_next: ClientAppCallable
+) -> RecordDict:
+    """The content of the app's reply; what it keeps is taken over where it is in time."""
+    own = copy.deepcopy(context) if time.is_set else context
+    content = time.trained(lambda: _ask_app(message, own, call_next))
+    if own is not context:
+        context.state.clear()
+        context.state.update(own.state)
+    return content
+
+
+def _ask_app(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:
+    """The content of the app's reply; what is wrong with it stays in this client's log."""
+    try:
+        reply = call_next(message, context)
+    except (Exception, SystemExit) as error:
+        log.exception("fedveil: the client's app failed")
+        raise AppFailed(f"the client's app failed with {type(error).__name__}") from None
+    if reply.has_error():
+        log.error("fedveil: the client's app answered with an error: %s", reply.error.reason)
+        raise AppFailed(f"the client's app answered with an error of code {reply.error.code}")
+    return reply.content

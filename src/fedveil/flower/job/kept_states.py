@@ -1,0 +1,56 @@
+"""What a client of a deployed job keeps from one round to the next, on its own disk.
+
+It is bound to the job and to the server's run, which has a name of its own: a round that is begun
+again begins where it began, and another run of the same job where the first one did.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fedveil._files import write_whole
+from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.job_protection import job_digest
+from fedveil.engine.round_checkpoint import LATEST
+from fedveil.entropy import Secure
+from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.federated.job import Job
+from fedveil.flower.sealed_state import StateFolder
+from fedveil.message import Message, take
+from fedveil.record.run_folder import explained
+from fedveil.rounds.answers import ClientId
+
+#: The field of a message that names the run, and the file that holds the name.
+KEPT_FIELD = RUN = "run"
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+def run_name(folder: Path) -> str:
+    """The name of the run in `folder`."""
+    path = folder / RUN
+    if path.is_file():
+        name = path.read_text()
+        if not _NAME.fullmatch(name):
+            raise RunFolderError(f"{path} is damaged: it does not hold a run's name")
+        return name
+    if (folder / LATEST).exists():
+        raise RunFolderError(f"{path} is missing: clients go on from what they keep under its name")
+    name = Secure().token(16).hex()
+    with explained(folder):
+        write_whole(path, name.encode())
+    return name
+
+
+def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId) -> ClientStates:
+    """What the client has kept in this run, less what no round of it reads any more."""
+    name = take(common, KEPT_FIELD, str)
+    if not _NAME.fullmatch(name):
+        raise MessageInvalid("field run is no run's name")
+    path = folder.file(job_digest(job) + bytes.fromhex(name), client, "kept")
+    path.mkdir(mode=0o700, exist_ok=True)
+    states = ClientStates(path)
+    every, round = job.checkpoint.every, take(common, "round", int)
+    states.forget_after(round - 1)
+    states.forget_before((round - 1) // every * every)
+    return states

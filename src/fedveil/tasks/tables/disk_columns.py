@@ -1,0 +1,61 @@
+"""Columns on the disk, in files without a name that are gone with the process.
+
+`TMPDIR` says in which folder. What is mapped from them the system may drop from memory at any time
+and read again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil._arrays import Array
+
+
+class Spool:
+    """Columns that grow at their ends, a piece of each at a time, and are read whole."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed with this
+        self._pieces: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._types: dict[str, np.dtype[Any]] = {}
+
+    def append(self, column: str, piece: Array) -> None:
+        """Add to a column, whose pieces have one type."""
+        self._types[column] = piece.dtype
+        self._pieces[column].append((self._file.seek(0, 2), len(piece)))
+        self._file.write(np.ascontiguousarray(piece).data)
+
+    def column(self, name: str) -> Array:
+        """The whole column."""
+        kind, pieces = self._types[name], self._pieces[name]
+        whole = np.empty(sum(length for _, length in pieces), kind)
+        filled = 0
+        for start, length in pieces:
+            self._file.seek(start)
+            self._file.readinto(whole[filled : filled + length].view(np.uint8).data)
+            filled += length
+        return whole
+
+
+def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
+    """An array of zeros on the disk, and the tensor on the same memory."""
+    if not rows * columns:
+        empty = np.zeros((rows, columns), kind)
+        return empty, torch.from_numpy(empty)
+    with tempfile.TemporaryFile(prefix="fedveil-") as file:
+        array: Array = np.memmap(file, kind, "w+", shape=(rows, columns)).view(np.ndarray)
+    return array, torch.from_numpy(array)
+
+
+def narrowest(count: int) -> type[np.integer[Any]]:
+    """The least of the types that torch has for the numbers below `count`."""
+    for kind in (np.uint8, np.int16, np.int32):
+        if count - 1 <= np.iinfo(kind).max:
+            return kind
+    return np.int64

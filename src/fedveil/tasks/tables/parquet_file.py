@@ -1,0 +1,105 @@
+"""A table as Parquet; ids and words are texts or whole numbers, numbers are of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil._arrays import Float64s
+from fedveil.data.data_folders import reading
+from fedveil.errors import DataInvalid, MissingExtra
+from fedveil.settings.allowed import plain, shown
+from fedveil.tasks.tables.table_piece import Piece
+
+SUFFIX = ".parquet"
+_AT_ONCE = 1 << 15
+
+
+class _Batch(Piece):
+    """Some of a file's rows, as pyarrow has them."""
+
+    unit = "row"
+
+    def __init__(self, path: str, batch: Any, first: int) -> None:
+        self.path, self._batch = path, batch
+        self.places = range(first, first + batch.num_rows)
+
+    def cells(self, column: str) -> list[str]:
+        import pyarrow.compute as pc
+        from pyarrow import types
+
+        found = self._column(column)
+        if not (_is_text(found.type) or types.is_integer(found.type)):
+            self._refuse_type(column, "a text or a whole number")
+        trimmed = pc.utf8_trim_whitespace(found.cast("string"))
+        texts: list[str] = trimmed.fill_null("").to_pylist()
+        return texts
+
+    def text(self, column: str, row: int) -> str:
+        return str(self._column(column)[row])
+
+    def raw_numbers(self, column: str) -> Float64s:
+        from pyarrow import types
+
+        found = self._column(column)
+        if _is_text(found.type):
+            return super().raw_numbers(column)
+        kinds = (types.is_integer, types.is_floating, types.is_decimal)
+        if not any(is_kind(found.type) for is_kind in kinds):
+            self._refuse_type(column, "a number")
+        numbers = found.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+        return np.asarray(numbers, np.float64)
+
+    def _column(self, name: str) -> Any:
+        from pyarrow import types
+
+        found = self._batch.column(name)
+        return found.dictionary_decode() if types.is_dictionary(found.type) else found
+
+    def _refuse_type(self, column: str, needed: str) -> None:
+        kind = self._batch.column(column).type
+        raise DataInvalid(f"{self.path}: {plain(column)} is of type {kind}, and {needed} is needed")
+
+
+def header(path: str) -> list[str]:
+    with _opened(path) as file:
+        columns: list[str] = file.schema_arrow.names
+    for number, name in enumerate(columns):
+        if name in columns[:number]:
+            raise DataInvalid(f"{path}: the column {shown(name)} is there twice")
+    return columns
+
+
+def pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
+    """The file's rows, of these columns alone."""
+    first = 1
+    with _opened(path) as file:
+        for batch in file.iter_batches(_AT_ONCE, columns=list(dict.fromkeys(names))):
+            if batch.num_rows:
+                yield _Batch(path, batch, first)
+            first += batch.num_rows
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtra("pyarrow", "parquet", path) from None
+    try:
+        with reading(Path(path)), Path(path).open("rb") as raw, parquet.ParquetFile(raw) as file:
+            yield file
+    except pyarrow.ArrowException as error:
+        said = str(error).splitlines()[0]
+        raise DataInvalid(f"{path} cannot be read as Parquet: {said}") from None

@@ -1,0 +1,137 @@
+"""One party's table as a file, CSV or Parquet: a piece at a time, every cell checked as it is read.
+
+Spaces around a text do not count, and ids and words are texts whatever they were stored as. What is
+wrong is a sentence with the file, the line or row, and the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._arrays import Array, Float64s, Int64s
+from fedveil.errors import DataInvalid
+from fedveil.settings.allowed import plain, shown
+from fedveil.tasks.tables import csv_file, parquet_file
+from fedveil.tasks.tables.disk_columns import Spool
+from fedveil.tasks.tables.table_piece import Piece
+
+_SHOWN_COLUMNS = 20
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which columns are read, and as what.
+
+    A cell of those in `may_lack` may be empty; then a number is NaN and a word is "".
+    """
+
+    id: str
+    numbers: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    may_lack: Collection[str] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The columns of a file that were wanted, row by row as they stand; no id is there twice.
+
+    Columns wait on the disk. Of a column of words `known` has each word once.
+    """
+
+    path: str
+    unit: str
+    ids: npt.NDArray[np.str_]
+    places: Int64s
+    known: dict[str, list[str]]
+    spool: Spool
+    chosen: Int64s | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def numbers(self, column: str) -> Float64s:
+        return self._column(column)
+
+    def codes(self, column: str) -> npt.NDArray[np.int32]:
+        """Which of the words in `known` stands in each row."""
+        return self._column(column)
+
+    def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
+        """Some of the rows of a whole table."""
+        at = np.flatnonzero(chosen)
+        return replace(self, ids=self.ids[at], places=self.places[at], chosen=at)
+
+    def place(self, row: int) -> str:
+        return f"{self.path}, {self.unit} {self.places[row]}"
+
+    def _column(self, name: str) -> Array:
+        column = self.spool.column(name)
+        return column if self.chosen is None else column[self.chosen]
+
+
+def header(path: str) -> list[str]:
+    """The names of the columns, none twice and none empty."""
+    return parquet_file.header(path) if _is_parquet(path) else csv_file.header(path)
+
+
+def check_known(path: str, wanted: Collection[str], columns: Collection[str], key: str) -> None:
+    """Refuse a name that no column has; `key` is where it comes from."""
+    for name in wanted:
+        if name not in columns:
+            first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
+            more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
+            raise DataInvalid(
+                f"{path} has no column {shown(name)}, which {key} names; its columns are "
+                f"{first}{more}"
+            )
+
+
+def read(path: str, wanted: Wanted) -> Table:
+    """The file's wanted columns, which it must have; what is in memory at a time is a piece."""
+    names = (wanted.id, *wanted.numbers, *wanted.words)
+    check_known(path, names, header(path), "the job")
+    spool, ids, places = Spool(), [], []
+    known: dict[str, dict[str, int]] = {name: {} for name in wanted.words}
+    unit = ""
+    for piece in _pieces(path, names):
+        unit = piece.unit
+        ids.append(np.array(piece.words(wanted.id, False), np.str_))
+        places.append(np.array(piece.places, np.int64))
+        for name in wanted.numbers:
+            spool.append(name, piece.numbers(name, name in wanted.may_lack))
+        for name, code in known.items():
+            cells = piece.words(name, name in wanted.may_lack)
+            codes = [code.setdefault(cell, len(code)) for cell in cells]
+            spool.append(name, np.array(codes, np.int32))
+    if not ids:
+        raise DataInvalid(f"{path} has a header and no rows")
+    words = {name: list(code) for name, code in known.items()}
+    table = Table(path, unit, np.concatenate(ids), np.concatenate(places), words, spool)
+    _check_ids(table, wanted.id)
+    return table
+
+
+def _pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
+    return parquet_file.pieces(path, names) if _is_parquet(path) else csv_file.pieces(path)
+
+
+def _is_parquet(path: str) -> bool:
+    return Path(path).suffix == parquet_file.SUFFIX
+
+
+def _check_ids(table: Table, column: str) -> None:
+    order = np.argsort(table.ids, kind="stable")
+    again = np.flatnonzero(table.ids[order][1:] == table.ids[order][:-1])
+    if len(again):
+        second = order[again + 1].min()
+        first = int((table.ids == table.ids[second]).argmax())
+        raise DataInvalid(
+            f"{table.place(second)}: the {column} {shown(str(table.ids[second]))} is that of "
+            f"{table.unit} {table.places[first]} too, an id stands for one row"
+        )

@@ -1,0 +1,71 @@
+"""Some rows of a table's file, a column at a time: every cell is checked where it is read."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from fedveil._arrays import Float64s
+from fedveil.errors import DataInvalid
+from fedveil.settings.allowed import plain, shown
+
+#: How a number that is not there is written, besides as nothing.
+_NO_NUMBER = ("", "na", "nan")
+
+
+class Piece(ABC):
+    """Some rows; `places` are their lines in the file, or their numbers in it from 1."""
+
+    path: str
+    unit: str
+    places: Sequence[int]
+
+    @abstractmethod
+    def cells(self, column: str) -> list[str]:
+        """A column as texts, without spaces around; empty where nothing is."""
+
+    def text(self, column: str, row: int) -> str:
+        """A cell as a sentence shows it."""
+        return self.cells(column)[row]
+
+    def words(self, column: str, may_lack: bool) -> list[str]:
+        cells = self.cells(column)
+        if not may_lack and "" in cells:
+            self.refuse(column, cells.index(""), "")
+        return cells
+
+    def numbers(self, column: str, may_lack: bool) -> Float64s:
+        """A column as finite numbers, or NaN where they may lack."""
+        found = self.raw_numbers(column)
+        if np.isinf(found).any():
+            row = int(np.isinf(found).argmax())
+            self.refuse(column, row, self.text(column, row))
+        if not may_lack and np.isnan(found).any():
+            self.refuse(column, int(np.isnan(found).argmax()), "")
+        return found
+
+    def raw_numbers(self, column: str) -> Float64s:
+        """A column as numbers of any kind."""
+        cells = self.cells(column)
+        try:
+            return np.array([float(cell) for cell in cells])
+        except ValueError:
+            return np.array([self._number(column, row, cell) for row, cell in enumerate(cells)])
+
+    def _number(self, column: str, row: int, cell: str) -> float:
+        if cell.lower() in _NO_NUMBER:
+            return math.nan
+        try:
+            return float(cell)
+        except ValueError:
+            self.refuse(column, row, cell)
+
+    def refuse(self, column: str, row: int, cell: str) -> NoReturn:
+        where = f"{self.path}, {self.unit} {self.places[row]}: {plain(column)}"
+        if cell == "":
+            raise DataInvalid(f"{where} is empty")
+        raise DataInvalid(f"{where} = {shown(cell)} is not a finite number")

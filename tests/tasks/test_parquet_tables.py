@@ -1,0 +1,96 @@
+"""Tables as Parquet: what is read is what the same table as CSV gives."""
+
+from __future__ import annotations
+
+import csv
+import decimal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
+from fedveil.tasks.tables.parquet_file import _AT_ONCE
+from fedveil.tasks.tables.table_file import Wanted, header, read
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(path: str, **columns: Any) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.table(columns), path)
+
+
+def test_it_is_the_table_that_its_csv_is() -> None:
+    rows = _AT_ONCE + 5
+    ids = [f"P{i}" for i in range(rows)]
+    small, real = [i % 200 for i in range(rows)], [i / 7 for i in range(rows)]
+    words = [(" Oslo", "Bern ", "Rome")[i % 3] for i in range(rows)]
+    columns = {"id": ids, "small": small, "real": real, "city": words, "branch": small}
+    write("t.parquet", **columns)
+    with Path("t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
+    wanted = Wanted("id", ("small", "real"), ("city", "branch"))
+    one, other = read("t.parquet", wanted), read("t.csv", wanted)
+    assert header("t.parquet") == header("t.csv")
+    assert one.ids.tolist() == other.ids.tolist()
+    assert one.known == other.known
+    for name in wanted.numbers:
+        np.testing.assert_array_equal(one.numbers(name), other.numbers(name))
+    for name in wanted.words:
+        np.testing.assert_array_equal(one.codes(name), other.codes(name))
+    assert one.place(rows - 1) == f"t.parquet, row {rows}"
+
+
+def test_ids_may_be_numbers_and_cells_may_lack() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    city = arrow.array(["Oslo", None, "Oslo"]).dictionary_encode()
+    owed = arrow.array([decimal.Decimal("1.25"), None, decimal.Decimal("2.50")])
+    write("t.parquet", id=[7, 8, 9], x=[1.0, None, float("nan")], city=city, owed=owed)
+    table = read("t.parquet", Wanted("id", ("x", "owed"), ("city",), ("x", "owed", "city")))
+    assert table.ids.tolist() == ["7", "8", "9"]
+    np.testing.assert_array_equal(table.numbers("x"), [1, np.nan, np.nan])
+    np.testing.assert_array_equal(table.numbers("owed"), [1.25, np.nan, 2.5])
+    assert [table.known["city"][code] for code in table.codes("city")] == ["Oslo", "", "Oslo"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"id": ["a", "b"], "x": [1.0, None]}, "t.parquet, row 2: x is empty"),
+        ({"id": ["a", "b"], "x": [1.0, float("inf")]}, "t.parquet, row 2: x = 'inf' is not a f"),
+        ({"id": ["a", "b"], "x": ["1", "old"]}, "t.parquet, row 2: x = 'old' is not a finite num"),
+        ({"id": ["a", None], "x": [1, 2]}, "t.parquet, row 2: id is empty"),
+        ({"id": ["a", "a"], "x": [1, 2]}, "t.parquet, row 2: the id 'a' is that of row 1 too, an"),
+        ({"id": [1.5, 2.5], "x": [1, 2]}, "t.parquet: id is of type double, and a text or a whol"),
+        ({"id": [1, 2], "x": [[1], [2]]}, "t.parquet: x is of type list<element: int64>, and a n"),
+        ({"id": [1, 2], "y": [1, 2]}, "t.parquet has no column 'x', which the job names; its col"),
+    ],
+)
+def test_what_is_no_table_is_one_sentence(columns: dict[str, Any], sentence: str) -> None:
+    write("t.parquet", **columns)
+    with pytest.raises(DataInvalid) as caught:
+        read("t.parquet", Wanted("id", ("x",)))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_what_is_no_parquet_is_one_sentence() -> None:
+    pytest.importorskip("pyarrow")
+    Path("t.parquet").write_text("id,x\n")
+    with pytest.raises(DataInvalid, match=r"^t\.parquet cannot be read as Parquet: "):
+        header("t.parquet")
+    with pytest.raises(DataUnavailable, match=r"^gone\.parquet cannot be read: No such file"):
+        header("gone.parquet")
+
+
+def test_without_pyarrow_it_is_said_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"^t\.parquet needs the package pyarrow: pip install "):
+        header("t.parquet")
