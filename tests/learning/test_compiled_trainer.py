@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,12 @@ from fedveil._kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
 from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.compiled.known_layers import plain_layers
+from fedveil.learning.compiled.native import Native
+from fedveil.learning.losses import WEIGHTED, mean_loss
 from fedveil.learning.models import lenet
 from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
+from known_chains import SIZES, chains, signed
 from training_parts import Doubled, clients, plan, tied, train
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
@@ -36,11 +40,6 @@ def compiled(model: nn.Module, plan: TrainingPlan, kind: type = CompiledTrainer)
     return trainer
 
 
-def signed(cohort: Sequence[ClientData]) -> list[ClientData]:
-    """The same clients with examples on both sides of zero."""
-    return [replace(client, x=4 * client.x - 2) for client in cohort]
-
-
 def by_loop(model: nn.Module, plan: TrainingPlan, cohort: list[ClientData]) -> np.ndarray:
     return train(LoopTrainer(copy.deepcopy(model), plan), model, cohort)
 
@@ -53,8 +52,9 @@ def in_double(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nd
     optimizer = make_optimizer(parameters, plan)
     for batch in client.batches(plan):
         optimizer.zero_grad()
-        scores = model(client.x[batch].double())
-        nn.functional.cross_entropy(scores, client.y[batch]).backward()
+        y = client.y[batch]
+        loss = mean_loss(plan.loss, plan.class_weights)
+        loss(model(client.x[batch].double()), y.double() if y.is_floating_point() else y).backward()
         if plan.proximal:
             begin = 0
             for p in parameters:
@@ -66,57 +66,6 @@ def in_double(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nd
         optimizer.step()
     after = torch.cat([p.detach().reshape(-1) for p in parameters])
     return (after - before).numpy()
-
-
-CURVES = [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, lambda: nn.GELU("tanh")]
-SIZES = (7, 1, 0, 10)
-
-
-@st.composite
-def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """A chain of known layers that fit, and the shape of its examples."""
-    torch.manual_seed(draw(st.integers(0, 1 << 30)))
-    shape = (draw(st.integers(1, 3)), draw(st.integers(5, 11)), draw(st.integers(5, 11)))
-    c, h, w = shape
-    layers: list[nn.Module] = []
-    small = st.integers(1, 3)
-    for _ in range(draw(st.integers(0, 4))):
-        what = draw(st.sampled_from(["conv", "conv and pool", "pool", "mean", "norm", "curve"]))
-        if what.startswith("conv"):
-            kernel = (draw(st.integers(1, min(h, 4))), draw(st.integers(1, min(w, 4))))
-            stride, border = (draw(small), draw(small)), (draw(small) - 1, draw(small) - 1)
-            bias, filters = draw(st.booleans()), draw(st.integers(1, 9))
-            layers.append(nn.Conv2d(c, filters, kernel, stride, border, bias=bias))
-            c = filters
-            h = (h + 2 * border[0] - kernel[0]) // stride[0] + 1
-            w = (w + 2 * border[1] - kernel[1]) // stride[1] + 1
-            layers.append(draw(st.sampled_from(CURVES))())
-        if what.endswith("pool") or what == "mean":
-            kernel = (draw(st.integers(1, min(h, 3))), draw(st.integers(1, min(w, 3))))
-            stride = (draw(small), draw(small))
-            border = (draw(st.integers(0, kernel[0] // 2)), draw(st.integers(0, kernel[1] // 2)))
-            kind = nn.AvgPool2d if what == "mean" else nn.MaxPool2d
-            layers.append(kind(kernel, stride, border))
-            h = (h + 2 * border[0] - kernel[0]) // stride[0] + 1
-            w = (w + 2 * border[1] - kernel[1]) // stride[1] + 1
-        if what == "norm":
-            groups = draw(st.sampled_from([g for g in range(1, c + 1) if c % g == 0]))
-            norm = draw(st.sampled_from([nn.GroupNorm(groups, c), nn.LayerNorm([c, h, w])]))
-            layers.append(norm if c * h * w // groups > 1 else nn.Identity())
-        if what == "curve":
-            layers.append(draw(st.sampled_from(CURVES))())
-    layers.append(nn.Flatten())
-    width = c * h * w
-    for _ in range(draw(st.integers(0, 2))):
-        wide = draw(st.integers(2, 40))
-        layers += [
-            nn.Linear(width, wide, bias=draw(st.booleans())),
-            draw(st.sampled_from(CURVES))(),
-        ]
-        if draw(st.booleans()):
-            layers.append(nn.LayerNorm(wide))
-        width = wide
-    return nn.Sequential(*layers, nn.Linear(width, 5)), shape
 
 
 @given(
@@ -160,6 +109,30 @@ def test_in_double_precision_it_is_torch_to_the_ninth_place(optimizer: str) -> N
     (client,) = signed(clients((2, 9, 9), 4, (10,)))
     found = train(compiled(model, chosen, Double), model, [client])[0]
     np.testing.assert_allclose(found, in_double(model, chosen, client), atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["mean_square", "binary_cross_entropy", WEIGHTED])
+def test_every_loss_in_double_precision(loss: str) -> None:
+    model = two_convolutions()
+    weights = (0.5, 2.0, 1.0, 0.25) if loss == WEIGHTED else None
+    chosen = plan(lr=0.05, loss=loss, class_weights=weights)
+    (client,) = signed(clients((2, 9, 9), 4, (10,)))
+    if loss != WEIGHTED:
+        targets = Seeded(3).generator().integers(0, 2, (10, 4)).astype(np.float32)
+        client = replace(client, y=torch.from_numpy(targets))
+    found = train(compiled(model, chosen, Double), model, [client])[0]
+    np.testing.assert_allclose(found, in_double(model, chosen, client), atol=1e-9)
+
+
+def test_one_number_for_each_example() -> None:
+    torch.manual_seed(0)
+    model, chosen = nn.Linear(6, 1), plan(loss="mean_square")
+    (client,) = clients((6,), 3, (9,))
+    client = replace(client, y=client.y[:, None].float())
+    trainer = compiled(model, chosen)
+    found = train(trainer, model, [client])[0]
+    assert trainer._room is not None  # torch had no part in it
+    np.testing.assert_allclose(found, in_double(model, chosen, client), atol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "adagrad"])
@@ -267,6 +240,58 @@ def test_what_is_odd_about_a_client_torch_says() -> None:
     assert [type(failure) for failure in failures] == [RuntimeError, IndexError, *[type(None)] * 2]
 
 
+@pytest.mark.parametrize(
+    ("loss", "weights", "y"),
+    [
+        ("mean_square", None, torch.zeros(4, 2)),
+        ("mean_square", None, torch.zeros(12)),
+        ("binary_cross_entropy", None, torch.zeros(4, 2)),
+        (WEIGHTED, (1.0, 1.0), torch.tensor([0, 1, 2, 0])),
+    ],
+)
+def test_targets_that_do_not_fit_are_torchs_to_refuse(
+    loss: str, weights: tuple[float, ...] | None, y: torch.Tensor
+) -> None:
+    torch.manual_seed(0)
+    model, (client,) = nn.Linear(6, 3), clients((6,), 3, (4,))
+    trainer = compiled(model, plan(loss=loss, class_weights=weights))
+    trainer.start(Layout(model).vector())
+    ((_, (failure,)),) = trainer.train([replace(client, y=y)])
+    assert isinstance(failure, RuntimeError | IndexError)
+
+
+def test_where_compiled_code_cannot_be_kept_it_is_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An installation that nobody may write to, without a home: numba itself refuses to cache."""
+    from numba.core.caching import CompileResultCacheImpl
+
+    monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])
+
+    def doubled(m: Any, count: int) -> None:
+        for i in range(count):
+            m[i] *= 2
+
+    numbers = np.arange(3, dtype=np.float64)
+    code = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+    code(Native(doubled, "Fi").address(np.float64))(numbers.ctypes.data, 3)
+    assert numbers.tolist() == [0, 2, 4]
+
+
+def test_what_is_compiled_ahead_is_all_that_a_client_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, chosen = two_convolutions(), plan(momentum=0.9)
+    trainer = compiled(model, chosen)
+    assert trainer.compile((2, 9, 9))
+    assert not trainer.compile((2, 9))
+    monkeypatch.setattr("fedveil.learning.compiled.native.cfunc", None)
+    cohort = signed(clients((2, 9, 9), 4, SIZES))
+    other = trainer.beside()
+    np.testing.assert_allclose(
+        train(other, model, cohort), by_loop(model, chosen, cohort), atol=1e-5
+    )
+
+
 def test_nothing_is_written_past_the_ends_of_the_memories() -> None:
     """What lies behind them, and the borders that only zeros may fill, stay as they were."""
     torch.manual_seed(0)
@@ -326,4 +351,5 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
 )
 def test_what_is_left_to_the_loop(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> None:
     assert not compiled(nn.Sequential(*layers), plan()).serves(shape)
-    assert CompiledTrainer.of(nn.Linear(2, 2), plan(loss="own")) is None
+    for other in (plan(loss="own"), plan(corrected=True)):
+        assert CompiledTrainer.of(nn.Linear(2, 2), other) is None

@@ -314,14 +314,20 @@ def make_client_side(
 
 
 def make_client_sides(
-    job: Job, shape: ModelShape, data: ClientsData, model: npt.NDArray[np.float32]
+    job: Job,
+    shape: ModelShape,
+    data: ClientsData,
+    model: npt.NDArray[np.float32],
+    starting: Callable[[str], None],
 ) -> list[ClientSide]:
     """One for each thread, where the trainer holds no lock; empty where it does."""
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
-    count, always = worker_count(job), job.training.lr_schedule == "constant"
-    if not (isinstance(first, CompiledTrainer) and count and always) or job.keeps_state:
+    if not isinstance(first, CompiledTrainer):
         return []
-    if not first.serves(data.x.shape[1:]):
+    starting("compiling what clients train with, which is kept for every later run")
+    served = first.compile(data.x.shape[1:])
+    count, always = worker_count(job), job.training.lr_schedule == "constant"
+    if not (served and count and always) or job.keeps_state:
         return []
     trainers = [first, *(first.beside() for _ in range(count - 1))]
     return [make_client_side(job, shape, data, model, trainer=each) for each in trainers]

@@ -181,7 +181,7 @@ class Simulator(Engine):
         seen = TrainedPart.of(make_model(job, shape)).seen(train.x, job.training.device)
         data = ClientsData(seen, train.y, split.indices, split.offsets)
         model = np.empty(dimension, np.float32)
-        sides = make_client_sides(job, shape, data, model)
+        sides = make_client_sides(job, shape, data, model, self._starting)
         if sides:
             return Threads(sides)
         workers = worker_count(job)

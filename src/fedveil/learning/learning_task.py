@@ -25,7 +25,7 @@ from fedveil.example_arrays import Opened, Targets
 from fedveil.learning import task_metrics
 from fedveil.learning.losses import IGNORED, OWN, mean_loss
 from fedveil.learning.task_metrics import Better, Metric
-from fedveil.learning.trainer import TrainingPlan, make_optimizer
+from fedveil.learning.trainer import TrainingPlan, change_gradients, make_optimizer
 
 #: A tensor, or one for each input by its name, or some in their order.
 Tensors: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor] | Sequence[torch.Tensor]"
@@ -84,20 +84,8 @@ class Task(ABC):
         for inputs, targets in batches:
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(self.loss(self.forward(model, inputs), targets))
-            _change_gradients(parameters, start, plan)
+            change_gradients(parameters, start, plan)
             optimizer.step()
-
-
-def _change_gradients(
-    parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], plan: TrainingPlan
-) -> None:
-    """What the plan makes of a step's gradients."""
-    if plan.proximal:
-        for parameter, w in zip(parameters, start, strict=True):
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - w, alpha=plan.proximal)
-    if plan.gradient_norm is not None:
-        nn.utils.clip_grad_norm_(parameters, plan.gradient_norm)
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:

@@ -180,26 +180,18 @@ class LoopTrainer(OneByOne):
             for x, y in self._batches(client):
                 self._plain_step(x, y)
             return
-        optimizer = make_optimizer(self._parameters, self._plan)
+        optimizer, begun = make_optimizer(self._parameters, self._plan), self._of_parameters(start)
+        vector = client.correction
+        terms = None if vector is None else self._of_parameters(vector.to(self._device))
         for x, y in self._batches(client):
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(self._loss(self._model(x), y))
-            self._change_gradients(start, client.correction)
+            change_gradients(self._parameters, begun, self._plan, terms)
             optimizer.step()
 
-    @torch.no_grad()
-    def _change_gradients(self, start: torch.Tensor, correction: torch.Tensor | None) -> None:
-        if correction is not None:
-            moved = self._layout.views(correction.to(self._device))
-            for entry, term in zip(self._layout.entries, moved, strict=True):
-                if entry.tensor.grad is not None:
-                    entry.tensor.grad.add_(term)
-        if self._plan.proximal:
-            for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
-                if entry.tensor.grad is not None:
-                    entry.tensor.grad.add_(entry.tensor - w, alpha=self._plan.proximal)
-        if self._plan.gradient_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._plan.gradient_norm)
+    def _of_parameters(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        pairs = zip(self._layout.entries, self._layout.views(vector), strict=True)
+        return [view for entry, view in pairs if entry.fate == "parameter"]
 
     def _batches(self, client: ClientData) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for positions in client.batches(self._plan):
@@ -219,6 +211,24 @@ class LoopTrainer(OneByOne):
                 if self._plan.weight_decay:
                     steps = [*torch._foreach_add(steps, parameters, alpha=self._plan.weight_decay)]
                 torch._foreach_add_(parameters, steps, alpha=-self._plan.lr)
+
+
+@torch.no_grad()
+def change_gradients(
+    parameters: Sequence[torch.Tensor],
+    start: Sequence[torch.Tensor],
+    plan: TrainingPlan,
+    terms: Sequence[torch.Tensor] | None = None,
+) -> None:
+    """What the plan makes of a step's gradients: `terms` are added to them, if there are any."""
+    for i, parameter in enumerate(parameters):
+        if parameter.grad is not None:
+            if terms is not None:
+                parameter.grad.add_(terms[i])
+            if plan.proximal:
+                parameter.grad.add_(parameter - start[i], alpha=plan.proximal)
+    if plan.gradient_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, plan.gradient_norm)
 
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:

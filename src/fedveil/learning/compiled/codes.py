@@ -7,6 +7,7 @@ import numpy.typing as npt
 from fedveil._arrays import Int64s
 from fedveil.learning.compiled import (
     convolution,
+    cost,
     dense_layer,
     normalisation,
     pointwise,
@@ -30,9 +31,10 @@ _USES = {f.DENSE: [f.PRODUCT], f.CONVOLUTION: [f.PRODUCT, f.MEET_WINNERS]}
 _PRODUCTS = {f.PRODUCT: product.product, f.MEET_WINNERS: product.meet_winners}
 
 
-def link(ops: Int64s, ends: Int64s, kind: npt.DTypeLike) -> None:
+def link(ops: Int64s, ends: Int64s, loss: str, kind: npt.DTypeLike) -> None:
     """Write the addresses of their code into the operations' rows."""
     ends[0, f.FORWARD] = steps.read_in.address(kind)
+    ends[1, f.FORWARD] = cost.COSTS[loss].address(kind)
     for op in ops:
         forward, backward = _WAYS[op[f.KIND]]
         op[f.FORWARD], op[f.BACKWARD] = forward.address(kind), backward.address(kind)

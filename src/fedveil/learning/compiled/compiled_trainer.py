@@ -21,14 +21,18 @@ from torch import nn
 
 from fedveil._arrays import Float32s, Int32s
 from fedveil._kernels import HAVE_NUMBA
+from fedveil.entropy import Seeded
 from fedveil.learning.compiled.known_layers import plain_layers
 from fedveil.learning.compiled.operations import NotServedError
 from fedveil.learning.compiled.program import Model, Program
+from fedveil.learning.losses import WEIGHTED
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 
 _NOTHING = np.empty(0, np.int64)
 _OPTIMISERS = ("sgd", "adam", "adamw", "adagrad")
+#: The losses whose targets are a class each, and those with a number for each score.
+_OF_CLASSES, _OF_NUMBERS = ("cross_entropy", WEIGHTED), ("mean_square", "binary_cross_entropy")
 
 
 class Start:
@@ -64,6 +68,8 @@ class _Room:
     program: Program
     m: Float32s
     w: Int32s
+    #: Those of the classes.
+    weights: Float32s
 
 
 class CompiledTrainer:
@@ -89,8 +95,8 @@ class CompiledTrainer:
     @classmethod
     def of(cls, model: nn.Module, plan: TrainingPlan) -> CompiledTrainer | None:
         """The trainer of such a model under a plan that it knows; None for another."""
-        known = plan.optimizer in _OPTIMISERS and plan.loss == "cross_entropy"
-        layers = plain_layers(model) if HAVE_NUMBA and known else None
+        known = plan.optimizer in _OPTIMISERS and plan.loss in (*_OF_CLASSES, *_OF_NUMBERS)
+        layers = plain_layers(model) if HAVE_NUMBA and known and not plan.corrected else None
         return None if layers is None else cls(model, plan, layers)
 
     def beside(self) -> CompiledTrainer:
@@ -102,6 +108,20 @@ class CompiledTrainer:
     def serves(self, shape: Sequence[int]) -> bool:
         """Whether examples of that shape are trained in native code."""
         return self._compiled_for(tuple(shape)) is not None
+
+    def compile(self, shape: Sequence[int]) -> bool:
+        """Have the code for examples of that shape; gives whether there is any.
+
+        What a machine has not compiled before takes some ten seconds. What trains on nothing but
+        zeros needs all of it.
+        """
+        model = self._compiled_for(tuple(shape))
+        if model is not None:
+            of_numbers = self._plan.loss in _OF_NUMBERS
+            y = torch.zeros(1, model.scores) if of_numbers else torch.zeros(1, dtype=torch.int64)
+            self.start(np.zeros(self._row.shape[1], np.float32))
+            self._train(model, ClientData(torch.zeros(1, *shape), y, Seeded(0)))
+        return model is not None
 
     def start(self, weights: Float32s) -> None:
         self._begun.begin(weights)
@@ -119,13 +139,20 @@ class CompiledTrainer:
     def _model(self, client: ClientData) -> Model | None:
         """The layers as compiled for such examples; None where torch must look at them."""
         model = self._compiled_for(tuple(client.x.shape[1:]))
-        if model is None or client.x.dtype != torch.float32 or client.y.dtype != torch.int64:
+        if model is None or client.x.dtype != torch.float32:
             return None
-        y = client.y.numpy()
-        known = y.shape == (len(client.x),) and (
-            not len(y) or 0 <= y.min() <= y.max() < model.classes
-        )
-        return model if known else None
+        return model if self._known(client.y, len(client.x), model.scores) else None
+
+    def _known(self, y: torch.Tensor, examples: int, scores: int) -> bool:
+        """Whether these are targets of so many examples, of the kind that the loss takes."""
+        if self._plan.loss in _OF_NUMBERS:
+            return (
+                y.dtype == torch.float32 and len(y) == examples and y.numel() == examples * scores
+            )
+        if y.dtype != torch.int64 or y.shape != (examples,):
+            return False
+        classes = min(scores, len(self._plan.class_weights or range(scores)))
+        return not examples or 0 <= int(y.min()) <= int(y.max()) < classes
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Model | None:
         if shape not in self._models:
@@ -140,6 +167,9 @@ class CompiledTrainer:
 
         plan, room = self._plan, self._room_for(model, min(self._plan.batch_size, len(client)))
         program, order = room.program, np.concatenate([_NOTHING, *client.batches(plan)])
+        y: npt.NDArray[Any] = np.ascontiguousarray(client.y.numpy())
+        if plan.loss in _OF_NUMBERS:
+            y = y.astype(self.kind, copy=False)
         draws = np.empty((0, 0), self.kind)
         if program.draws:
             generator = client.entropy.stream("dropout").generator()
@@ -148,7 +178,7 @@ class CompiledTrainer:
             program.ops, program.settings, program.ends, model.first, room.m, room.w,
             self._begun.packed(model, self.kind),
             client.x.numpy().reshape(-1).astype(self.kind, copy=False),
-            client.y.numpy(), order,
+            y.ctypes.data, room.weights, order,
             plan.epochs, plan.batch_size,
             -1 if plan.bare_sgd else _OPTIMISERS.index(plan.optimizer), self._numbers, draws,
             model.places, self._row[0],
@@ -160,7 +190,9 @@ class CompiledTrainer:
 
         if self._room is None or self._room.model is not model or self._room.batch < batch:
             program = model.program(max(batch, 1), states=not self._plan.bare_sgd)
-            link(program.ops, program.ends, self.kind)
+            link(program.ops, program.ends, self._plan.loss, self.kind)
             m = np.zeros(program.floats, self.kind)
-            self._room = _Room(model, batch, program, m, np.zeros(program.ints, np.int32))
+            w, weights = np.zeros(program.ints, np.int32), self._plan.class_weights
+            each = np.array(weights or (1.0,) * model.scores, self.kind)
+            self._room = _Room(model, batch, program, m, w, each)
         return self._room

@@ -9,6 +9,8 @@ from fedveil.learning.compiled.tiles import WIDE, product_tile, winners_tile
 #: Rows and columns of a tile: as many sums as registers hold, and what is left over of them.
 _MOST_COLUMNS = 64 if WIDE else 16
 _ROWS_64, _ROWS_32, _ROWS_16, _ROWS_8 = (6, 12, 14, 14) if WIDE else (1, 1, 6, 12)
+#: Sums of so few terms are met a strip of so many rows after another: C is read as it lies.
+_SHORT, _STRIP = 64, 12
 _tile_64 = product_tile(16, 4, _ROWS_64)
 _tile_32 = product_tile(16, 2, _ROWS_32)
 _tile_16 = product_tile(16, 1, _ROWS_16)
@@ -37,31 +39,34 @@ def product(
     """
     if k == 0 or o == 0:
         return
-    column = 0
-    while column < n:
-        width, most = 8, _ROWS_8
-        if n - column >= 64 and _MOST_COLUMNS >= 64:
-            width, most = 64, _ROWS_64
-        elif n - column >= 32 and _MOST_COLUMNS >= 32:
-            width, most = 32, _ROWS_32
-        elif n - column >= 16:
-            width, most = 16, _ROWS_16
-        row = 0
-        while row < m:
-            blocks = (m - row + most - 1) // most
-            rows = (m - row + blocks - 1) // blocks
-            ci, di = c0 + row * cm + column, d0 + row * max(dm, 0) + column
-            ai, bi = a0 + row * am, b0 + column
-            if width == 64:
-                _tile_64(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
-            elif width == 32:
-                _tile_32(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
-            elif width == 16:
-                _tile_16(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
-            else:
-                _tile_8(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
-            row += rows
-        column += width
+    strip, first = m if k * o > _SHORT else _STRIP, 0
+    while first < m:
+        last, column = min(m, first + strip), 0
+        while column < n:
+            width, most = 8, _ROWS_8
+            if n - column >= 64 and _MOST_COLUMNS >= 64:
+                width, most = 64, _ROWS_64
+            elif n - column >= 32 and _MOST_COLUMNS >= 32:
+                width, most = 32, _ROWS_32
+            elif n - column >= 16:
+                width, most = 16, _ROWS_16
+            row = first
+            while row < last:
+                blocks = (last - row + most - 1) // most
+                rows = (last - row + blocks - 1) // blocks
+                ci, di = c0 + row * cm + column, d0 + row * max(dm, 0) + column
+                ai, bi = a0 + row * am, b0 + column
+                if width == 64:
+                    _tile_64(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
+                elif width == 32:
+                    _tile_32(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
+                elif width == 16:
+                    _tile_16(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
+                else:
+                    _tile_8(c, ci, cm, d, di, dm, a, ai, am, ak, ao, b, bi, bk, bo, rows, k, o)
+                row += rows
+            column += width
+        first = last
 
 
 @native("FiiFiiiiIiFiii")

@@ -44,7 +44,7 @@ class Model:
     def __init__(self, layers: Sequence[nn.Module], shape: Sequence[int], flat: Mapping[int, int]):
         """`flat`: where each parameter begins in the model's vector, by the parameter's id."""
         self._ops, *self._ends = follow(layers, shape)
-        self.classes = prod(self._ends[1].shape)
+        self.scores = prod(self._ends[1].shape)
         #: The first operation that has weights.
         self.first = next(i for i, op in enumerate(self._ops) if op.weights())
         rows: list[list[int]] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fedveil._arrays import Float32s, Float64s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.cost import cross_entropy
 from fedveil.learning.compiled.native import call, native
 from fedveil.learning.compiled.optimiser import LR, take_step
 
@@ -13,14 +12,15 @@ from fedveil.learning.compiled.optimiser import LR, take_step
 @compiled()
 def train(
     ops: Int64s, settings: Float64s, ends: Int64s, first: int, m: Float32s, w: Int32s,
-    start: Float32s, x: Float32s, y: Int64s, order: Int64s, epochs: int, batch: int, kind: int,
-    plan: Float64s, draws: Float32s, places: Int64s, out: Float32s,
+    start: Float32s, x: Float32s, y: int, weights: Float32s, order: Int64s, epochs: int, batch: int,
+    kind: int, plan: Float64s, draws: Float32s, places: Int64s, out: Float32s,
 ) -> None:  # fmt: skip
     """Train one client and write its update to `out`.
 
     The client's weights are the first entries of m, as many as `start` has. Under bare SGD
     (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
-    `first` is the first operation that has weights.
+    `first` is the first operation that has weights, `y` is where the targets lie, and `weights`
+    are those of their classes.
     """
     size, to = len(start), 0
     m[:size] = start
@@ -41,7 +41,10 @@ def train(
                 ops[i, f.FORWARD], m.ctypes.data, w.ctypes.data, ops[i].ctypes.data, settings[i],
                 some, count, to,
             )  # fmt: skip
-        cross_entropy(m, ends[1], count, y, rows, (1.0 if kind >= 0 else -plan[LR]) / count)
+        call(
+            ends[1, f.FORWARD], m.ctypes.data, ends[1].ctypes.data, y, rows.ctypes.data,
+            weights.ctypes.data, count, (1.0 if kind >= 0 else -plan[LR]) / count,
+        )  # fmt: skip
         for i in range(len(ops) - 1, first - 1, -1):
             call(
                 ops[i, f.BACKWARD], m.ctypes.data, w.ctypes.data, ops[i].ctypes.data, settings[i],
@@ -97,6 +100,12 @@ def give_change(places: Int64s, m: Float32s, start: Float32s, out: Float32s) -> 
                 for c in range(r[4]):
                     one = r[0] + a * r[6] + b * r[7] + c * r[8]
                     other = r[1] + a * r[10] + b * r[11] + c * r[12]
-                    for d in range(r[5]):
-                        at = other + d * r[13]
-                        out[one + d * r[9]] = m[at] - start[at]
+                    if r[9] == 1 and r[13] == 1:
+                        row, was = out[one : one + r[5]], start[other : other + r[5]]
+                        new = m[other : other + r[5]]
+                        for d in range(r[5]):
+                            row[d] = new[d] - was[d]
+                    else:
+                        for d in range(r[5]):
+                            at = other + d * r[13]
+                            out[one + d * r[9]] = m[at] - start[at]

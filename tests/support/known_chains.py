@@ -1,0 +1,67 @@
+"""Any chain of known layers, drawn by hypothesis, and clients for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from fedveil.learning.trainer import ClientData
+
+CURVES = [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, lambda: nn.GELU("tanh")]
+SIZES = (7, 1, 0, 10)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
+    """A chain of known layers that fit, and the shape of its examples."""
+    torch.manual_seed(draw(st.integers(0, 1 << 30)))
+    shape = (draw(st.integers(1, 3)), draw(st.integers(5, 11)), draw(st.integers(5, 11)))
+    c, h, w = shape
+    layers: list[nn.Module] = []
+    small = st.integers(1, 3)
+    for _ in range(draw(st.integers(0, 4))):
+        what = draw(st.sampled_from(["conv", "conv and pool", "pool", "mean", "norm", "curve"]))
+        if what.startswith("conv"):
+            kernel = (draw(st.integers(1, min(h, 4))), draw(st.integers(1, min(w, 4))))
+            stride, border = (draw(small), draw(small)), (draw(small) - 1, draw(small) - 1)
+            bias, filters = draw(st.booleans()), draw(st.integers(1, 9))
+            layers.append(nn.Conv2d(c, filters, kernel, stride, border, bias=bias))
+            c = filters
+            h = (h + 2 * border[0] - kernel[0]) // stride[0] + 1
+            w = (w + 2 * border[1] - kernel[1]) // stride[1] + 1
+            layers.append(draw(st.sampled_from(CURVES))())
+        if what.endswith("pool") or what == "mean":
+            kernel = (draw(st.integers(1, min(h, 3))), draw(st.integers(1, min(w, 3))))
+            stride = (draw(small), draw(small))
+            border = (draw(st.integers(0, kernel[0] // 2)), draw(st.integers(0, kernel[1] // 2)))
+            kind = nn.AvgPool2d if what == "mean" else nn.MaxPool2d
+            layers.append(kind(kernel, stride, border))
+            h = (h + 2 * border[0] - kernel[0]) // stride[0] + 1
+            w = (w + 2 * border[1] - kernel[1]) // stride[1] + 1
+        if what == "norm":
+            groups = draw(st.sampled_from([g for g in range(1, c + 1) if c % g == 0]))
+            norm = draw(st.sampled_from([nn.GroupNorm(groups, c), nn.LayerNorm([c, h, w])]))
+            layers.append(norm if c * h * w // groups > 1 else nn.Identity())
+        if what == "curve":
+            layers.append(draw(st.sampled_from(CURVES))())
+    layers.append(nn.Flatten())
+    width = c * h * w
+    for _ in range(draw(st.integers(0, 2))):
+        wide = draw(st.integers(2, 40))
+        layers += [
+            nn.Linear(width, wide, bias=draw(st.booleans())),
+            draw(st.sampled_from(CURVES))(),
+        ]
+        if draw(st.booleans()):
+            layers.append(nn.LayerNorm(wide))
+        width = wide
+    return nn.Sequential(*layers, nn.Linear(width, 5)), shape
+
+
+def signed(cohort: Sequence[ClientData]) -> list[ClientData]:
+    """The same clients with examples on both sides of zero."""
+    return [replace(client, x=4 * client.x - 2) for client in cohort]
