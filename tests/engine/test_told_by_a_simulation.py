@@ -73,6 +73,30 @@ def test_weights_are_said_to_have_no_finite_epsilon(
     assert [line.what for line in project_job(run.job) if math.isinf(line.epsilon)][4:] == said
 
 
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (
+            {"evaluation": {"clients": 0.2}},
+            "what is measured on examples that clients hold (evaluation.clients)",
+        ),
+        (
+            {"clients": {"number": 8, "fraction": 0.5, "own_layers": ["bias"]}},
+            "what is measured with layers that stay with clients (clients.own_layers)",
+        ),
+    ],
+)
+def test_figures_that_no_noise_covers_are_said_to_have_no_finite_epsilon(
+    tmp_path: Path, blocks: dict[str, Any], said: str
+) -> None:
+    common = {"protection": "dp_encrypt", "model": "parts:linear"}
+    plain, settings = job(**common), job(**common, **blocks)
+    for each, told in ((plain, []), (settings, [said])):
+        assert [line.what for line in project_job(each) if math.isinf(line.epsilon)] == told
+    run = fedveil.simulate(settings.with_(rounds=1), tmp_path / "run")
+    assert run.metrics[-1]["in_clear"] == [said]
+
+
 def test_central_noise_is_a_promise_too(tmp_path: Path) -> None:
     """A client whose update cannot be used adds a vector of zero to the sum, under masks."""
     central = {"reconstruct_secrets_threshold": 11, "central_eps": 1.0, "clip": 1.0}
