@@ -94,18 +94,27 @@ def test_ctrl_c_ends_every_command_alike(
     assert (code, out, err) == (Exit.INTERRUPTED, "", "interrupted; it goes on thus\n")
 
 
+def hear_interrupts() -> None:
+    """What a shell starts in the background is deaf to them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_ctrl_c_at_a_process(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "fedveil.cli", "audit", "--trials", "100000000"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={"PATH": "", "PYTHONUNBUFFERED": "1"},
+        preexec_fn=hear_interrupts,
     )  # fmt: skip
     warm = subprocess.run(
         [sys.executable, "-c", "import fedveil.audit_cases"], check=True, cwd=tmp_path
     )  # by then it is at work, or will be interrupted while it imports what it needs
     assert warm.returncode == 0
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, err) == (Exit.INTERRUPTED, "interrupted\n")
 
 

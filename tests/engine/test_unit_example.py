@@ -28,6 +28,7 @@ from fedveil.engine.assembly import (
 )
 from fedveil.engine.budget import project_job, thin_promise
 from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.job_protection import make_protection, training_entropy
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import AttackImpossible, ModelInvalid
@@ -42,6 +43,7 @@ from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.protections.base import ClientContext, RoundContext
+from fedveil.rounds.answers import ClientId
 from fedveil.run_display import RunDisplay
 
 SHAPE = ModelShape((parts.FEATURES,), parts.CLASSES)
@@ -184,6 +186,10 @@ def test_batch_normalisation_is_refused_before_anything_is_written(tmp_path: Pat
 # --- one example decides about itself alone -----------------------------------------------------
 
 
+def nothing_kept(client: ClientId) -> ClientStates:
+    raise AssertionError("FedAvg keeps nothing of a client")
+
+
 def test_a_label_beyond_the_server_s_classes_costs_that_example_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -198,8 +204,9 @@ def test_a_label_beyond_the_server_s_classes_costs_that_example_alone(
         "dimension": len(weights),
         "round": 1,
     }
-    beyond, _ = Training(settings, common).update(0, "parts:labels_beyond")
-    as_it_is, _ = Training(settings, common).update(0, "parts:one_clients_data")
+    training = Training(settings, common, nothing_kept)
+    beyond, _ = training.update(0, "parts:labels_beyond")
+    as_it_is, _ = training.update(0, "parts:one_clients_data")
     first = parts.one_clients_data()["x_train"][0]
     step = 2.0 / 18 * math.sqrt(2 * (1 + float(first @ first)))
     assert 0 < np.linalg.norm(beyond - as_it_is) <= step

@@ -242,7 +242,8 @@ def test_several_runs_stand_in_one_table_and_on_the_same_plots(
     (different,) = section(page, "What differs").parts
     assert isinstance(different, Table)
     assert ["rounds", "6", "4"] in [list(row) for row in different.rows]
-    twice = page_of_several([finished, finished])
+    again = shutil.copytree(finished, tmp_path / "again")
+    twice = page_of_several([finished, again])
     assert section(twice, "What differs").parts == ["Nothing: all have the same job."]
     html = page.html()
     assert html.count("Plotly.newPlot(plot") == 1

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,15 @@ def test_explained_names_the_file(tmp_path: Path) -> None:
             missing.open("w")
 
 
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """Whatever started the tests: a shell's background is deaf to them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
 def test_an_interrupt_waits_until_the_files_are_whole() -> None:
     steps = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
