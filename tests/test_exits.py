@@ -100,16 +100,18 @@ def hear_interrupts() -> None:
 
 
 def test_ctrl_c_at_a_process(tmp_path: Path) -> None:
+    begin = "import fedveil.cli; print('there', flush=True); fedveil.cli.main()"
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedveil.cli", "audit", "--trials", "100000000"],
+        [sys.executable, "-c", begin, "audit", "--trials", "100000000"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={"PATH": "", "PYTHONUNBUFFERED": "1"},
         preexec_fn=hear_interrupts,
     )  # fmt: skip
-    warm = subprocess.run(
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    subprocess.run(
         [sys.executable, "-c", "import fedveil.audit_cases"], check=True, cwd=tmp_path
     )  # by then it is at work, or will be interrupted while it imports what it needs
-    assert warm.returncode == 0
     process.send_signal(signal.SIGINT)
     try:
         _, err = process.communicate(timeout=60)

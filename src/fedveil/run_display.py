@@ -226,7 +226,7 @@ def _took_of_parties(run: ReadRun) -> dict[str, str]:
     parties = parties_of(run)
     leader = leader_of(run, parties)
     epochs = f"{run.job['epochs']}, {duration(_seconds_of(leader))}"
-    rows = {"task": str(run.job["task"]), "epochs": epochs}
+    rows = {"task": str(run.job["task"]["name"]), "epochs": epochs}
     best = _best_look(leader)
     if best is not None:
         rows["best look"] = f"after epoch {best['epoch'] + 1}, loss {best[_LOOKED]:.4f}"

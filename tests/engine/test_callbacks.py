@@ -104,4 +104,5 @@ def test_what_is_done_before_the_first_round_is_told(tmp_path: Path) -> None:
         "dealing the examples to clients",
         "trying a batch",
         "computing what fixed layers make of the examples",
+        "compiling what clients train with, which is kept for every later run",
     ]

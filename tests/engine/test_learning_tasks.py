@@ -43,8 +43,8 @@ def timeless(run: fedveil.Run) -> list[str]:
 
 
 RUNS = {
-    "regression": (job("slope", "linear", "regression"), "rmse", "loop"),
-    "multilabel": (job("signs", "linear", "multilabel"), "f1", "loop"),
+    "regression": (job("slope", "linear", "regression"), "rmse", "compiled"),
+    "multilabel": (job("signs", "linear", "multilabel"), "f1", "compiled"),
     "next_token": (job("counting", "tokens", "next_token"), "perplexity", "loop"),
     "uneven": (job("uneven_counting", "tokens", "next_token"), "perplexity", "task"),
     "inputs": (job("inputs", "words", "classification"), "accuracy", "task"),

@@ -521,19 +521,20 @@ def test_neither_side_is_silent_while_a_client_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, capsys: Any
 ):
     """Its own log and the server's say that it goes on."""
-    said = threading.Event()
 
     class Eager(Quiet):
         def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
+            self.said = threading.Event()
+
             def tell(seconds: float) -> None:
                 say(seconds)
-                said.set()
+                self.said.set()
 
             assert every_s <= 60
             super().__init__(0.01, tell)
 
         def stop(self) -> None:
-            assert said.wait(5)
+            assert self.said.wait(5)
             super().stop()
 
     monkeypatch.setattr(client_training, "Quiet", Eager)

@@ -42,7 +42,8 @@ def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> N
     lines = out.splitlines()
     assert lines[0].startswith("epoch 0 step 2/5 loss: ")
     assert sum("held-out examples: " in line for line in lines) == 2
-    assert "bank: epsilon inf at delta 0 (none) for a bit of left" in lines
+    assert "bank: epsilon inf at delta 0 (none) for a bit of left" in " ".join(out.split())
+    assert "task vertical_parts:bottoms epochs 2, " in " ".join(out.split())
     assert "run folder: made" in lines
 
     code, out, _ = vertical("evaluate", "made")
