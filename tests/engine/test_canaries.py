@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.engine.canaries import BY_NOISE, CanaryTraining, Directions
+from fedveil.engine.canaries import BY_NOISE, CanaryTraining, Directions, Evidence
 from fedveil.engine.executors.client_side import Trained
 from fedveil.engine.round_checkpoint import LATEST
 from fedveil.errors import DeploymentError, InvalidValue, JobError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job.deploy import deployable
 from fedveil.privacy.finding import Finding
+from fedveil.protections.base import Aggregate
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.run_folder import MODEL
 from fedveil.record.sealed_message import unsealed
@@ -81,6 +82,15 @@ def test_a_canary_sends_one_of_two_opposite_updates_and_turns_round() -> None:
     assert np.allclose(first, -second)
     assert np.allclose(first, [2.5 * directions.vector(0), -2.5 * directions.vector(1)])
     assert np.array_equal(-second[0], training.if_included(7) * -1)
+
+
+def test_what_canaries_sent_is_not_noise() -> None:
+    directions, signs = Directions(0, 3, 30), np.array([1.0, 1.0, -1.0])
+    sent = 2.5 * (signs @ [directions.vector(i) for i in range(3)])
+    noise = np.random.default_rng(5).normal(0, 0.1, 30)
+    evidence = Evidence(directions, signs > 0, 30)
+    evidence.sum(Aggregate((sent + noise) / 3, 3), 2.5)
+    assert evidence.noise.squares == pytest.approx(noise @ noise)
 
 
 def test_without_canaries_a_run_holds_nothing_of_an_audit(tmp_path: Path) -> None:

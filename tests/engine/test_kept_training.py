@@ -187,6 +187,16 @@ def kept(folder: Path) -> list[Path]:
     return sorted((folder / "clients").iterdir())
 
 
+def test_a_round_that_is_played_again_reads_what_was_kept_before_it(tmp_path: Path) -> None:
+    states = ClientStates(tmp_path)
+    for round in (2, 3):
+        states.save(7, round, np.full(4, round, np.float32))
+    kept = states.load(7, 3, 4)
+    assert kept is not None
+    assert kept.tolist() == [2.0] * 4
+    assert states.load(7, 2, 4) is None
+
+
 def test_workers_change_nothing(tmp_path: Path) -> None:
     models = []
     for workers in (0, 1):
