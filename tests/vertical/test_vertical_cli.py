@@ -44,7 +44,7 @@ def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> N
     assert sum("held-out examples: " in line for line in lines) == 2
     assert "bank: epsilon inf at delta 0 (none) for a bit of left" in " ".join(out.split())
     assert "task vertical_parts:bottoms epochs 2, " in " ".join(out.split())
-    assert "run folder: made" in lines
+    assert "run folder   made" in lines
 
     code, out, _ = vertical("evaluate", "made")
     assert code == 0
@@ -62,7 +62,7 @@ def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> N
 
     code, out, _ = vertical("run", "--resume", "made")
     assert code == 0
-    assert "run folder: made" in out.splitlines()
+    assert "run folder   made" in out.splitlines()
 
 
 def test_show_prints_every_key(vertical: Command, tmp_path: Path) -> None:
