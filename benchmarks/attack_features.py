@@ -29,6 +29,7 @@ from fedveil.data.datasets import load
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.intervals import median
+from fedveil.privacy.loss import format_epsilon
 from fedveil.vertical import EmbeddingPrivacy, VerticalJob
 from fedveil.vertical.task import initial
 from fedveil.vertical.vertical_blocks import PrivacySettings
@@ -104,7 +105,7 @@ def attacked(strength: str, aim: features.Aim, skip: tuple[str, ...]) -> list[to
             found = invert(evidence, lambda done, total: None)
             figures = "; ".join(map(str, aim.figures("", found)))
             took = time.perf_counter() - began
-            what = f"{strength}{reports} (epsilon {promised:.4g}): {method}"
+            what = f"{strength}{reports} (epsilon {format_epsilon(promised)}): {method}"
             print(f"  {what}: {figures}  ({took:.0f} s)", flush=True)
             if method == "both":
                 kept.append(found)

@@ -4,8 +4,9 @@
 
 overfitted: Location-30 and purchase100-synthetic with the dense net of the literature, MNIST with
 LeNet, 1,000 to 2,000 members each, without protection. positions: Location-30 under every position
-at two or three strengths. At quick the parts take 4 and 6 minutes of one core; half of that goes
-into each job's four reference runs, of which standard has 16.
+at two or three strengths. mnist and purchase: the other two of the first part, the same. At quick
+the parts take 4, 6, 10 and 20 minutes of one core; half of that goes into each job's four reference
+runs, of which standard has 16.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -47,11 +49,16 @@ MANY = (
 )  # fmt: skip
 POSITIONS = {
     "not_encrypt": (),
-    "pw_encrypt": ("protection.pw_encrypt.reconstruct_secrets_threshold=11",),
-    "pw_encrypt, central_eps 50": (
-        "protection.pw_encrypt.reconstruct_secrets_threshold=11",
-        "protection.pw_encrypt.central_eps=50",
-    ),
+    "pw_encrypt": (),
+    **{
+        f"pw_encrypt, central_eps {e}": (f"protection.pw_encrypt.central_eps={e}",)
+        for e in (500, 50)
+    },
+    **{
+        f"{name}, target_epsilon {e}": (f"protection.{name}.target_epsilon={e}",)
+        for name in ("distributed_dp", "central_gaussian")
+        for e in (500, 50, 8)
+    },
     **{f"dp_encrypt, dp_eps {e}": (f"protection.dp_encrypt.dp_eps={e}",) for e in (5000, 500, 50)},
     **{f"signds, sign_eps {e}": (f"protection.signds.sign_eps={e}",) for e in (100, 10, 1)},
     **{
@@ -108,14 +115,33 @@ def overfitted(effort: Effort, only: str) -> None:
 
 
 def positions(effort: Effort, only: str) -> None:
-    """A line for each position and strength."""
-    print(f"| position, effort {effort} | epsilon of a report | of the run | {' | '.join(SHOWN)} |")
+    """Location-30, a line for each position and strength."""
+    table(f"Location-30, effort {effort}", MANY, effort, only)
+
+
+def overfitted_positions(effort: Effort, only: str, data: str) -> None:
+    """A data set of the first part, a line for each position and strength."""
+    name = next(name for name in OVERFITTED if name.startswith(data))
+    table(f"{name}, effort {effort}", OVERFITTED[name], effort, only)
+
+
+def table(name: str, job: Sequence[str], effort: Effort, only: str) -> None:
+    """A job under every position whose name begins so."""
+    print(f"\n| {name} | epsilon of a report | of the run | {' | '.join(SHOWN)} |")
     print("|---" * (3 + len(SHOWN)) + "|")
     for name, settings in POSITIONS.items():
         if not name.startswith(only):
             continue
         position = name.partition(",")[0]
-        overrides = (*MANY, f"protection.name={position}", *settings)
+        clients = Job.load(None, job).clients_per_round
+        threshold = f"reconstruct_secrets_threshold={clients // 2 + 1}"
+        settings = (
+            f"protection.pw_encrypt.{threshold}",
+            f"protection.distributed_dp.{threshold}",
+            "protection.distributed_dp.dropout_tolerance=0",
+            *settings,
+        )
+        overrides = (*job, f"protection.name={position}", *settings)
         report = Target.of(Job.load(None, overrides)).promised()
         finding = found(name, overrides, effort)
         figures = {figure.name: figure for figure in finding.figures}
@@ -129,7 +155,12 @@ def positions(effort: Effort, only: str) -> None:
         print(f"| {name} | {spent} | {' | '.join(cells)} |", flush=True)
 
 
-PARTS = {"overfitted": overfitted, "positions": positions}
+PARTS = {
+    "overfitted": overfitted,
+    "positions": positions,
+    "mnist": partial(overfitted_positions, data="MNIST"),
+    "purchase": partial(overfitted_positions, data="purchase100"),
+}
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.sign_told import sign_told
+from fedveil.privacy.loss import format_epsilon
 
 ROUNDS = 10
 STRENGTHS: dict[str, Sequence[dict[str, Any]]] = {
@@ -68,7 +69,8 @@ def told_apart(name: str, target: Target, effort: Effort) -> bool:
             most = next(f for f in finding.figures if f.name.endswith(f"can show: {of}")).value
             right = finding.figure(f"right guesses: {of}")
             print(
-                f"{name:<22} {of:<23} {bound:>7.3f} {target.promised(rounds).epsilon:>10.4g} "
+                f"{name:<22} {of:<23} {bound:>7.3f} "
+                f"{format_epsilon(target.promised(rounds).epsilon):>10} "
                 f"{left:>10.4g} {most:>6.2f}  {right.value:.3f} [{right.low:.3f}, {right.high:.3f}]"
             )
             sound &= left >= 0
@@ -88,7 +90,7 @@ def averaged(name: str, target: Target, effort: Effort) -> None:
         print(
             f"{name:<22} {count:>4} {cosine.value:>7.3f} "
             f"{finding.figure(f'correlation {of}').value:>7.3f} {error:>9} "
-            f"{right.value:.2f} [{right.low:.2f}, {right.high:.2f}] {epsilon:>10.4g}"
+            f"{right.value:.2f} [{right.low:.2f}, {right.high:.2f}] {format_epsilon(epsilon):>10}"
         )
     sys.stdout.flush()
 
@@ -103,7 +105,10 @@ def embedding() -> None:
             for count, share in found.items():
                 epsilon = repetition.embedding_epsilon(64, eps, count, 1e-5, reuse=reuse)
                 word = "given again" if reuse else "fresh"
-                print(f"eps {eps:<4g} {word:<12} {count:>4} {share.value:.3f} {epsilon:>9.4g}")
+                print(
+                    f"eps {eps:<4g} {word:<12} {count:>4} {share.value:.3f} "
+                    f"{format_epsilon(epsilon):>9}"
+                )
 
 
 def signs() -> None:

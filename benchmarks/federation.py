@@ -1,6 +1,6 @@
-"""The workload of benchmarks/simulator.py for a job: `federation:data` and `federation:dense`.
+"""The workload of benchmarks/simulator.py for a job: `federation:data`, and models.
 
-The same shapes, sizes and kind of numbers as in benchmarks/peers.
+The same shapes, sizes and kind of numbers as in benchmarks/peers, which train these models too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-SHAPES = {"lenet": ((1, 28, 28), 10), "dense": ((600,), 100)}
+SHAPES = {"lenet": ((1, 28, 28), 10), "cnn": ((3, 32, 32), 10), "dense": ((600,), 100)}
 
 
 def data() -> dict[str, Any]:
@@ -19,7 +19,11 @@ def data() -> dict[str, Any]:
     shape, classes = SHAPES[os.environ["BENCHMARK_MODEL"]]
     clients, examples = int(os.environ["BENCHMARK_CLIENTS"]), int(os.environ["BENCHMARK_EXAMPLES"])
     generator = np.random.default_rng(int(os.environ["BENCHMARK_SEED"]))
-    x = generator.standard_normal((clients * examples, *shape), dtype=np.float32)
+    size = (clients * examples, *shape)
+    if os.environ["BENCHMARK_BYTES"] == "True":
+        x = generator.integers(-2, 3, size, np.int8)
+    else:
+        x = generator.standard_normal(size, np.float32)
     y = generator.integers(0, classes, clients * examples)
     y[:classes] = np.arange(classes)
     return {
@@ -37,4 +41,13 @@ def dense() -> nn.Module:
     return nn.Sequential(
         *(nn.Linear(600, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU()),
         *(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 100)),
+    )
+
+
+def cnn() -> nn.Module:
+    """LeNet's layers on images of CIFAR's shape, as in torch's tutorial: 62,006 parameters."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
     )

@@ -31,6 +31,7 @@ def main() -> None:
         "BENCHMARK_CLIENTS": str(options.clients),
         "BENCHMARK_EXAMPLES": str(options.examples),
         "BENCHMARK_SEED": str(options.seed),
+        "BENCHMARK_BYTES": str(options.bytes),
     }
     stamps: list[tuple[float, float]] = []
     rounds = options.warmup + options.rounds
@@ -41,7 +42,7 @@ def main() -> None:
             f"rounds={rounds + 1}",  # the last one evaluates, and is not timed
             "data={name: 'federation:data', split: by_client}",
             f"clients={{number: {options.clients}, fraction: {fraction}}}",
-            f"model={'lenet' if options.model == 'lenet' else 'federation:dense'}",
+            f"model={'lenet' if options.model == 'lenet' else f'federation:{options.model}'}",
             f"training={{epochs: {options.epochs}, batch_size: {options.batch}, lr: {options.lr}}}",
             f"evaluation.every={rounds + 1}",
             f"protection={options.protection}",
@@ -93,7 +94,7 @@ def describe(
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=["lenet", "dense"], default="lenet")
+    parser.add_argument("--model", choices=["lenet", "cnn", "dense"], default="lenet")
     parser.add_argument("--clients", type=int, default=1000, help="clients in all")
     parser.add_argument("--per-round", type=int, default=100, help="clients in each round")
     parser.add_argument("--examples", type=int, default=60, help="examples of each client")
@@ -104,6 +105,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bytes", action="store_true", help="images of whole numbers of 8 bits")
     parser.add_argument("--protection", default="not_encrypt")
     parser.add_argument("--set", action="append", default=[], help="further settings of the job")
     return parser.parse_args()

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import fedveil
 from fedveil.federated.job import Job
+from fedveil.privacy.loss import format_epsilon
 
 JOBS = Path(__file__).parent.parent / "examples" / "private_mnist"
 BLOCK = "protection.distributed_dp"
@@ -156,8 +157,8 @@ def main() -> None:
         each = " ".join(f"{100 * a:.2f}" for a in found)
         print(
             f"| {row.name} | {100 * statistics.mean(found):.2f} | {each} | "
-            f"{lasts['epsilon_run_every_round']:.4g} | {lasts['bytes_up_per_client']:.0f} | "
-            f"{took:.0f} |",
+            f"{format_epsilon(lasts['epsilon_run_every_round'])} | "
+            f"{lasts['bytes_up_per_client']:.0f} | {took:.0f} |",
             flush=True,
         )
 

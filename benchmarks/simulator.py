@@ -1,11 +1,15 @@
 """The simulator against its peers, in one run: seconds a round, growth with the cohort, memory.
 
     python benchmarks/simulator.py --peers peers/bin/python [--kernel lenet_kernel.cpp]
+                                   [--blazefl blazefl/bin/python]
+    python benchmarks/simulator.py --only protected --repeats 3
 
 `--peers` is the Python of an environment made from requirements-peers.txt; without it fedveil is
-timed alone. `--kernel` is a LeNet kernel in C++ with a function `lenet_train`, timed on the same
-work on two threads. Ten minutes. Contenders take turns, so that a slow spell of the machine falls
-on all of them, and the best round of each is compared, which is the one that was disturbed least.
+timed alone. `--blazefl` is one of Python 3.12 or later with torch and BlazeFL, whose own
+benchmark's work is then timed too. `--kernel` is a LeNet kernel in C++ with a function
+`lenet_train`, timed on the same work on two threads. Twenty minutes. Contenders take turns, so
+that a slow spell of the machine falls on all of them, and the best round of each is compared,
+which is the one that was disturbed least.
 """
 
 from __future__ import annotations
@@ -74,15 +78,28 @@ def compare(options: argparse.Namespace) -> bool:
     return met
 
 
+def beside_blazefl(options: argparse.Namespace) -> bool:
+    """The work of BlazeFL's own benchmark, by its two modes and here; nothing is asked of it."""
+    if options.blazefl:
+        script, best = "peers/blazefl_rounds.py", float("inf")
+        for mode in ("processes", "threads"):
+            result = measure(options.blazefl, script, "--mode", mode, "--rounds", 1)
+            best = min(best, result["best"])
+        work = ("--model", "cnn", "--clients", 100, "--examples", 500, "--batch", 50, "--epochs", 5)
+        ours = measure(sys.executable, "fedveil_rounds.py", *work, "--warmup", 1, "--rounds", 2)
+        print(f"cnn: {best / ours['best']:.2f}x the rounds a second of blazefl", flush=True)
+    return True
+
+
 def growth(options: argparse.Namespace) -> bool:
-    """Seconds and CPU for 10 to 10,000 clients a round."""
+    """Seconds and CPU for 10 to 10,000 clients a round, of images in whole numbers of 8 bits."""
     cohorts = {10: options.rounds, 100: options.rounds, 1000: 3, 10_000: 2}
     met = True
     for cohort, rounds in cohorts.items():
         result = measure(
             sys.executable,
             "fedveil_rounds.py",
-            *("--clients", max(1000, cohort), "--per-round", cohort, "--rounds", rounds),
+            *("--clients", max(1000, cohort), "--per-round", cohort, "--rounds", rounds, "--bytes"),
         )
         print(f"{'':>16} {result['cpu_ms_a_client']:.2f} ms of CPU a client")
     met &= said("10,000 clients", result["best"], LARGE_ROUND_S, "s")
@@ -149,12 +166,15 @@ def main() -> None:
     """Measure and print; exits 1 where a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", help="the peers' Python")
+    parser.add_argument("--blazefl", help="a Python that has BlazeFL")
     parser.add_argument("--kernel", help="a C++ file whose lenet_train is timed beside")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
+    every = (compare, beside_blazefl, against_kernel, growth, protected)
+    checks = {check.__name__: check for check in every}
+    parser.add_argument("--only", choices=checks, help="one part of it")
     options = parser.parse_args()
-    checks = (compare, against_kernel, growth, protected)
-    results = [check(options) for check in checks]
+    results = [check(options) for name, check in checks.items() if options.only in (None, name)]
     met = all(results)
     raise SystemExit(not met)
 

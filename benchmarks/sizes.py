@@ -2,32 +2,42 @@
 
     python benchmarks/sizes.py halves [--parameters N ...] [--clients N] [--positions NAME ...]
     python benchmarks/sizes.py rounds [--model resnet18|transformer] [--rounds N] [--positions ...]
+                                      [--precision bfloat16] [--peers peers/bin/python]
+    python benchmarks/sizes.py deployed [--model ...] [--clients N] [--positions ...]
 
 `halves`: a round of so many clients, each half's CPU seconds and the most memory that it held
 beside what it was given, in float32 copies of the model: a client is given the weights and its
 update, the server the weights and one report after another. At most 6 copies in all are kept to at
-a client and 4 at the server. About three minutes for 11 million and twenty for 125.
+a client and 4 at the server; working memory of up to 2 MB, which does not grow with the model, is
+not counted. About three minutes for 11 million and twenty for 125.
 
 `rounds`: whole rounds of the simulator: ten clients of 50 images of CIFAR's shape through ResNet-18
 with group norm (11 million parameters), or of a few windows of text through a transformer of 125
-million. The data are synthetic. One process of one thread.
+million. The data are synthetic. One process of one thread, for the peers in requirements-peers.txt
+too, which do the same work unprotected. With `--precision bfloat16` clients train in mixed
+precision.
+
+`deployed`: one such round between processes of Flower on this machine, as examples/flower starts
+them, and the most that each kind of process held.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
+import yaml
 
 import fedveil
 from fedveil.engine.job_protection import make_protection
@@ -37,13 +47,12 @@ from fedveil.message import decode, encode
 from fedveil.protections.base import ClientContext, RoundContext
 from fedveil.protections.positions import POSITIONS
 
+HERE = Path(__file__).parent
+PEERS = ("pfl_rounds.py", "flower_rounds.py")
 RESNET_18, TRANSFORMER = 11_173_962, 124_439_808
 CLIENT_COPIES, SERVER_COPIES = 6, 4
-#: Parameters of positions where their defaults need more clients than there are, or a training.
-NEEDED = {
-    "pw_encrypt": {"reconstruct_secrets_threshold": 6},
-    "distributed_dp": {"reconstruct_secrets_threshold": 6, "dropout_tolerance": 0.0},
-}
+#: Working memory in MB that does not grow with the model: not counted.
+ASIDE = 2
 
 
 class Held:
@@ -52,45 +61,34 @@ class Held:
     def __init__(self) -> None:
         self.most = 0
         self.seconds = 0.0
-        self._ended = threading.Event()
 
     def __enter__(self) -> Held:
-        self._ended.clear()
-        self._base, self._began = _resident(), time.thread_time()
-        self._watcher = threading.Thread(target=self._watch)
-        self._watcher.start()
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the most, from here on
+        self._base, self._began = _status("VmRSS"), time.thread_time()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._note()
-        self._ended.set()
-        self._watcher.join()
+    def __exit__(self, *_: object) -> None:
         self.seconds += time.thread_time() - self._began
+        self.most = max(self.most, _status("VmHWM") - self._base)
 
-    def _watch(self) -> None:
-        while not self._ended.wait(0.002):
-            self._note()
-
-    def _note(self) -> None:
-        self.most = max(self.most, _resident() - self._base)
+    def copies(self, size: int) -> float:
+        """What was held, in copies of so many bytes."""
+        return max(0, self.most - ASIDE * 1_000_000) / size
 
 
-def _resident() -> int:
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * resource.getpagesize()
+def _status(name: str) -> int:
+    """A figure of this process's memory, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def job_of(position: str, clients: int, rounds: int = 1, **blocks: Any) -> Job:
     """A job whose clients all take part."""
-    block = POSITIONS[position].block
     protection: dict[str, Any] = {"name": position}
-    if block and position in NEEDED:
-        protection[block] = NEEDED[position]
+    if position in ("pw_encrypt", "distributed_dp"):
+        protection[position] = {"reconstruct_secrets_threshold": 6 * clients // 10}
+        if position == "distributed_dp":
+            protection[position]["dropout_tolerance"] = 0.0
     return Job(
         name=position, rounds=rounds, clients={"number": clients, "fraction": 1.0},
         protection=protection, **blocks,
@@ -131,47 +129,108 @@ def halves(position: str, parameters: int, clients: int) -> dict[str, Any]:
         server.aggregate()
     copy = 4 * parameters
     return {
-        "position": position,
-        "parameters": parameters,
         "report_mb": longest / 1e6,
         "client_s": client_side.seconds,
         "server_s": server_side.seconds,
-        "client_copies": 2 + client_side.most / copy,
-        "server_copies": 1 + server_side.most / copy,
+        "client_copies": 2 + client_side.copies(copy),
+        "server_copies": 1 + server_side.copies(copy),
     }
 
 
-def rounds(position: str, model: str, count: int) -> dict[str, Any]:
+def work(model: str, precision: str = "float32") -> dict[str, Any]:
+    """The blocks of a job that trains a large model on its data."""
+    images = model == "resnet18"
+    batch = 10 if images else 2
+    return {
+        "data": {"name": f"large_models:{model}_data"},
+        "model": f"large_models:{model}",
+        "task": "classification" if images else "next_token",
+        "training": {"epochs": 1, "batch_size": batch, "lr": 0.01, "precision": precision},
+    }
+
+
+def rounds(position: str, model: str, count: int, precision: str) -> dict[str, Any]:
     """Whole rounds of the simulator in this process: seconds by part, and the process's memory."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    job = job_of(
-        position,
-        10,
-        count,
-        data={"name": f"large_models:{model}_data"},
-        model=f"large_models:{model}",
-        task="classification" if model == "resnet18" else "next_token",
-        training={"epochs": 1, "batch_size": 10 if model == "resnet18" else 2, "lr": 0.01},
-        evaluation={"every": count},
-        simulation={"workers": 0},
-    )
+    sys.path.insert(0, str(HERE))
+    every = {"evaluation": {"every": count}, "simulation": {"workers": 0}}
+    job = job_of(position, 10, count, **work(model, precision), **every)
     with tempfile.TemporaryDirectory() as folder:
         run = fedveil.simulate(job, Path(folder) / "run")
-    last = run.metrics[-1]
     return {
-        "position": position,
-        "model": model,
-        "round_s": last["seconds_round"],
-        "training_s": last["seconds_training"],
-        "protection_s": last["seconds_protection"],
-        "aggregation_s": last["seconds_aggregation"],
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        **seconds(run.metrics[-1]),
+        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def seconds(record: dict[str, Any]) -> dict[str, float]:
+    """What a round took, and its parts."""
+    parts = ("round", "training", "protection", "aggregation")
+    return {f"{part}_s": record[f"seconds_{part}"] for part in parts}
+
+
+def peer_rounds(python: str, script: str, model: str, count: int) -> dict[str, Any]:
+    """The same rounds of a peer, unprotected: the median, and the sum of its processes' memory."""
+    examples, batch = (50, 10) if model == "resnet18" else (2, 2)
+    of = last_line(
+        python, HERE / "peers" / script, "--model", model, "--clients", 10, "--per-round", 10,
+        "--examples", examples, "--batch", batch, "--lr", 0.01, "--workers", 1,
+        "--warmup", 1, "--rounds", count, "--limit", 3600,
+    )  # fmt: skip
+    return {"peer": of["peer"], "round_s": of["median"], "memory_mb": of["peak_rss_mb"]}
+
+
+def deployed(position: str, model: str, clients: int) -> dict[str, Any]:
+    """One round between real processes: its seconds, and the most that a process of a kind held."""
+    job = job_of(position, clients, **work(model)).model_dump(mode="json")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "job.yaml")
+        path.write_text(yaml.safe_dump(job), encoding="utf-8")
+        script = HERE.parent / "examples" / "flower" / "loopback.py"
+        options = ("--plain", "--in-memory", "--clients", clients, "--limit", 3600)
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(path), "--folder", folder, *map(str, options)],
+            env={**os.environ, "PYTHONPATH": str(HERE)},
+            stdout=subprocess.DEVNULL,
+        )
+        most: dict[str, float] = {}
+        while process.poll() is None:
+            for kind, held in descendants_mb(process.pid):
+                most[kind] = max(most.get(kind, 0.0), held)
+            time.sleep(0.2)
+        if process.returncode:
+            logs = [path.read_text()[-2000:] for path in sorted(Path(folder).glob("*.log"))]
+            raise SystemExit("\n".join([f"{position}: the run did not come to its end", *logs]))
+        lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    record = json.loads(lines[-1])
+    return {**seconds(record), "reports": record["reports"], "most_mb": most}
+
+
+def descendants_mb(ancestor: int) -> Iterator[tuple[str, float]]:
+    """The kind of each process that another has started, and the most that it held."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            status = (path / "status").read_text(encoding="utf-8")
+            fields = dict(line.split(":", 1) for line in status.splitlines())
+            words = (path / "cmdline").read_text(encoding="utf-8").split("\0")
+            names = [Path(word).name for word in words[:2]]
+            kind = next((name for name in names if name.startswith("fl")), "")
+            held = int(fields.get("VmHWM", "0").split()[0]) / 1024
+            found[int(path.name)] = (int(fields["PPid"]), kind, held)
+    family = [ancestor]
+    for one in family:
+        family += [pid for pid, (parent, _, _) in found.items() if parent == one]
+    yield from ((kind, held) for _, kind, held in (found[pid] for pid in family[1:]) if kind)
 
 
 def alone(*arguments: object) -> dict[str, Any]:
     """One measurement in a process of its own, whose memory holds nothing of another's."""
-    command = [sys.executable, __file__, "one", *map(str, arguments)]
+    return last_line(sys.executable, __file__, "one", *arguments)
+
+
+def last_line(*words: object) -> dict[str, Any]:
+    """What a command prints last."""
+    command = list(map(str, words))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
@@ -179,55 +238,93 @@ def alone(*arguments: object) -> dict[str, Any]:
     return result
 
 
+def one(kind: str, position: str, *more: str) -> dict[str, Any]:
+    """The measurement that this process is for."""
+    if kind == "halves":
+        parameters, clients = map(int, more)
+        halves(position, 5_000, clients)  # loads and compiles what it needs
+        return halves(position, parameters, clients)
+    model, count, precision = more
+    return rounds(position, model, int(count), precision)
+
+
+def show_halves(asked: argparse.Namespace) -> bool:
+    """A row for each position; whether no half held more than it may."""
+    kept = True
+    head("parameters", "position", "report, MB", "client, s", "copies", "server, s", "copies")
+    for parameters in asked.parameters:
+        for position in asked.positions:
+            of = alone("halves", position, parameters, asked.clients)
+            kept &= of["client_copies"] <= CLIENT_COPIES and of["server_copies"] <= SERVER_COPIES
+            row(
+                f"{parameters:,}", position, f"{of['report_mb']:.1f}",
+                f"{of['client_s']:.2f}", f"{of['client_copies']:.2f}",
+                f"{of['server_s']:.2f}", f"{of['server_copies']:.2f}",
+            )  # fmt: skip
+    return kept
+
+
+def show_rounds(asked: argparse.Namespace) -> bool:
+    """A row for each position, and one for each peer."""
+    head("model", "position", "round, s", "training", "protection", "aggregation", "memory, MB")
+    for model in asked.model:
+        for position in asked.positions:
+            of = alone("rounds", position, model, asked.rounds, asked.precision)
+            row(model, position, *parts(of), f"{of['memory_mb']:,.0f}")
+        for script in PEERS if asked.peers else ():
+            of = peer_rounds(asked.peers, script, model, asked.rounds)
+            row(model, of["peer"], f"{of['round_s']:.1f}", "", "", "", f"{of['memory_mb']:,.0f}")
+    return True
+
+
+def show_deployed(asked: argparse.Namespace) -> bool:
+    """A row for each position."""
+    head("model", "position", "clients", "reports", "round, s", "aggregation", "memory, MB")
+    for model in asked.model:
+        for position in asked.positions:
+            of = deployed(position, model, asked.clients)
+            held = ", ".join(f"{kind} {mb:,.0f}" for kind, mb in sorted(of["most_mb"].items()))
+            took = (f"{of['round_s']:.1f}", f"{of['aggregation_s']:.1f}")
+            row(model, position, str(asked.clients), str(of["reports"]), *took, held)
+    return True
+
+
+def parts(of: dict[str, Any]) -> list[str]:
+    """What a round took, and its parts."""
+    return [f"{value:.1f}" for name, value in of.items() if name.endswith("_s")]
+
+
+def head(*columns: str) -> None:
+    """The first two lines of a table."""
+    row(*columns)
+    print("|" + "---|" * len(columns), flush=True)
+
+
+def row(*cells: str) -> None:
+    """A line of a table."""
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+SHOWN = {"halves": show_halves, "rounds": show_rounds, "deployed": show_deployed}
+
+
 def main() -> None:
     """Measure and print a table; exits 1 where a half held more than it may."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("halves", "rounds", "one"))
+    parser.add_argument("what", choices=(*SHOWN, "one"))
     parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--parameters", type=int, nargs="+", default=[RESNET_18, TRANSFORMER])
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--positions", nargs="+", default=list(POSITIONS))
     parser.add_argument("--model", nargs="+", default=["resnet18", "transformer"])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--peers", help="the Python of an environment with the peers")
     asked = parser.parse_args()
     if asked.what == "one":
-        kind, position, *more = asked.rest
-        if kind == "halves":
-            parameters, clients = map(int, more)
-            halves(position, 5_000, clients)  # loads and compiles what it needs
-            print(json.dumps(halves(position, parameters, clients)))
-        else:
-            print(json.dumps(rounds(position, more[0], int(more[1]))))
+        print(json.dumps(one(*asked.rest)))
         return
-    kept = True
-    if asked.what == "halves":
-        print("| parameters | position | report, MB | client, s | copies | server, s | copies |")
-        print("|---|---|---|---|---|---|---|", flush=True)
-    else:
-        print("| model | position | round, s | training | protection | aggregation | memory, MB |")
-        print("|---|---|---|---|---|---|---|", flush=True)
-    for what in asked.parameters if asked.what == "halves" else asked.model:
-        for position in asked.positions:
-            if asked.what == "halves":
-                of = alone("halves", position, what, asked.clients)
-                kept &= (
-                    of["client_copies"] <= CLIENT_COPIES and of["server_copies"] <= SERVER_COPIES
-                )
-                print(
-                    f"| {of['parameters']:,} | {position} | {of['report_mb']:.1f} "
-                    f"| {of['client_s']:.2f} | {of['client_copies']:.2f} "
-                    f"| {of['server_s']:.2f} | {of['server_copies']:.2f} |",
-                    flush=True,
-                )
-            else:
-                of = alone("rounds", position, what, asked.rounds)
-                print(
-                    f"| {what} | {position} | {of['round_s']:.1f} | {of['training_s']:.1f} "
-                    f"| {of['protection_s']:.1f} | {of['aggregation_s']:.1f} "
-                    f"| {of['peak_mb']:,.0f} |",
-                    flush=True,
-                )
-    raise SystemExit(not kept)
+    raise SystemExit(not SHOWN[asked.what](asked))
 
 
 if __name__ == "__main__":

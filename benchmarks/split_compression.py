@@ -2,6 +2,7 @@
 
     python benchmarks/split_compression.py                     the tables, 2 minutes
     python benchmarks/split_compression.py --task halves --epochs 3 --seeds 2       3 minutes
+    python benchmarks/split_compression.py --task halves --data mnist --epochs 1 --bits 4 1
 
 Bytes are those of a follower's full step, both ways, as messages are encoded; quality is that of
 runs of so many epochs, the mean and the spread over seeds. One core. No setting is chosen by it.
@@ -46,15 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the arguments and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=("tables", "halves"), default="tables")
+    parser.add_argument("--bits", type=int, nargs="*", default=[8, 4, 2, 1])
+    parser.add_argument("--data", default="digits", help="of the halves")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     print("| bits | error feedback | bytes a step | accuracy | log loss |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        task = two_files(Path(folder)) if given.task == "tables" else {"name": "mnist_halves"}
+        task: dict[str, Any] = {"name": "mnist_halves", "mnist_halves": {"data": given.data}}
+        if given.task == "tables":
+            task = two_files(Path(folder))
         settings: list[dict[str, Any] | None] = [None]
-        for bits in (8, 4, 2, 1):
+        for bits in given.bits:
             for feedback in (False, True):
                 settings.append({"bits": bits, "error_feedback": feedback})
         for compression in settings:

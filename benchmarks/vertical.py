@@ -290,7 +290,7 @@ def command(
 ) -> subprocess.Popen[bytes]:
     """`fedveil vertical ...` on those cores."""
     sets = [word for setting in settings for word in ("--set", setting)]
-    program = [sys.executable, "-m", "fedveil.cli", "vertical", *arguments, *sets]
+    program = [sys.executable, "-m", "fedveil", "vertical", *arguments, *sets]
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL}
     return subprocess.Popen(program, preexec_fn=lambda: pin(cores), **quiet)
 

@@ -3,8 +3,9 @@
     python benchmarks/vertical_parts.py [--preset 350M]      two minutes; --preset tiny: seconds
 
 In a process of its own a party makes its parts as its machine does, takes a step of AdamW from
-gradients of ones, and writes a checkpoint. `told` is what `fedveil vertical parts` says; memory is
-what the process held more than before it made anything. A batch and its activations come on top.
+gradients of ones, and writes a checkpoint and its model; from the checkpoint another process goes
+on. `told` is what `fedveil vertical parts` says; memory is what a process held more than before it
+made anything. A batch and its activations come on top.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import multiprocessing
 import resource
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from figures import Figure, show
+
+if TYPE_CHECKING:
+    from fedveil.vertical.party import Party
 
 SPAWN = multiprocessing.get_context("spawn")
 PARTIES = ("leader", "cloud")
@@ -30,45 +35,75 @@ def memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def trained(preset: str, name: str, told: Connection) -> None:
+def made(preset: str, name: str) -> tuple[float, float, Party]:
+    """What is told of a party's parts, what the process held before them, and the party."""
     import torch
 
-    from fedveil.record.run_folder import RunFolder
     from fedveil.vertical import VerticalJob
     from fedveil.vertical.job_split import make_split, make_task
-    from fedveil.vertical.part_memory import memory_of, sized
+    from fedveil.vertical.part_memory import memory_of, needed, sized
     from fedveil.vertical.party import Party
-    from fedveil.vertical.step_checkpoint import Checkpoint
 
     torch.set_num_threads(1)
     job = VerticalJob.load(None, ["task=pangu", f"task.pangu.preset={preset}"])
     task = make_task(job)
-    needed = sum(part.total for part in memory_of(sized(job, task, {name})))
+    told = needed(memory_of(sized(job, task, {name}))) / 2**20
     torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]).step()  # what it imports
     before = memory_mb()
     split = make_split(job, task, {name})
-    party = Party(name, split, loss=task.loss if name == split.leader else None)
+    return told, before, Party(name, split, loss=task.loss if name == split.leader else None)
+
+
+def trained(preset: str, name: str, folder: str, answer: Connection) -> None:
+    import torch
+
+    from fedveil.record.model_file import write_model
+    from fedveil.record.run_folder import RunFolder
+    from fedveil.vertical.step_checkpoint import Checkpoint
+
+    told, before, party = made(preset, name)
     for parameter in party.modules.parameters():
         parameter.grad = torch.ones_like(parameter)
     party._optimizers.step(1)
     stepped = memory_mb()
-    with tempfile.TemporaryDirectory() as folder:
-        kept = RunFolder.create(Path(folder) / "run")
-        Checkpoint(1, "", 0, "", {}, party.state()).write(kept)
-        kept.close()
-    told.send((needed / 2**20, stepped - before, memory_mb() - before))
+    kept = RunFolder.create(folder)
+    window = {"loss": 0.0, "losses": 0, "steps": 0, "sent": 0, "received": 0}
+    Checkpoint(1, "", 0, "", window, party.state()).write(kept)
+    write_model(kept, party.modules)
+    answer.send((told, stepped - before, memory_mb() - before))
+
+
+def goes_on(preset: str, name: str, folder: str, answer: Connection) -> None:
+    from fedveil.record.run_folder import RunFolder
+    from fedveil.vertical.step_checkpoint import Checkpoint
+
+    _, before, party = made(preset, name)
+    kept = RunFolder(Path(folder), (Path(folder) / "lock").open("w"))
+    Checkpoint.read(kept, 1).give(kept, party)
+    answer.send(memory_mb() - before)
+
+
+def alone(work: Callable[..., None], *given: str) -> Any:
+    """What a process of its own answers."""
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=work, args=(*given, there))
+    process.start()
+    found = here.recv()
+    process.join()
+    return found
 
 
 def figures(preset: str) -> Iterator[Figure]:
     for name in PARTIES:
-        here, there = SPAWN.Pipe()
-        process = SPAWN.Process(target=trained, args=(preset, name, there))
-        process.start()
-        told, stepped, written = here.recv()
-        process.join()
-        yield Figure(f"{preset}, {name}: told", told, "MiB")
-        yield Figure(f"{preset}, {name}: after a step", stepped, "MiB", at_most=MOST * told + 64)
-        yield Figure(f"{preset}, {name}: with a checkpoint written", written, "MiB")
+        with tempfile.TemporaryDirectory() as folder:
+            told, stepped, written = alone(trained, preset, name, f"{folder}/run")
+            most = MOST * told + 64
+            yield Figure(f"{preset}, {name}: told", told, "MiB")
+            yield Figure(f"{preset}, {name}: after a step", stepped, "MiB", at_most=most)
+            what = f"{preset}, {name}: with checkpoint and model written"
+            yield Figure(what, written, "MiB", at_most=most)
+            again = alone(goes_on, preset, name, f"{folder}/run")
+            yield Figure(f"{preset}, {name}: going on from it", again, "MiB", at_most=most)
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ from fedveil.data.data_folders import find
 from figures import Figure, show
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "vertical"
-COMMAND = [sys.executable, "-m", "fedveil.cli", "vertical"]
+COMMAND = [sys.executable, "-m", "fedveil", "vertical"]
 MOST_MB = 1500.0
 
 

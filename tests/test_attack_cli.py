@@ -9,8 +9,10 @@ import pytest
 
 from fedveil import attack_cli
 from fedveil.exits import Exit
+from fedveil.federated.job import Job
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.run_folder import RunFolder
+from fedveil.vertical.vertical_job import VerticalJob
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -68,6 +70,28 @@ def test_what_is_wrong_is_said_before_anything_is_tried(command: Command, tmp_pa
     assert code == Exit.FAILED
     assert err.startswith("error: the model does not begin with a dense layer, its bias and a ReLU")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("attack", "kind", "strange", "said"),
+    [
+        ("gradient", VerticalJob, "epochs", "`fedveil attack features` attacks it"),
+        ("labels", Job, "rounds", "`fedveil attack gradient` attacks it"),
+    ],
+)
+def test_a_run_of_the_other_kind_is_one_sentence(
+    attack: str, kind: type[Job | VerticalJob], strange: str, said: str, command: Command,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.yaml").write_text(kind().to_yaml())
+    code, _, err = command("attack", attack, "run")
+    assert code == Exit.WRONG
+    assert err.startswith(
+        f"error: run/job.yaml is a job of another kind, which has the keys {strange}, "
+    )
+    assert err.endswith(f": {said}\n")
+    assert err.count("error") == 1
 
 
 def test_a_picture_never_takes_the_place_of_another(tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedveil import __version__
+from fedveil import __version__, job_arguments
 from fedveil.audit_cases import cases
 from fedveil.federated.job import Job
 from fedveil.starter import DEFAULT_JOB
+from fedveil.vertical.commands import command_line
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -225,3 +227,14 @@ def test_audit_of_a_folder_without_findings_says_how_to_get_some(
     code, _, err = command("audit", str(tmp_path))
     assert code == 1
     assert "holds no findings: a run with audit.canaries has one" in err
+
+
+@pytest.mark.parametrize("load", [job_arguments.load, command_line.load])
+def test_the_job_of_a_run_finds_the_modules_that_the_run_found(
+    load: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "job.yaml").write_text("name: again\n")
+    (tmp_path / "imports.txt").write_text("/where/modules/are\n")
+    load(tmp_path / "job.yaml", [])
+    assert sys.path[-2:] == [str(tmp_path), "/where/modules/are"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import typer
 
 from cold_commands import Case, End, ends
-from fedveil import cli, plain_text
+from fedveil import __main__, cli, plain_text
 from fedveil.exits import Exit
 from folders import DOCS
 
@@ -284,6 +285,21 @@ def test_a_wrong_key_costs_no_import_that_only_a_run_needs(cold: Callable[..., E
         assert "pydantic" in imported
         late = ("scipy", "cryptography.hazmat.backends.openssl", "fedveil.engine.federation")
         assert not [name for name in late if name in imported]
+
+
+def test_what_the_program_imports_is_no_garbage_to_look_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedveil", "--version"])
+    try:
+        with pytest.raises(SystemExit) as end:
+            __main__.main()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
+    assert end.value.code == Exit.DONE
+    assert capsys.readouterr().out.startswith("fedveil ")
 
 
 WORDS = "[red]data[/] emo:train :smile:"

@@ -45,10 +45,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+from peer_work import PARAMETERS, build, loss, synthetic
 from torch import nn
-
-SHAPES = {"lenet": ((1, 28, 28), 10), "dense": ((600,), 100)}
-PARAMETERS = {"lenet": 61_706, "dense": 1_297_252}
 
 client_app = ClientApp()
 
@@ -56,7 +54,7 @@ client_app = ClientApp()
 def parse_arguments() -> argparse.Namespace:
     """Read and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=sorted(SHAPES), default="lenet")
+    parser.add_argument("--model", choices=sorted(PARAMETERS), default="lenet")
     parser.add_argument("--clients", type=int, default=1000, help="clients in all")
     parser.add_argument("--per-round", type=int, default=100, help="clients in each round")
     parser.add_argument("--examples", type=int, default=60, help="examples of each client")
@@ -79,38 +77,10 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def synthetic(
-    model: str, clients: int, examples: int, seed: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return features and labels, the first axis of each being the client."""
-    shape, classes = SHAPES[model]
-    size = (clients, examples)
-    generator = np.random.default_rng(seed)
-    features = generator.standard_normal((*size, *shape), dtype=np.float32)
-    return torch.from_numpy(features), torch.from_numpy(generator.integers(0, classes, size))
-
-
-def build(model: str) -> nn.Sequential:
-    """Return a new network."""
-    if model == "dense":
-        network = nn.Sequential(
-            *(nn.Linear(600, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU()),
-            *(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 100)),
-        )
-    else:
-        network = nn.Sequential(
-            *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-            *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-        )
-    assert sum(p.numel() for p in network.parameters()) == PARAMETERS[model]
-    return network
-
-
 @functools.cache
 def actor_state(
     model: str, clients: int, examples: int, seed: int
-) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """Return the network and the data of this process, made at the first call."""
     torch.set_num_threads(1)
     return build(model), *synthetic(model, clients, examples, seed)
@@ -131,7 +101,7 @@ def train(message: Message, context: Context) -> Message:
     for _ in range(config["epochs"]):
         for inputs, targets in batches:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network(inputs), targets).backward()
+            loss(network, inputs, targets).backward()
             optimizer.step()
     reply = {
         "arrays": ArrayRecord(network.state_dict()),

@@ -29,14 +29,13 @@ from typing import Any
 
 import numpy as np
 
-SHAPES = {"lenet": ((1, 28, 28), 10), "dense": ((600,), 100)}
-PARAMETERS = {"lenet": 61_706, "dense": 1_297_252}
+MODELS = ("lenet", "dense", "resnet18", "transformer")
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=sorted(SHAPES), default="lenet")
+    parser.add_argument("--model", choices=MODELS, default="lenet")
     parser.add_argument("--clients", type=int, default=1000, help="clients in all")
     parser.add_argument("--per-round", type=int, default=100, help="clients in each round")
     parser.add_argument("--examples", type=int, default=60, help="examples of each client")
@@ -62,15 +61,6 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def synthetic(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Return features and labels, the first axis of each being the client."""
-    shape, classes = SHAPES[options.model]
-    size = (options.clients, options.examples)
-    generator = np.random.default_rng(options.seed)
-    features = generator.standard_normal((*size, *shape), dtype=np.float32)
-    return features, generator.integers(0, classes, size)
-
-
 class CohortSampler:
     """Hand out clients one by one, every ``per_round`` of them a sample without replacement.
 
@@ -93,6 +83,7 @@ class CohortSampler:
 def train(options: argparse.Namespace) -> dict[str, Any]:
     """Run one rank of the training and return its round times and its peak memory."""
     # pfl joins the process group when it is imported, hence not at the top.
+    import peer_work
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -113,23 +104,11 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     np.random.seed(options.seed)
 
-    def layers() -> list[nn.Module]:
-        if options.model == "dense":
-            return [
-                *(nn.Linear(600, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU()),
-                *(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 100)),
-            ]
-        return [
-            *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-            *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-        ]
-
     class Network(nn.Sequential):
         """The model with the two methods that pfl asks for."""
 
         def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return nn.functional.cross_entropy(self(x), y)
+            return peer_work.loss(self, x, y)
 
         @torch.no_grad()
         def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Weighted]:
@@ -150,16 +129,15 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
             self.stamps.append(time.perf_counter())
             return False, Metrics()
 
-    network = Network(*layers())
-    assert sum(p.numel() for p in network.parameters()) == PARAMETERS[options.model]
+    network = Network(peer_work.build(options.model))
     model = PyTorchModel(
         model=network,
         local_optimizer_create=torch.optim.SGD,
         central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
     )
     # Built once: a pfl data set keeps its batches after their first use.
-    features, labels = map(torch.from_numpy, synthetic(options))
-    users = [PyTorchTensorDataset(tensors) for tensors in zip(features, labels, strict=True)]
+    work = peer_work.synthetic(options.model, options.clients, options.examples, options.seed)
+    users = [PyTorchTensorDataset(tensors) for tensors in zip(*work, strict=True)]
     sampler = CohortSampler(options.clients, options.per_round, options.seed)
     data = FederatedDataset(users.__getitem__, sampler)
     clock = Clock()

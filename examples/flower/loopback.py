@@ -36,8 +36,12 @@ class Failed(Exception):
 class Loopback:
     """The processes, on free ports, with all of their files in one folder."""
 
-    def __init__(self, folder: Path, clients: int, *, secured: bool) -> None:
+    def __init__(
+        self, folder: Path, clients: int, *, secured: bool, in_memory: bool = False
+    ) -> None:
         self.folder = folder
+        # A file, so that a SuperLink that was started again knows its SuperNodes.
+        self._database = ":flwr-in-memory:" if in_memory else str(folder / "superlink.db")
         self.clients = clients
         self._secured = secured
         self._registered = False
@@ -86,8 +90,7 @@ class Loopback:
             "flower-superlink",
             *(security if self._secured else ["--insecure"]),
             "--disable-runtime-dependency-installation",
-            # So that a SuperLink that was started again knows its SuperNodes.
-            "--database", str(self.folder / "superlink.db"),
+            "--database", self._database,
             "--host", "127.0.0.1",
             "--port", str(self._port),
         )  # fmt: skip
@@ -185,13 +188,19 @@ def main() -> int:
     parser.add_argument("job", nargs="?", type=Path, default=HERE / "job.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--plain", action="store_true", help="no TLS, no node authentication")
+    parser.add_argument(
+        "--in-memory", action="store_true", help="no database file: for large models"
+    )
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds until it is ended")
     parser.add_argument("--folder", type=Path, help="for all files; else a temporary one")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="fedveil-flower-"))
     settings = [word for setting in options.set for word in ("--set", setting)]
-    with Loopback(folder.resolve(), options.clients, secured=not options.plain) as loopback:
+    secured, in_memory = not options.plain, options.in_memory
+    with Loopback(
+        folder.resolve(), options.clients, secured=secured, in_memory=in_memory
+    ) as loopback:
         loopback.call(
             "fedveil", "deploy", str(loopback.folder / "app"), str(options.job.resolve()),
             "--set", f"clients.number={options.clients}", *settings,

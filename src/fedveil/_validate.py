@@ -13,7 +13,10 @@ from fedveil.errors import InvalidValue
 
 def number(name: str, value: SupportsFloat) -> float:
     """`value` as a finite float."""
-    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+    # A protocol's instance check is dear, and most are plain.
+    if type(value) not in (float, int) and (
+        isinstance(value, bool) or not isinstance(value, SupportsFloat)
+    ):
         raise InvalidValue(f"{name} = {value!r} is not a number")
     result = float(value)
     if not math.isfinite(result):
@@ -73,6 +76,14 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
 
 def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
     """`value` as a one-dimensional floating array without NaN or infinity."""
+    array = real_vector(name, value)
+    if not np.isfinite(array).all():
+        raise InvalidValue(f"{name} holds NaN or infinity")
+    return array
+
+
+def real_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
+    """`value` as a one-dimensional floating array."""
     array = np.asarray(value)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)
@@ -80,6 +91,4 @@ def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating
         raise InvalidValue(f"{name} has dtype {array.dtype}, a real floating type is needed")
     if array.ndim != 1:
         raise InvalidValue(f"{name} has shape {array.shape}, one dimension is needed")
-    if not np.isfinite(array).all():
-        raise InvalidValue(f"{name} holds NaN or infinity")
     return array

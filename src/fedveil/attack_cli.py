@@ -20,6 +20,8 @@ from fedveil.json_answer import AsJson, alone, answer
 from fedveil.plain_text import console, say
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from fedveil.privacy.finding import Finding
     from fedveil.record.run_folder import RunFolder
 
@@ -96,6 +98,8 @@ def _add_federated(attack: Attack) -> None:
         json: AsJson = False,
     ) -> None:
         from fedveil.attacks.target import Target
+        from fedveil.federated.job import Job
+        from fedveil.vertical.vertical_job import VerticalJob
 
         run = where if where is not None and where.is_dir() else None
         if run is not None and attack.trains and (protections or overrides):
@@ -105,6 +109,7 @@ def _add_federated(attack: Attack) -> None:
             )  # fmt: skip
         with ExitStack() as stack:
             if run is not None:
+                _refuse_other(run, Job, VerticalJob, "`fedveil attack features` attacks it")
                 target = Target.of_run(run, overrides or ())
                 folder = _folder_of(run, stack)
             else:
@@ -128,10 +133,13 @@ def _add_vertical(attack: Attack) -> None:
         json: AsJson = False,
     ) -> None:
         from fedveil.attacks.split.split_target import SplitTarget
+        from fedveil.federated.job import Job
+        from fedveil.vertical.vertical_job import VerticalJob
 
         ended = where is not None and where.is_dir()
         with ExitStack() as stack:
             if where is not None and ended:
+                _refuse_other(where, VerticalJob, Job, "`fedveil attack gradient` attacks it")
                 target = SplitTarget.of_run(where)
                 folder = _folder_of(where, stack)
             else:
@@ -149,6 +157,15 @@ for _attack in FEDERATED:
     _add_federated(_attack)
 for _attack in VERTICAL:
     _add_vertical(_attack)
+
+
+def _refuse_other(run: Path, mine: type[BaseModel], other: type[BaseModel], command: str) -> None:
+    """Raise JobError where a run's job is of the other kind."""
+    from fedveil.record.run_folder import JOB
+    from fedveil.settings.yaml_file import refuse_other_kind
+
+    if (run / JOB).is_file():
+        refuse_other_kind(run / JOB, mine, other, command)
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:

@@ -369,7 +369,3 @@ def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) 
         )
     say(f"{name} is in {folder}")
     return {"name": name, "folder": folder}
-
-
-if __name__ == "__main__":
-    main()

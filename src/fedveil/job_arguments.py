@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import typer
 
 from fedveil.errors import JobError
 from fedveil.plain_text import remark
-from fedveil.settings.yaml_file import refuse_other_kind
+from fedveil.settings.yaml_file import refuse_other_kind, refuse_their_vertical
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
@@ -46,12 +45,15 @@ def load(
     if path is None:
         path = default
     else:
-        sys.path.append(str(path.parent.resolve()))
+        from fedveil.record.kept_job import look_beside
+
+        look_beside(path)
     try:
         job, notes = Job.load_with_notes(path, overrides or [])
     except JobError:
         from fedveil.vertical.vertical_job import VerticalJob
 
+        refuse_their_vertical(path)
         refuse_other_kind(path, Job, VerticalJob, other)
         raise
     remarks("note", notes)

@@ -50,6 +50,11 @@ def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -
     return True
 
 
+def add(numbers: _Whole, total: _Whole) -> None:
+    """Add numbers to those of `total`, which are of a wider type."""
+    _add(numbers, total)
+
+
 def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
     """Add the numbers of `packed`, of 1 to 64 bits, to those of `total`, as many as there are."""
     for part, padded in _padded_parts(packed, width, total):
@@ -128,6 +133,16 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
         largest = max(largest, number)
         out[i] = np.int64(number) + lowest
     return int(largest)
+
+
+def _add_numpy(numbers: _Whole, total: _Whole) -> None:
+    total += numbers
+
+
+@compiled(_add_numpy)
+def _add(numbers: _Whole, total: _Whole) -> None:
+    for i in range(len(total)):
+        total[i] += numbers[i]
 
 
 def _add_packed_numpy(words: Uint64s, width: int, total: _Whole) -> None:

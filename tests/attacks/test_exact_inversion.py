@@ -24,10 +24,12 @@ from fedveil.federated.job import Job
 from fedveil.protections.reading import Reading
 
 
-def batch_and_gradient(size: int, noise: float = 0.0) -> tuple[np.ndarray, DenseGradient]:
+def batch_and_gradient(
+    size: int, noise: float = 0.0, neurons: int = 60
+) -> tuple[np.ndarray, DenseGradient]:
     """A random batch through a random net of 20-60-4, in double precision."""
     torch.manual_seed(size)
-    net = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 4)).double()
+    net = nn.Sequential(nn.Linear(20, neurons), nn.ReLU(), nn.Linear(neurons, 4)).double()
     x = torch.randn(size, 20, dtype=torch.float64)
     torch.autograd.backward(nn.functional.cross_entropy(net(x), torch.randint(0, 4, (size,))))
     first = net[0]
@@ -50,6 +52,47 @@ def test_a_batch_is_found_exactly(size: int, told: bool) -> None:
     assert errors.max() < 1e-12
 
 
+def columns_found(size: int, starts: int, known: slice) -> tuple[np.ndarray, np.ndarray]:
+    """The true columns, as directions, and how near to each the nearest of so many starts came."""
+    batch, gradient = batch_and_gradient(size, neurons=100)
+    factors = exact_inversion._factors(gradient, size)
+    assert factors is not None
+    derivatives = np.linalg.lstsq(batch.T, gradient.of_weights.T, rcond=None)[0].T
+    columns = factors.left.T @ derivatives
+    columns /= np.linalg.norm(columns, axis=0)
+    rng = np.random.default_rng(0)
+    found = exact_inversion._sparse(factors, starts, rng, columns[:, known])
+    return columns, np.abs(columns.T @ found)
+
+
+def test_a_few_starts_find_many_columns() -> None:
+    """Neurons drawn at random are seven that one example leaves silent once in sixteen draws."""
+    _, near = columns_found(8, 64, slice(0))
+    assert np.sum(near.max(axis=1) > 1 - 1e-9) >= 6
+
+
+def test_what_is_known_is_not_sought_again() -> None:
+    """Starts that are orthogonal to nine of the columns end in the others more often."""
+    _, anew = columns_found(12, 128, slice(0))
+    _, rest = columns_found(12, 128, slice(9))
+    assert np.sum(rest[9:] > 1 - 1e-9) > 1.3 * np.sum(anew[9:] > 1 - 1e-9)
+
+
+def test_one_wrong_example_is_not_settled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its activations are explained worse than the others', which the mean hides."""
+    batch, gradient = batch_and_gradient(3)
+    wrong = exact_inversion._Explanation(np.zeros_like(batch), np.array([1.0, 1.0, 0.95]))
+    given, chosen = [wrong], exact_inversion._chosen
+    monkeypatch.setattr(exact_inversion, "_chosen", lambda *a: given.pop() if given else chosen(*a))
+    assert recovered(batch, invert(gradient, 1 << 12, np.random.default_rng(1), 3)) == 3
+
+
+def test_what_explains_too_little_is_not_given() -> None:
+    """Enough directions for a batch, and not yet the right ones."""
+    _, gradient = batch_and_gradient(11)
+    assert invert(gradient, 128, np.random.default_rng(1), 11) is None
+
+
 def test_a_direction_that_rests_on_one_neuron_counts_half() -> None:
     """Zero on four neurons that leave two free, and on one of the others, of which any would do."""
     left = np.linalg.qr(np.random.default_rng(0).standard_normal((9, 3)))[0]
@@ -58,7 +101,7 @@ def test_a_direction_that_rests_on_one_neuron_counts_half() -> None:
     factors = exact_inversion._Factors(left, np.eye(3), 1e-9)
     resting = np.array([left[7, 1], -left[7, 0], 0.0])
     directions = np.array([[1.0, 0.0, 0.0], resting]).T
-    refined = exact_inversion._refined(factors, directions, np.random.default_rng(1))
+    refined = exact_inversion._refined(factors, directions)
     assert list(refined.scores) == [6, 2.5]
 
 

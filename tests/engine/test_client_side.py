@@ -1,15 +1,17 @@
-"""What a simulated client's report draws from: a stream of its own in every round."""
+"""A simulated client's side: its examples, and what its report draws from."""
 
 from __future__ import annotations
 
 from itertools import combinations
 
 import numpy as np
+import torch
 from test_simulation import job
 
 import parts
 from fedveil.engine.assembly import ModelShape, make_client_side, make_protection
 from fedveil.engine.executors.client_side import ClientsData, Made
+from fedveil.entropy import Seeded
 from round_parts import server_half
 
 CLIENTS = range(2)
@@ -44,3 +46,15 @@ def test_no_two_reports_have_the_same_noise() -> None:
     deviation = np.std(reports)
     for one, other in combinations(reports, 2):
         assert np.std(one - other) > 0.5 * deviation
+
+
+def test_examples_that_nobody_changes_are_read_where_they_lie_together() -> None:
+    x, y = np.zeros((6, 2), np.float32), np.arange(6)
+    data = ClientsData(x, y, np.array([2, 3, 4, 0, 5, 1]), np.array([0, 3, 6, 6]))
+    together, apart, nobody = (data.of(c, Seeded(0), unchanged=True) for c in range(3))
+    assert np.shares_memory(together.x.numpy(), x)
+    assert not np.shares_memory(data.of(0, Seeded(0)).x.numpy(), x)
+    assert not np.shares_memory(apart.x.numpy(), x)
+    small = ClientsData(x.astype(np.uint8), y, data.indices, data.offsets)
+    assert small.of(0, Seeded(0), unchanged=True).x.dtype == torch.float32
+    assert [part.y.tolist() for part in (together, apart, nobody)] == [[2, 3, 4], [0, 5, 1], []]

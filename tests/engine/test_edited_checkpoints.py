@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_simulation import job
 
 import fedveil
 from edits import Edits, damaged, on_copies, sealed_edits, sentence_of
+from fedveil.engine.executors.client_states import ClientStates
+from fedveil.errors import RunFolderError
 from fedveil.record.sealed_message import sealed, unsealed
 
 NESTED = ("optimizer", "protection", "ledger")
@@ -38,6 +41,7 @@ LIES = {
     "protection/estimate.huge",
     "protection/more.added", "protection/rounds.negative", "protection/rounds.huge",
 }  # fmt: skip
+YOGI = {"optimizer": "yogi"}
 #: Where the ledgers of a kind are, and a server optimiser's moments.
 THOROUGH = ("dp_encrypt", "rr", "adaptive")
 
@@ -50,7 +54,7 @@ def interrupted(folder: Path, protection: Any, **changes: Any) -> None:
         if record["round"] == 2:
             raise KeyboardInterrupt
 
-    settings = job(protection=protection, model=model, server={"optimizer": "yogi"}, **changes)
+    settings = job(**{"protection": protection, "model": model, "server": YOGI, **changes})
     with pytest.raises(KeyboardInterrupt):
         fedveil.simulate(settings, folder, progress=stop)
 
@@ -162,3 +166,57 @@ def test_fewer_rounds_than_are_over_are_one_sentence(run: Path) -> None:
     for file in (copy / "job.yaml", copy / "checkpoint" / "job.yaml"):
         file.write_text(file.read_text().replace("rounds: 3", "rounds: 1"))
     assert "latest is damaged: round = 2 is outside [1, 1]" in str(refused(copy))
+
+
+def test_an_edited_best_model_is_one_sentence(tmp_path: Path) -> None:
+    """That of another round than the best one among them."""
+    interrupted(tmp_path / "run", "not_encrypt", stopping={"keep": "best"})
+    edits = sealed_edits(tmp_path / "run" / "checkpoint" / "latest", ("best",))
+    mine = ((how, data) for how, data in edits if how in FEW)
+    said = dict(each(tmp_path / "run", "checkpoint/latest", mine))
+    assert said.keys() == FEW
+    assert {how for how, sentence in said.items() if sentence is None} == {"best/weights.huge"}
+
+
+FEW = {
+    *("best.gone", "best.text", "best/more.added", "best/round.gone", "best/round.negative"),
+    *("best/weights.shorter", "best/weights.nan", "best/weights.huge"),
+}
+#: Clients that keep something, which no server optimiser is for.
+KEEPS: dict[str, Any] = {
+    "training": {"algorithm": "feddyn", "dynamic": 0.3, "batch_size": 10},
+    "server": {"optimizer": "none"},
+}
+
+
+def test_what_clients_keep_is_one_sentence_too(tmp_path: Path) -> None:
+    states = ClientStates(tmp_path)
+    states.save(0, 2, np.ones(5, np.float32))
+    file = tmp_path / "clients" / "0-2"
+    said = {}
+    for how, data in [*sealed_edits(file), *damaged(file.read_bytes())]:
+        file.write_bytes(data)
+        try:
+            said[how] = None if states.load(0, 3, 5) is not None else "nothing"
+        except RunFolderError as error:
+            said[how] = str(error)
+            assert f"{file} is damaged: " in said[how]
+    lies = {"kept.negative", "kept.huge"}
+    assert {how for how, sentence in said.items() if sentence is None} == lies
+    assert len(said) >= 20
+
+
+@pytest.mark.parametrize("name", ["x-1", "1-", "-1-1", "0-1.part"])
+def test_a_strangers_file_among_what_clients_keep_is_nobodys(name: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    interrupted(run, "not_encrypt", **KEEPS)
+    (run / "clients" / name).write_bytes(b"")
+    assert len(fedveil.resume(run).metrics) == 3
+    assert (run / "clients" / name).exists()
+
+
+def test_what_clients_keep_cannot_be_taken_away(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    interrupted(run, "not_encrypt", **KEEPS)
+    shutil.rmtree(run / "clients")
+    assert "clients is missing: what clients keep from one round to the next" in str(refused(run))

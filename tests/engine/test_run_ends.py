@@ -54,6 +54,31 @@ def test_more_rounds_are_held_against_the_limit(tmp_path: Path) -> None:
     assert "round 5 would bring the most-drawn client to epsilon 2.4" in str(more.stopped)
 
 
+@pytest.mark.parametrize(
+    ("protection", "sentence"),
+    [
+        ({"name": "central_gaussian", "central_gaussian": {"target_epsilon": 2.0}},
+         "rounds = 4 would cost more than target_epsilon = 2 of protection central_gaussian, whose "
+         "noise was made for 3 rounds: begin a new run"),
+        ({"name": "distributed_dp", "distributed_dp": {"reconstruct_secrets_threshold": 5}},
+         "rounds = 4 would cost more than target_epsilon = 8 of"),
+        ({"name": "distributed_dp",
+          "distributed_dp": {"reconstruct_secrets_threshold": 5, "noise_multiplier": 1.0}}, None),
+        ({"name": "central_gaussian"}, None),
+    ],
+)  # fmt: skip
+def test_noise_that_was_made_for_so_many_rounds_is_not_spread_over_more(
+    protection: dict[str, Any], sentence: str | None
+) -> None:
+    settings = job(rounds=3, clients={"fraction": 1.0}, protection=protection)
+    assert settings.with_rounds(3).rounds == 3
+    if sentence is None:
+        assert settings.with_rounds(4).rounds == 4
+        return
+    with pytest.raises(JobError, match=sentence):
+        settings.with_rounds(4)
+
+
 def test_fewer_rounds_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     fedveil.simulate(job(rounds=3), tmp_path / "run")
     before = (tmp_path / "run" / "job.yaml").read_bytes()

@@ -116,6 +116,19 @@ def test_one_full_step_of_everybody_is_a_step_of_centralised_sgd(tmp_path: Path)
         np.testing.assert_allclose(Layout(run.model).vector(), Layout(model).vector(), atol=1e-6)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("model", ["parts:net", "parts:plain"])
+def test_small_whole_numbers_train_as_floats_do(tmp_path: Path, model: str, workers: int) -> None:
+    results = []
+    for kind in ("bytes", "floats"):
+        settings = job(
+            model=model, data={"name": f"parts:{kind}_data"}, simulation={"workers": workers}
+        )
+        run = fedveil.simulate(settings, tmp_path / kind)
+        results.append(((run.folder / "model.safetensors").read_bytes(), timeless(run.metrics)))
+    assert results[0] == results[1]
+
+
 def _noised(position: str) -> bool:
     return POSITIONS[position].noised(POSITIONS[position].settings_type())
 

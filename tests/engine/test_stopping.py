@@ -13,10 +13,11 @@ import fedveil
 from fedveil import plain_text
 from fedveil.engine.quality import ModelTest
 from fedveil.engine.stopping import Stopping
-from fedveil.errors import RunStopped
+from fedveil.errors import JobError
 from fedveil.federated.job import Job
 from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.pages.read_run import read_run
+from fedveil.record.measures import USUAL
 from fedveil.run_display import RunDisplay
 
 #: The round after which the figure of `wandering` is best.
@@ -42,12 +43,12 @@ def measured(*figures: float, metric: str = "accuracy") -> list[dict[str, Any]]:
 
 
 def test_a_target_ends_a_run() -> None:
-    stopping = Stopping(StoppingSettings(target=0.9))
+    stopping = Stopping(StoppingSettings(target=0.9), USUAL)
     assert stopping.why(measured(0.5, 0.89)) is None
     assert stopping.why(measured(0.5, -1, 0.9)) == (
         "accuracy 0.9000 in round 3 reaches stopping.target = 0.9"
     )
-    lower = Stopping(StoppingSettings(metric="loss", target=0.5))
+    lower = Stopping(StoppingSettings(metric="loss", target=0.5), {})
     assert lower.why(measured(0.6, metric="loss")) is None
     assert lower.why(measured(0.6, 0.4, metric="loss")) == (
         "loss 0.4000 in round 2 reaches stopping.target = 0.5"
@@ -55,7 +56,7 @@ def test_a_target_ends_a_run() -> None:
 
 
 def test_patience_counts_tests_without_a_better_figure() -> None:
-    stopping = Stopping(StoppingSettings(patience=2))
+    stopping = Stopping(StoppingSettings(patience=2), USUAL)
     assert stopping.why(measured(0.5, 0.7, 0.6)) is None
     assert stopping.why(measured(0.5, 0.7, 0.6, -1, 0.8)) is None
     assert stopping.why(measured(0.5, 0.7, float("nan"), -1, 0.7)) == (
@@ -63,9 +64,13 @@ def test_patience_counts_tests_without_a_better_figure() -> None:
     )
 
 
-def test_a_figure_that_is_not_measured_is_named() -> None:
-    with pytest.raises(RunStopped, match=r"metric = 'rmse' is no figure .*: they have loss, acc"):
-        Stopping(StoppingSettings(metric="rmse", target=0.1)).why(measured(0.5))
+def test_a_figure_that_is_not_measured_is_named_before_anybody_trains(tmp_path: Path) -> None:
+    stopping = StoppingSettings(metric="rmse", target=0.1)
+    with pytest.raises(
+        JobError, match=r"metric = 'rmse' is no figure .*: they have loss, accuracy, auc$"
+    ):
+        fedveil.simulate(Job(model="logistic", stopping=stopping), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_reached_its_target_ends_and_says_why(tmp_path: Path) -> None:

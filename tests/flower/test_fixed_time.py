@@ -212,7 +212,8 @@ def test_an_evaluation_that_is_too_slow_reveals_nothing(never: threading.Event) 
 
 def test_a_time_that_is_none_is_refused() -> None:
     grid = FakeGrid([Node(1, client_app(stay, [ProtectMod(reveal="loss")]))])
-    for time in (ConfigRecord({"answer_after_s": -1.0}), ConfigRecord(), MetricRecord()):
+    times = [ConfigRecord({"answer_after_s": seconds}) for seconds in (-1.0, 1e300)]
+    for time in (*times, ConfigRecord(), MetricRecord()):
         (reply,) = grid.send_and_receive([Message(RecordDict({TIME: time}), 1, "evaluate")])
         assert reply.error.reason.startswith(WITHHELD)
 

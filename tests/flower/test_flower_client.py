@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
@@ -18,6 +19,7 @@ from fedveil.errors import DeploymentError, MessageInvalid, RunFailed
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.identity_file import make_identity, read_identity
 from fedveil.flower.job.job_client import Member
+from fedveil.flower.job.told_shape import told_shape
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.message import encode
@@ -185,6 +187,14 @@ def test_what_a_server_says_wrongly_is_withheld(tmp_path: Path, change: dict[str
     common = {"opening": True, "round": 1, "dimension": 83, **change}
     message.content["fedveil.common"]["encoded"] = encode(common)
     assert grid.app(message, context).error.reason == word
+
+
+@pytest.mark.parametrize(
+    "said", [np.ones((2, 2), np.int64), np.ones(2), b"5", "[" * 9999, "{}}", '{"a": 3}', "[[4]]"]
+)
+def test_a_shape_that_is_none_is_one_sentence(said: Any) -> None:
+    with pytest.raises(MessageInvalid, match=r"^field example_shape (is|has) "):
+        told_shape({"example_shape": said})
 
 
 def test_a_model_that_is_not_the_jobs_is_not_trained(

@@ -461,6 +461,19 @@ def test_a_finished_run_that_is_started_again_asks_nobody(tmp_path: Path):
     assert not grid.sent
 
 
+def test_nor_does_one_that_a_limit_has_ended_between_two_checkpoints(tmp_path: Path):
+    """It has a result, and what it has spent would leave room for none."""
+    limited = {"max_epsilon": 500.0, "delta": 0.0}
+    settings = job(rounds=9, protection=RR, privacy=limited, checkpoint={"every": 4})
+    app, _ = app_of(tmp_path / "app", settings)
+    first = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    assert len(first.metrics) == 6  # 83 a report
+    grid = LocalGrid(app, tmp_path / "state")
+    again = serve(app, grid, tmp_path / "run")
+    assert not [message for message in grid.sent if message.metadata.message_type[:5] == "train"]
+    assert (again.stopped, same(first, again)) == (first.stopped, True)
+
+
 def test_the_folder_of_another_job_is_refused(tmp_path: Path):
     app, _ = app_of(tmp_path / "app", job())
     serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")

@@ -79,7 +79,7 @@ def test_a_report_under_a_protection_is_the_same_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path: Path, way: str) -> None:
     """In its last round, after its clients have trained, two rounds after the last checkpoint."""
-    settings = job_of(way, checkpoint={"every": 2}, rounds=4)
+    settings = job_of(way, checkpoint={"every": 2}, rounds=4).with_(clients={"fraction": 1.0})
     grid, seen = deploy(tmp_path, settings), []
 
     def die(message: Any) -> Any:
@@ -132,6 +132,10 @@ def test_what_no_round_reads_any_more_is_gone(tmp_path: Path) -> None:
 def test_a_run_without_its_name_is_not_gone_on_with(tmp_path: Path) -> None:
     grid = deploy(tmp_path, job_of("feddyn", rounds=1))
     end(grid, tmp_path)
+    for damaged in (b"\xff" * 32, b"", b"A" * 32):
+        (tmp_path / "run" / RUN).write_bytes(damaged)
+        with pytest.raises(FedveilError, match="run is damaged: it does not hold a run's name"):
+            end(grid, tmp_path)
     (tmp_path / "run" / RUN).unlink()
     with pytest.raises(FedveilError, match="run is missing: clients go on from what they keep"):
         end(grid, tmp_path)

@@ -82,9 +82,10 @@ def test_what_was_not_granted_is_not_charged(tmp_path: Path) -> None:
 
 def test_a_damaged_account_grants_nothing(tmp_path: Path) -> None:
     path = tmp_path / "account"
-    path.write_text("-1")
-    with pytest.raises(DeploymentError, match="is damaged: it does not hold a number"):
-        count_report(path, ONE, 9)
+    for damaged in (b"-1", b"", b"\xff", b"9" * 5000, "²".encode(), b"1\n"):
+        path.write_bytes(damaged)
+        with pytest.raises(DeploymentError, match="is damaged: it does not hold a number"):
+            count_report(path, ONE, 9)
     with pytest.raises(DeploymentError, match="is damaged"):
         OwnLedger(path).charge(ONE, [])
 

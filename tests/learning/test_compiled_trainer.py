@@ -24,7 +24,7 @@ from fedveil.learning.losses import WEIGHTED, mean_loss
 from fedveil.learning.models import lenet
 from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
-from known_chains import SIZES, chains, signed
+from known_chains import SIZES, TOKENS, chains, of_tokens, signed, token_chains
 from training_parts import Doubled, clients, plan, tied, train
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
@@ -40,7 +40,7 @@ def compiled(model: nn.Module, plan: TrainingPlan, kind: type = CompiledTrainer)
     return trainer
 
 
-def by_loop(model: nn.Module, plan: TrainingPlan, cohort: list[ClientData]) -> np.ndarray:
+def by_loop(model: nn.Module, plan: TrainingPlan, cohort: Sequence[ClientData]) -> np.ndarray:
     return train(LoopTrainer(copy.deepcopy(model), plan), model, cohort)
 
 
@@ -54,7 +54,9 @@ def in_double(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nd
         optimizer.zero_grad()
         y = client.y[batch]
         loss = mean_loss(plan.loss, plan.class_weights)
-        loss(model(client.x[batch].double()), y.double() if y.is_floating_point() else y).backward()
+        x = client.x[batch]
+        scores = model(x.double() if x.is_floating_point() else x)
+        loss(scores, y.double() if y.is_floating_point() else y).backward()
         if plan.proximal:
             begin = 0
             for p in parameters:
@@ -66,6 +68,19 @@ def in_double(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nd
         optimizer.step()
     after = torch.cat([p.detach().reshape(-1) for p in parameters])
     return (after - before).numpy()
+
+
+def trained_as_torch_trains(
+    model: nn.Module, shape: tuple[int, ...], plan: TrainingPlan, cohort: Sequence[ClientData]
+) -> None:
+    """To 1e-6, or where single precision itself is worse, to some times what torch's loop errs."""
+    trainer = compiled(model, plan)
+    assert trainer.serves(shape)
+    found, torchs = train(trainer, model, cohort), by_loop(model, plan, cohort)
+    for row, single, client in zip(found, torchs, cohort, strict=True):
+        exact = in_double(model, plan, client)
+        errs = float(np.abs(single - exact).max())
+        np.testing.assert_allclose(row, exact, atol=max(1e-6, 4 * errs))
 
 
 @given(
@@ -84,12 +99,72 @@ def test_any_chain_is_trained_as_torch_trains_it(
     made: tuple[nn.Module, tuple[int, ...]], plan: TrainingPlan
 ) -> None:
     model, shape = made
-    cohort = signed(clients(shape, 5, SIZES))
-    trainer = compiled(model, plan)
-    assert trainer.serves(shape)
-    found = train(trainer, model, cohort)
+    trained_as_torch_trains(model, shape, plan, signed(clients(shape, 5, SIZES)))
+
+
+@given(token_chains(), st.sampled_from([plan(lr=0.05), plan(lr=0.05, momentum=0.9)]))
+@settings(max_examples=15)
+def test_any_chain_of_tokens_is_trained_as_torch_trains_it(
+    made: tuple[nn.Module, tuple[int, ...]], plan: TrainingPlan
+) -> None:
+    model, shape = made
+    trained_as_torch_trains(model, shape, plan, of_tokens(clients(shape, 5, SIZES)))
+
+
+def test_a_token_that_comes_twice_moves_its_row_twice() -> None:
+    model = nn.Sequential(nn.Embedding(TOKENS, 8), nn.Flatten(), nn.Linear(24, 5))
+    (client,) = of_tokens(clients((3,), 5, (4,)))
+    client.x[:] = 1
+    trained_as_torch_trains(model, (3,), plan(), [client])
+
+
+@pytest.mark.parametrize("token", [TOKENS, -1])
+def test_a_token_that_there_is_not_is_torchs_to_refuse(token: int) -> None:
+    model = nn.Sequential(nn.Embedding(TOKENS, 8), nn.Flatten(), nn.Linear(24, 5))
+    (client,) = of_tokens(clients((3,), 5, (4,)))
+    client.x[2, 1] = token
+    trainer = compiled(model, plan())
+    trainer.start(Layout(model).vector())
+    ((_, (failure,)),) = trainer.train([client])
+    assert isinstance(failure, IndexError)
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 4, 9])
+@pytest.mark.parametrize("inputs", [1, 15, 16, 33])
+def test_a_dense_layer_of_any_size(inputs: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh(), nn.Linear(outputs, 3))
+    chosen = plan(batch_size=7)
+    cohort = signed(clients((inputs,), 3, (1, 20)))
+    found = train(compiled(model, chosen), model, cohort)
     for row, client in zip(found, cohort, strict=True):
-        np.testing.assert_allclose(row, in_double(model, plan, client), atol=1e-6)
+        np.testing.assert_allclose(row, in_double(model, chosen, client), atol=1e-6)
+
+
+@pytest.mark.parametrize("inputs", [8, 57, 210])
+def test_a_dense_layer_whose_gradient_is_mostly_zeros(inputs: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(inputs, 60), nn.ReLU(), nn.Linear(60, 3))
+    chosen = plan(batch_size=7)
+    (client,) = signed(clients((inputs,), 3, (20,)))
+    found = train(compiled(model, chosen, Double), model, [client])[0]
+    np.testing.assert_allclose(found, in_double(model, chosen, client), atol=1e-12)
+
+
+def test_a_zero_times_infinity_is_no_number_as_in_torch() -> None:
+    """Units of which every example makes nothing have no gradient, but an example is infinite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+    (client,) = clients((2,), 3, (4,))
+    client.x[1, 0] = float("inf")
+    chosen = plan(epochs=1)
+    found, wanted = (
+        train(compiled(model, chosen), model, [client]),
+        by_loop(model, chosen, [client]),
+    )
+    rows = np.isfinite(wanted[0, :16].reshape(8, 2))
+    assert (rows == [False, True]).all(1).any()  # it is told apart from what has a gradient
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
 
 
 def two_convolutions() -> nn.Module:
@@ -190,9 +265,10 @@ def test_what_is_not_finite_goes_where_it_goes_in_torch(value: float) -> None:
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
 
 
-def test_nobody_else_decides_about_a_clients_bytes() -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_nobody_else_decides_about_a_clients_bytes(momentum: float) -> None:
     torch.manual_seed(0)
-    model, chosen = two_convolutions(), plan(momentum=0.9)
+    model, chosen = two_convolutions(), plan(momentum=momentum)
     cohort = signed(clients((2, 9, 9), 4, (5, 12, 3)))
     cohort[1].x[0] = float("inf")
     trainer = compiled(model, chosen)
@@ -347,6 +423,10 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
         ((nn.Linear(5, 5), nn.Flatten()), (2, 5, 5)),
         ((nn.Linear(6, 3),), (5,)),
         ((nn.Flatten(2), nn.Linear(25, 3)), (2, 5, 5)),
+        ((nn.Embedding(9, 8, padding_idx=0), nn.Flatten(), nn.Linear(24, 3)), (3,)),
+        ((nn.Embedding(9, 8, max_norm=1.0), nn.Flatten(), nn.Linear(24, 3)), (3,)),
+        ((nn.Embedding(9, 5), nn.Linear(5, 3), nn.Flatten()), (3,)),
+        ((nn.Embedding(9, 8),), (3,)),
     ],
 )
 def test_what_is_left_to_the_loop(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> None:

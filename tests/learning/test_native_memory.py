@@ -6,9 +6,7 @@ here. A step over an end ends the process.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import mmap
 from dataclasses import replace
 from typing import Any
 
@@ -21,27 +19,13 @@ from torch import nn
 
 from fedveil._kernels import HAVE_NUMBA
 from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
+from fedveil.learning.compiled.program import _Memory
 from fedveil.learning.trainer import TrainingPlan
+from fenced import fenced
 from known_chains import SIZES, chains, signed
 from training_parts import clients, plan, train
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
-_PAGE = mmap.PAGESIZE
-
-
-def fenced(array: np.ndarray) -> np.ndarray:
-    """The same numbers, with forbidden pages before the page of the first and behind the last."""
-    if not array.size:
-        return array
-    whole = -(-array.nbytes // _PAGE) * _PAGE
-    memory = mmap.mmap(-1, whole + 2 * _PAGE)
-    first = np.frombuffer(memory, np.uint8).ctypes.data
-    for page in (first, first + _PAGE + whole):
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), _PAGE, 0) == 0
-    begin = _PAGE + whole - array.nbytes
-    inside = np.frombuffer(memory, array.dtype, array.size, begin).reshape(array.shape)
-    inside[...] = array
-    return inside
 
 
 @given(
@@ -74,6 +58,18 @@ def test_nothing_is_touched_beyond_the_ends(
         changed.setattr(code, "train", within_fences)
         found = train(trainer, model, cohort)
     np.testing.assert_array_equal(found, as_it_is)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 99)), min_size=1, max_size=9))
+def test_what_is_given_away_is_given_once(asked: list[tuple[bool, int]]) -> None:
+    """And lies before the end."""
+    memory, ends = _Memory(7), {True: 7, False: 0}
+    for of_floats, count in asked:
+        begin = (memory.floats if of_floats else memory.ints)(count)
+        assert begin >= ends[of_floats]
+        ends[of_floats] = begin + count
+    assert memory.float_end >= ends[True]
+    assert memory.int_end >= ends[False]
 
 
 def _fenced_labels(y: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.learning.models import filters_linear, scattering_linear
-from fedveil.learning.trained_part import TrainedPart, only_head
+from fedveil.learning.trained_part import TrainedPart, as_floats, only_head
 from fedveil.learning.weight_layout import Layout
 
 
@@ -42,6 +42,23 @@ def convolutions() -> nn.Module:
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 20), nn.Tanh(),
         nn.Linear(20, 4),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.bool_])
+def test_small_whole_numbers_are_held_as_they_are(kind: type[np.generic]) -> None:
+    x = np.arange(12).reshape(2, 6).astype(kind)
+    part = TrainedPart.of(nn.Linear(6, 3))
+    assert part.held(x) is x
+    np.testing.assert_array_equal(as_floats(x), part.seen(x))
+    assert as_floats(x).dtype == part.held(x.astype(np.int64)).dtype == np.float32
+    assert TrainedPart.of(only_head(Named())).held(x).dtype == np.float32
+
+
+def test_what_is_looked_up_is_never_small() -> None:
+    """A table takes whole numbers of 64 bits, which nobody makes floats of."""
+    x = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    held = TrainedPart.of(nn.Sequential(nn.Embedding(6, 2), nn.Flatten())).held(x)
+    assert held.dtype == as_floats(held).dtype == np.int64
 
 
 def images(count: int, *shape: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from dataclasses import fields
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import combinations, pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -310,7 +311,9 @@ def test_the_set_is_that_of_a_stable_sort(values: list[float], data: st.DataObje
     dtype = data.draw(st.sampled_from([np.float32, np.float64]))
     vector = np.array(values, dtype)
     order = np.argsort(-(sign * vector), kind="stable")
-    top = TopSet(flat_vector(vector), size, sign)
+    few = data.draw(st.sampled_from([0, top_k._FEW]))  # either search, whatever is left to search
+    with mock.patch.object(top_k, "_FEW", few):
+        top = TopSet(flat_vector(vector), size, sign)
     members = top.members(np.arange(size))
     others = top.others(np.arange(len(values) - size))
     assert sorted(members) == sorted(order[:size])

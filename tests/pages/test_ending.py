@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from shlex import split
 from typing import Any
 
 import pytest
 
+from fedveil.federated.job import Job
 from fedveil.pages.ending import Ending, ending, vertical_ending
 from fedveil.pages.read_run import ReadRun
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
+from fedveil.starter import DEFAULT_JOB
 from fedveil.vertical.vertical_job import VerticalJob
 
 
@@ -30,8 +33,10 @@ def ending_of(
     findings: tuple[Finding, ...] = (),
     ended: bool = True,
     deployed: bool = False,
+    settings: tuple[str, ...] = (),
 ) -> Ending:
-    job = {"protection": {"name": name}, "rounds": 3}
+    job = Job.load(DEFAULT_JOB, ["rounds=3", "protection=not_encrypt", *settings]).model_dump()
+    job["protection"]["name"] = name
     if ended:
         (folder / "model.safetensors").touch()
     apart = ["0 clients are Flower SuperNodes; their reasons stay with them"] * deployed
@@ -112,9 +117,11 @@ FOUND = Finding("m", "quick", "dp_encrypt", [Measured("epsilon at least", 1.0)],
         (2.0, {"deployed": True}, "try to refute it", "fedveil attack membership {}"),
         (2.0, {"findings": (REFUTED,)}, "do not rely on the promise", "fedveil audit {}"),
         (math.inf, {"name": "not_encrypt"}, "put a protection in the switch",
-         "fedveil run {}/job.yaml --set protection=dp_encrypt"),
+         "fedveil run {}/job.yaml --set protection=dp_encrypt --set server.weighting=equal`"),
+        (math.inf, {"name": "not_encrypt", "settings": ("server.weighting=equal",)},
+         "put a protection in the switch", "fedveil run {}/job.yaml --set protection=dp_encrypt`"),
         (math.inf, {"name": "pw_encrypt"}, "put noise into the sum",
-         "fedveil run {}/job.yaml --set protection=distributed_dp"),
+         "fedveil run {}/job.yaml --set protection=distributed_dp --set server.weighting=equal`"),
         (50.0, {}, "ask for a stronger promise", "fedveil budget {}/job.yaml --target-epsilon 2"),
         (50.0, {"name": "my:Own"}, "ask for a stronger promise", "more noise promise more"),
         (2.0, {}, "try to refute it, then deploy it", "fedveil attack membership {}"),
@@ -128,6 +135,38 @@ def test_what_to_do_next_goes_by_what_is_the_matter(
     answer = ending_of(tmp_path, record(epsilon), **more).next
     assert answer.value == value
     assert command.format(tmp_path) in answer.text
+
+
+@pytest.mark.parametrize("epsilon", [2.0, math.inf])
+@pytest.mark.parametrize(
+    ("settings", "unit", "command"),
+    [
+        ((), "client", "fedveil attack membership {}"),
+        (("task=regression",), "client", "fedveil attack distinguish {}"),
+        (("task=regression",), "example", "fedveil audit"),
+        (("training.algorithm=scaffold",), "client", "fedveil audit"),
+        (("clients.own_layers=[fc*]",), "client", "fedveil audit"),
+    ],
+)
+def test_the_attack_that_is_named_takes_the_run(
+    epsilon: float, settings: tuple[str, ...], unit: str, command: str, tmp_path: Path
+) -> None:
+    last = record(epsilon, unit=unit)
+    answer = ending_of(tmp_path, last, name="not_encrypt", settings=settings).next
+    assert f"`{command.format(tmp_path)}`" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("not_encrypt", "dp_encrypt"), ("pw_encrypt", "distributed_dp")]
+)
+def test_the_position_that_is_named_takes_the_job_of_the_folder(
+    name: str, other: str, tmp_path: Path
+) -> None:
+    job = Job(rounds=3, model="logistic").under(name)
+    (tmp_path / "job.yaml").write_text(job.to_yaml())
+    text = ending_of(tmp_path, record(math.inf), name=name).next.text
+    _, _, path, *more = split(text.split("`")[1])
+    assert Job.load(Path(path), more[1::2]).protection.name == other
 
 
 def test_a_model_that_has_hardly_learnt_is_helped_first(tmp_path: Path) -> None:
@@ -153,3 +192,19 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     assert "embedding_dp.reuse=true" in told.next.text
     assert (bare.promise.value, bare.promise.tone) == ("nothing", "poor")
     assert "--set privacy.embedding_dp.eps=1" in bare.next.text
+
+
+@pytest.mark.parametrize(
+    ("task", "attack"), [("tables", "features"), ("mnist_halves", "features"), ("pangu", "tokens")]
+)
+@pytest.mark.parametrize("lines", [[], [Line(1.0, 1e-5, "an example in the run")]])
+def test_a_vertical_run_is_attacked_by_what_its_task_sends(
+    task: str, attack: str, lines: list[Line], tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    events = ["0 began: fedveil", "0 finished after step 2"]
+    job = VerticalJob().model_dump()
+    job["task"]["name"] = task
+    run = ReadRun(tmp_path, job, [{"look": 2, "test_loss": 0.5}], [], events)
+    text = vertical_ending(run, run, lines).next.text
+    assert f"`fedveil attack {attack} {tmp_path}`" in text

@@ -233,9 +233,9 @@ def test_of_a_secret_cohort_the_clip_says_nothing_of_its_size() -> None:
 @BOTH
 def test_the_audit_tries_it(name: str) -> None:
     (case,) = (case for case in find(name).audit_cases(1.0) if "shortened" in case.name)
-    found = case.audit(10_000)
-    assert not found.refuted
-    assert found.bound > 0
+    tries = [case.audit(10_000) for _ in range(3)]  # one in some hundred finds nothing by chance
+    assert not any(found.refuted for found in tries)
+    assert any(found.bound > 0 for found in tries)
 
 
 def job(name: str, **blocks: Any) -> Job:

@@ -130,13 +130,14 @@ def packed(value: int) -> Any:
     ],
 )
 def test_a_wrong_report_is_refused_and_changes_nothing(change: Any, reason: str) -> None:
-    half = server()
+    half, spared = server(), server()
     half.receive(2, report(2))
+    spared.receive(2, report(2))
     with pytest.raises(ReportRejected, match=f"refused: .*{reason}"):
         half.receive(1, {k: v for k, v in {**GOOD, **change}.items() if v is not None})
-    assert half.aggregate().update.tolist() == (np.array(multiples(report(2))) * GRID.step).tolist()
     half.receive(1, GOOD)  # a refused report does not use up the client's turn
-    assert half.reports == 2
+    spared.receive(1, GOOD)
+    assert half.aggregate().update.tobytes() == spared.aggregate().update.tobytes()
 
 
 def test_more_reports_than_a_sum_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

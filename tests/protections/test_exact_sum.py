@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from fractions import Fraction
 
 import numpy as np
@@ -154,7 +155,7 @@ def test_a_term_that_is_refused_or_large_at_any_place(place: int) -> None:
         vector[place] = bad
         with pytest.raises(ValueError, match="not finite or too large"):
             running.add(vector)
-        np.testing.assert_array_equal(running.value(), five_times)
+        np.testing.assert_array_equal(deepcopy(running).value(), five_times)
     vector[place] = 2.0**30
     running.add(vector)
     np.testing.assert_array_equal(running.value(), five_times + vector)

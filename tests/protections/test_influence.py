@@ -25,6 +25,7 @@ from fedveil.packing import pack
 from fedveil.protections.base import JobContext
 from fedveil.protections.exact_sum import MAX_MAGNITUDE
 from fedveil.protections.positions import build
+from fedveil.protections.robust_sum import Combining
 from fedveil.secagg.client import Client
 from round_parts import ROUND, client_half, report_of, server_half
 
@@ -40,7 +41,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
 def make(*overrides: str) -> Any:
     given = (*overrides, f"clients.number={CLIENTS}", "clients.fraction=1")
     job = Job.load(None, given)
-    context = JobContext(job.server.weighting, DIMENSION, CLIENTS, rounds=3)
+    combining = Combining(job.server.aggregation, job.server.trim, job.server.norm_bound)
+    context = JobContext(job.server.weighting, DIMENSION, CLIENTS, rounds=3, combining=combining)
     return build(job.protection.name, job.protection.settings, context)
 
 
@@ -103,6 +105,41 @@ def test_not_encrypt_equal() -> None:
         others.with_report(**full(np.nextafter(np.float32(most), np.float32(np.inf))))
     assert most == MAX_MAGNITUDE
     assert "2^40 / n" in row("`not_encrypt`, `equal`")
+
+
+def test_a_bound_on_the_norm() -> None:
+    others = Others(
+        "protection=not_encrypt", "server.aggregation=norm_bound", "server.weighting=equal"
+    )
+    one = np.zeros(DIMENSION, np.float32)
+    one[0] = 2.0**40
+    apart = others.between({"update": -one}, {"update": one})
+    np.testing.assert_allclose(apart[0], 2 / CLIENTS, rtol=1e-6)
+    assert "norm_bound / n" in row("`not_encrypt`, `norm_bound`")
+
+
+@pytest.mark.parametrize("position", ["not_encrypt", "dp_encrypt"])
+@pytest.mark.parametrize("aggregation", ["median", "trimmed_mean"])
+def test_the_middle_stays_among_the_others(position: str, aggregation: str) -> None:
+    """With the least share that there is."""
+    others = Others(
+        f"protection={position}", f"server.aggregation={aggregation}", "server.trim=0.001"
+    )
+    reports = list(others.reports.values())
+    if position == "not_encrypt":
+        values, lies = [report["update"] for report in reports], [full(-(2.0**40)), full(2.0**40)]
+    else:
+        form = others.protection._form
+        values = [form.read(report) * form.step for report in reports]
+        ends = [np.full(DIMENSION, sign * form.limit) for sign in (-1, 1)]
+        lies = [
+            {"multiples": pack(end, -form.limit, form.width), "step": form.step} for end in ends
+        ]
+    for lie in lies:
+        found = others.with_report(**lie)
+        assert (found >= np.min(values, axis=0)).all()
+        assert (found <= np.max(values, axis=0)).all()
+    assert "between the least and the largest value" in row("`median`, `trimmed_mean`")
 
 
 @pytest.mark.parametrize("largest", [65_535, 1000])

@@ -112,15 +112,27 @@ GOOD = {"round": 7, "update": np.ones(3, np.float32), "examples": 5}
 def test_a_wrong_report_is_refused_and_changes_nothing(
     client: int, change: dict[str, Any], reason: str
 ) -> None:
-    half = server()
+    half, spared = server(), server()
     half.receive(2, report(2, [1, 2, 3], 1))
+    spared.receive(2, report(2, [1, 2, 3], 1))
     message = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
     with pytest.raises(ReportRejected, match=reason):
         half.receive(client, message)
-    assert half.aggregate().update.tolist() == [1, 2, 3]
-    if client == 1:  # a refused report does not use up the client's turn
-        half.receive(1, {**GOOD, "examples": 1})
-        assert half.reports == 2
+    half.receive(1, GOOD)  # a refused report does not use up the client's turn
+    spared.receive(1, GOOD)
+    assert half.aggregate().update.tobytes() == spared.aggregate().update.tobytes()
+
+
+def test_what_comes_after_the_aggregate_is_refused() -> None:
+    half = server()
+    half.receive(1, GOOD)
+    told = half.aggregate()
+    with pytest.raises(ReportRejected, match="wrong phase"):
+        half.receive(2, GOOD)
+    for one, other in ((half, server()), (server(), half)):
+        with pytest.raises(ValueError, match="has told its aggregate"):
+            one.merge(other)
+    assert half.aggregate() is told
 
 
 def test_repeated_sender_and_wrong_phase_are_refused() -> None:

@@ -30,7 +30,7 @@ from fedveil.protections.answered import Answered
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.pw_encrypt import PWEncrypt
 from fedveil.protections.pw_settings import PWEncryptSettings
-from fedveil.secagg import masking_graph
+from fedveil.secagg import keys, masking_graph
 from fedveil.secagg.fixed_point import FixedPoint
 from folders import records_of
 from secagg_parts import shows
@@ -48,6 +48,34 @@ def protection(clients: int = 4, **options: Any) -> PWEncrypt:
     return PWEncrypt(PWEncryptSettings(**options), JobContext(**context))
 
 
+def agreements(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[int, list[bytes]]:
+    """How many secrets four clients' keys agree on in a round, and all that the clients send."""
+    count = 0
+    real = keys.KeyPair.agree
+
+    def counted(self: keys.KeyPair, public: Any) -> bytes:
+        nonlocal count
+        count += 1
+        return real(self, public)
+
+    monkeypatch.setattr(keys.KeyPair, "agree", counted)
+    sent = Round(protection(**options), updates()).play().sent
+    return count, sent
+
+
+def test_a_simulation_agrees_once_for_both_ends_of_a_pair_and_nobody_else_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two keys of each client agree with those of three others; not a byte is another."""
+    together, sent = agreements(monkeypatch)
+    apart, also_sent = agreements(monkeypatch, simulated=False)
+    assert (together, apart) == (2 * 6, 2 * 12)
+    assert sent == also_sent
+    assert not keys.both_ends(0, 2)._kept  # every secret was taken by its second end
+    monkeypatch.setattr(keys, "_MOST_KEPT", 1)  # ... and there is room for so many alone
+    assert agreements(monkeypatch)[0] > together
+
+
 class Round:
     """One round of a protection, with clients that may be silent from a phase on."""
 
@@ -61,6 +89,7 @@ class Round:
             for c in updates
         }
         self.updates = updates
+        self.sent: list[bytes] = []
 
     def play(self, silent: dict[str, set[int]] | None = None) -> Round:
         messages: Any = dict.fromkeys(self.clients, self.server.opening())
@@ -75,7 +104,8 @@ class Round:
                 assert client.wants_update(asked) == (phase == "masked")
                 update = self.updates[c] if phase == "masked" else None
                 try:
-                    self.server.receive(c, decode(encode(client.respond(asked, update))))
+                    self.sent.append(encode(client.respond(asked, update)))
+                    self.server.receive(c, decode(self.sent[-1]))
                 except ClientWithheld:
                     gone.add(c)
             messages = self.server.advance()

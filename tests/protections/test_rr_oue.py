@@ -111,10 +111,12 @@ def test_order_and_trees_change_nothing() -> None:
             room = right if number in COHORT[:2] else left
             room.receive(number, report(half, room, model, updates[number], number, 4))
         left.merge(right)
-        left.advance()
-        assert left.aggregate().update.tobytes() == straight.update.tobytes()
         with pytest.raises(ValueError, match="share clients"):
             left.merge(right)
+        left.advance()
+        assert left.aggregate().update.tobytes() == straight.update.tobytes()
+        with pytest.raises(ValueError, match="has told its aggregate"):
+            left.merge(server(half, model, COHORT[:2]))
 
 
 def test_reports_repeat_with_the_seed_and_not_otherwise() -> None:

@@ -43,18 +43,20 @@ def test_pair_seeds_are_hkdf_of_the_identities(shared: bytes, one: int, other: i
 
 def test_sealed_shares_are_aes_gcm_that_names_its_ends() -> None:
     shared, ends = bytes(32), (5).to_bytes(8, "little") + (9).to_bytes(8, "little")
-    sealed = keys.seal(shared, CONTEXT, 5, 9, b"the shares")
-    key = hkdf(shared, b"sealed shares" + ends)
+    key = keys.seal_key(shared, CONTEXT, 5, 9)
+    assert key == hkdf(shared, b"sealed shares" + ends)
+    sealed = keys.seal(key, CONTEXT, 5, 9, b"the shares")
     assert AESGCM(key).decrypt(bytes(12), sealed, CONTEXT + ends) == b"the shares"
-    assert keys.unseal(shared, CONTEXT, 5, 9, sealed) == b"the shares"
+    assert keys.unseal(key, CONTEXT, 5, 9, sealed) == b"the shares"
     for wrong in (
-        (bytes([1]) * 32, CONTEXT, 5, 9, sealed),
-        (shared, bytes(32), 5, 9, sealed),
-        (shared, CONTEXT, 9, 5, sealed),
-        (shared, CONTEXT, 5, 8, sealed),
-        (shared, CONTEXT, 5, 9, sealed[:-1]),
-        (shared, CONTEXT, 5, 9, b""),
-        *((shared, CONTEXT, 5, 9, flipped(sealed, bit)) for bit in range(8 * len(sealed))),
+        (keys.seal_key(bytes([1]) * 32, CONTEXT, 5, 9), CONTEXT, 5, 9, sealed),
+        (keys.seal_key(shared, CONTEXT, 9, 5), CONTEXT, 5, 9, sealed),
+        (key, bytes(32), 5, 9, sealed),
+        (key, CONTEXT, 9, 5, sealed),
+        (key, CONTEXT, 5, 8, sealed),
+        (key, CONTEXT, 5, 9, sealed[:-1]),
+        (key, CONTEXT, 5, 9, b""),
+        *((key, CONTEXT, 5, 9, flipped(sealed, bit)) for bit in range(8 * len(sealed))),
     ):
         assert keys.unseal(*wrong) is None
 

@@ -277,6 +277,21 @@ def test_any_text_is_a_job_or_a_job_error(text: str):
     assert all(sentence and "\n" not in sentence for sentence in found)
 
 
+@pytest.mark.parametrize("key", ["rounds", "name", "clients.number", "training.lr"])
+@pytest.mark.parametrize("form", ["9", "-9", "0xf", "0b1", "59:59"])
+def test_a_number_that_nobody_writes_is_one_sentence(key: str, form: str):
+    """Python would not show it, or take a second to make it."""
+    number = form + form[-1] * 5000 if ":" not in form else ":".join(["59"] * 5000)
+    (sentence,) = problems(put_together(key, number))
+    assert re.search(r"line \d, column \d+: a whole number has at most 64 characters$", sentence)
+    assert load(f"seed: {9 * 10**62}").seed == 9 * 10**62
+
+
+def put_together(key: str, value: str) -> str:
+    first, _, rest = key.partition(".")
+    return f"{first}:\n  {rest}: {value}" if rest else f"{first}: {value}"
+
+
 # --- aliases that stand for more than a file can hold -------------------------------------------
 
 

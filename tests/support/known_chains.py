@@ -62,6 +62,28 @@ def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
     return nn.Sequential(*layers, nn.Linear(width, 5)), shape
 
 
+TOKENS = 11
+
+
+@st.composite
+def token_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
+    """A chain that begins with tokens of `TOKENS`, and the shape of its examples."""
+    torch.manual_seed(draw(st.integers(0, 1 << 30)))
+    length, width = draw(st.integers(1, 6)), draw(st.sampled_from([8, 16, 5]))
+    layers: list[nn.Module] = [nn.Embedding(TOKENS, width)]
+    for _ in range(draw(st.integers(0, 2)) if width % 8 == 0 else 0):
+        wide = draw(st.sampled_from([8, 24, 40]))
+        layers += [nn.LayerNorm(width), nn.Linear(width, wide, bias=draw(st.booleans()))]
+        layers.append(draw(st.sampled_from(CURVES))())
+        width = wide
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(length * width, 5)), (length,)
+
+
+def of_tokens(cohort: Sequence[ClientData]) -> list[ClientData]:
+    """The same clients with tokens as examples."""
+    return [replace(client, x=(client.x * TOKENS).long()) for client in cohort]
+
+
 def signed(cohort: Sequence[ClientData]) -> list[ClientData]:
     """The same clients with examples on both sides of zero."""
     return [replace(client, x=4 * client.x - 2) for client in cohort]

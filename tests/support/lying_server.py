@@ -191,7 +191,8 @@ class Attempt:
             if dealer in self.boxes:
                 shared = pair.agree(public_key(self.public[dealer][0]))
                 box = self.boxes[dealer][peer]
-                dealt = keys.unseal(shared, self.before(dealer), dealer, peer, box)
+                key = keys.seal_key(shared, self.before(dealer), dealer, peer)
+                dealt = keys.unseal(key, self.before(dealer), dealer, peer, box)
                 assert dealt is not None
                 self.learn(dealer, SEED, peer, dealt[: shamir.SHARE_BYTES])
 

@@ -55,6 +55,18 @@ def other_data() -> dict[str, Any]:
     return parts
 
 
+def bytes_data() -> dict[str, Any]:
+    """The same in whole numbers of 8 bits."""
+    made = data()
+    return made | {name: np.rint(9 * made[name]).astype(np.int8) for name in ("x_train", "x_test")}
+
+
+def floats_data() -> dict[str, Any]:
+    """These numbers as floats."""
+    made = bytes_data()
+    return made | {name: made[name].astype(np.float32) for name in ("x_train", "x_test")}
+
+
 def wide() -> nn.Module:
     """One layer of 112 parameters, and no buffers."""
     return nn.Linear(FEATURES, 16)

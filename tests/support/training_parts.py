@@ -61,7 +61,9 @@ def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nda
             batch = positions[start : start + plan.batch_size]
             optimizer.zero_grad()
             y = client.y[batch]
-            each = nn.functional.cross_entropy(model(client.x[batch]), y, reduction="none")
+            with torch.autocast("cpu", torch.bfloat16, enabled=plan.precision != "float32"):
+                scores = model(client.x[batch])
+            each = nn.functional.cross_entropy(scores.float(), y, reduction="none")
             weights = [1.0 if plan.class_weights is None else plan.class_weights[i] for i in y]
             loss = (torch.tensor(weights) * each).mean()
             for parameter, w in zip(model.parameters(), origin, strict=True):

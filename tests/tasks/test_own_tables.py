@@ -296,7 +296,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 
 @given(finite, finite, st.lists(finite), st.lists(st.text(), min_size=2, unique=True))
 def test_an_encoding_is_read_back_as_it_was(mean, deviation, edges, words) -> None:
-    scale = Scale(mean=mean, deviation=deviation)
+    scale = Scale(mean=mean, deviation=abs(deviation) or 1.0)
     columns = {
         "x": Numbers(scale=scale, edges=tuple(edges)),
         words[0]: Words(words=tuple(words), places=9),
@@ -469,7 +469,7 @@ def test_what_a_table_cannot_be_is_one_sentence(data: dict[str, Any], sentence: 
     two_tables()
     task = changed(data)
     with pytest.raises(FedveilError) as caught:
-        task.split_model()  # reads both parties' tables
+        _ = [task.owned(party, "train") for party in ("lead", "bank")]
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
 
@@ -479,6 +479,7 @@ def test_what_a_table_cannot_be_is_one_sentence(data: dict[str, Any], sentence: 
     [
         ("rich", ["yes"] * 58, "lead.csv: rich holds one class only, 'yes', in the training rows"),
         ("rich", ["", *["yes", "no"] * 28, "no"], "lead.csv, line 2: rich is empty"),
+        ("rich", ["9" * 5000] * 58, "lead.csv: rich holds one class only, '999"),
         ("age", [4] * 58, "lead.csv: age is 4 in every training row, which tells nothing; `witho"),
         ("age", [""] * 58, "lead.csv: age is empty in every training row"),
         ("age", [1e308, -1e308] * 29, "lead.csv: age holds numbers that cannot be scaled"),
@@ -531,6 +532,16 @@ def test_a_run_learns_and_its_encodings_are_read_again() -> None:
     kept.write_bytes(before[:-9])
     with pytest.raises(DataInvalid, match=r"table-bank\.json is damaged: it is no encoding of a"):
         evaluate("run")
+    kept.write_bytes(before)
+    for name, key, value in (
+        ("city", "places", -3), ("city", "places", 2**70), ("city", "places", 2),
+        ("income", "edges", [0.5]), ("income", "scale", {"mean": 0.0, "deviation": 0.0}),
+    ):  # fmt: skip
+        encoding = json.loads(before)
+        encoding["columns"][name][key] = value
+        kept.write_text(json.dumps(encoding))
+        with pytest.raises(DataInvalid, match=r"table-bank\.json is damaged: it is no encoding of"):
+            evaluate("run")
     kept.write_bytes(before)
     columns = two_tables()["bank"]
     write_table("bank.csv", {**columns, "more": columns["income"]})
@@ -651,6 +662,15 @@ def test_the_example_in_two_processes_is_the_example_in_one(tmp_path: Path) -> N
         Path(f"{party}/job.yaml").write_text(VerticalJob(**data).to_yaml())
     apart(tmp_path, "leader clinic/job.yaml --out clinic/run",
           "follower laboratory/job.yaml --out laboratory/run")  # fmt: skip
+    columns = {"clinic": "patient", "laboratory": "subject"}
+    held = [{row[name] for row in rows_of(f"{who}/own.csv")} for who, name in columns.items()]
+    outside = [name.encode() for name in held[0] ^ held[1]]
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".csv"]
+    written += tmp_path.rglob("sent.csv")
+    assert outside
+    assert len(written) > 20
+    for path in written:
+        assert not any(name in path.read_bytes() for name in outside), path
     for party in ("clinic", "laboratory"):
         weights = (Path(root, party, "model.safetensors") for root in (f"{party}/run", "run"))
         assert len({path.read_bytes() for path in weights}) == 1

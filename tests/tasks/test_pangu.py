@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,11 @@ def test_a_run_from_the_job_to_the_files(tmp_path: Path, protection: tuple[str, 
     # Out: vectors and the gradient of what came back; in: what the layers give, and a gradient.
     assert received == pytest.approx(2 * raw, rel=0.02)
     assert sent == pytest.approx((1 + 1 / 32 if protection else 2) * raw, rel=0.02)
+    events = (tmp_path / "run" / "leader" / "events.log").read_text()
+    found = r"lets them be read: ([\d.]+)% of \d+ right, the most common token alone ([\d.]+)%, "
+    read = re.search(f"labels: what comes back to cloud for backbone {found}measured in", events)
+    assert read is not None, events
+    assert float(read[1]) > 90 > 3 * float(read[2])
     told = [str(figure) for figure in run.figures["leader"]]
     if protection:
         assert "epsilon 2.5 at delta 0 (meaningful) for a bit of embedding" in told

@@ -90,6 +90,16 @@ def test_what_is_no_parquet_is_one_sentence() -> None:
         header("gone.parquet")
 
 
+@pytest.mark.parametrize("column", ["id", "x", "word"])
+def test_texts_that_are_no_text_are_one_sentence(column: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    ends = pyarrow.py_buffer(np.arange(3, dtype=np.int32).tobytes())
+    broken = pyarrow.StringArray.from_buffers(2, ends, pyarrow.py_buffer(b"\xff\xff"))
+    write("t.parquet", **{"id": ["a", "b"], "x": ["1", "2"], "word": ["c", "d"], column: broken})
+    with pytest.raises(DataInvalid, match=r"^t\.parquet cannot be read as Parquet: [^\n]*UTF8"):
+        read("t.parquet", Wanted("id", ("x",), ("word",)))
+
+
 def test_without_pyarrow_it_is_said_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtra, match=r"^t\.parquet needs the package pyarrow: pip install "):

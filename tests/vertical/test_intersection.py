@@ -157,6 +157,7 @@ def answers(exchange: Exchange[Agreement], bank: Standing, change: Mapping[str, 
     ("change", "sentence"),
     [
         ({"kind": lambda m: "tensor"}, "it sent 'tensor' where 'raised' was due"),
+        ({"attempt": lambda m: 0}, "it answers attempt 0, not 1"),
         ({"raised": lambda m: m["raised"][:-1]}, "field raised has the wrong length"),
         ({"blinded": lambda m: m["blinded"][:, :31]}, "field blinded has the wrong length"),
         ({"blinded": lambda m: b"bytes"}, "field blinded is missing or malformed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveil.errors import ModelInvalid
 from fedveil.language.transformer import PRESETS
@@ -18,8 +21,10 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, part_memory, together
 from fedveil.vertical.apart.machine import Machine
 from fedveil.vertical.job_split import make_split, make_task
-from fedveil.vertical.part_memory import memory_of, sized
+from fedveil.vertical.kept_tensors import fields_of, taken
+from fedveil.vertical.part_memory import check_memory, memory_of, needed, sizable, sized
 from fedveil.vertical.party import Party
+from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.step_checkpoint import Checkpoint
 
 Command = Callable[..., tuple[int, str, str]]
@@ -60,13 +65,40 @@ def test_a_machine_makes_its_own_partys_parameters_and_no_others(name: str, made
             assert (part.module is not None) == (part.owner == party)
 
 
-@pytest.mark.parametrize("rule", ["{name: adam}", "{name: sgd}", "{name: sgd, momentum: 0.9}"])
-def test_what_is_told_is_what_a_step_leaves(rule: str) -> None:
+class Passing(TorchDispatchMode):
+    """How many bytes were there at most, at a time, of new tensors with more than one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = self._now = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.numel() > 1 and not _given(made, args):
+            self._now += made.nbytes
+            self.most = max(self.most, self._now)
+            weakref.finalize(made, self._gone, made.nbytes)
+        return made
+
+    def _gone(self, size: int) -> None:
+        self._now -= size
+
+
+def _given(made: torch.Tensor, args: Any) -> bool:
+    old = [each.untyped_storage() for each in args if isinstance(each, torch.Tensor)]
+    return made.untyped_storage().data_ptr() in [storage.data_ptr() for storage in old]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["{name: adam}", "{name: sgd, weight_decay: 0.1}", "{name: sgd}", "{name: sgd, momentum: 0.9}"],
+)
+def test_what_is_told_is_what_a_step_takes_and_leaves(rule: str) -> None:
     names = ("leader_wide", "leader_deep", "bank_wide", "bank_deep", "top")
     parts = {name: {"frozen": name == "bank_deep"} for name in names}
     job = job_of("task=tabular", f"optimizer={rule}").with_(parts=parts)
     task = make_task(job)
-    told = {part.part: part for part in memory_of(sized(job, task))}
+    told = {part.part: part for part in memory_of(sized(job, task, ("leader", "bank")))}
     split = make_split(job, task)
     for name in split.parties:
         party = Party(name, split, loss=task.loss if name == split.leader else None)
@@ -78,6 +110,9 @@ def test_what_is_told_is_what_a_step_leaves(rule: str) -> None:
             gradients = sum(each.nbytes for each in weights if each.grad is not None)
             assert told[part].gradients == gradients
         party._optimizers.step(1)
+        with Passing() as passing:
+            party._optimizers.step(2)
+        assert passing.most == max(told[part].stepping for part in party.modules)
         state = party.state()
         for part in party.modules:
             held = sum(
@@ -96,11 +131,14 @@ def test_the_large_presets_are_sized_without_a_number(preset, billions, made) ->
     cloud = shape.layers * layer + (shape.context + 4) * shape.width
     assert (leader + cloud) / 1e9 == pytest.approx(billions, rel=0.02)
     job = job_of("task=pangu", f"task.pangu.preset={preset}")
-    parts = memory_of(sized(job, make_task(job)))
+    parts = memory_of(sized(job, make_task(job), ("leader", "cloud")))
     assert not made
     assert [(part.owner, part.parameters) for part in parts] == [
         ("leader", leader), ("cloud", cloud), ("leader", 0)]  # fmt: skip
-    assert all(part.total == 16 * part.parameters for part in parts), "AdamW holds two beside"
+    for part, largest in zip(parts, (shape.vocabulary, 4 * shape.width, 0), strict=True):
+        assert 8 * largest * shape.width <= part.stepping < 8.1 * largest * shape.width + 1
+        assert needed([part]) == 16 * part.parameters + part.stepping, "AdamW holds two beside"
+    assert needed(parts) == 16 * (leader + cloud) + max(part.stepping for part in parts)
 
 
 def test_a_machine_without_the_memory_refuses_before_anything_is_made(
@@ -111,25 +149,52 @@ def test_a_machine_without_the_memory_refuses_before_anything_is_made(
     with (
         ExitStack() as stack,
         pytest.raises(ModelInvalid, match=r"^device = cpu has 20\.0 GB of memory free, and to "
-                      r"train the parts of cloud takes 40\.3 GB: weights 10\.1 GB, gradients "
-                      r"10\.1 GB, optimiser 20\.2 GB, of 2,520,279,040 parameters$"),
+                      r"train the parts of cloud takes 40\.5 GB: weights 10\.1 GB, gradients "
+                      r"10\.1 GB, optimiser 20\.2 GB and 209\.8 MB while it steps, of "
+                      r"2,520,279,040 parameters$"),
     ):  # fmt: skip
         Machine(job, lambda task: "cloud", stack)
-    with pytest.raises(ModelInvalid, match=r"parts of leader and cloud takes 42\.0 GB: "):
+    with pytest.raises(ModelInvalid, match=r"parts of leader and cloud takes 42\.8 GB: "):
         together.train(job)
     assert not made
 
 
-def test_a_checkpoint_is_written_with_one_copy_of_its_tensors(tmp_path: Path) -> None:
-    tensor = torch.zeros(1 << 20)
+def test_a_checkpoint_is_written_without_a_copy_and_read_a_tensor_at_a_time(tmp_path: Path) -> None:
+    linear = nn.Linear(512, 512, bias=False)
+    split = SplitModel([Part("top", "lead", ("data.x",), (512,), linear,
+                             optimizer=Optimizer("adam", lr=0.1))], leader="lead")  # fmt: skip
+    party, size = Party("lead", split, loss=nn.functional.mse_loss), linear.weight.nbytes
+    linear.weight.grad = torch.ones_like(linear.weight)
+    party._optimizers.step(1)
+    state = {name: tensor.clone() for name, tensor in party.state().items()}
     folder = RunFolder.create(tmp_path / "run")
-    kept = Checkpoint(1, "", 0, "", {"loss": 0.0}, {"part/weight": tensor})
+    window = {"loss": 0.0, "losses": 0, "steps": 0, "sent": 0, "received": 0}
     tracemalloc.start()
-    kept.write(folder)
+    with Passing() as writing:
+        Checkpoint(1, "", 0, "", window, party.state()).write(folder)
+    with Passing() as reading:
+        Checkpoint.read(folder, 1).give(folder, party)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     folder.close()
-    assert most < 1.5 * tensor.nbytes
+    assert writing.most == 0
+    # The weights until they are in their place, and Adam's two; to copy and to look at one.
+    assert reading.most <= 5 * size
+    assert most < size / 2, "beside tensors"
+    for name, tensor in party.state().items():
+        assert torch.equal(tensor, state[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.bool, torch.int64])
+def test_tensors_of_any_type_and_shape_are_kept(dtype: torch.dtype) -> None:
+    tensors = {"none": torch.zeros(0, 3, dtype=dtype), "one": torch.ones((), dtype=dtype),
+               "turned": torch.arange(6).reshape(2, 3).to(dtype).t()}  # fmt: skip
+    rest, found = taken({**fields_of(tensors), "step": 3})
+    assert rest == {"step": 3}
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == dtype
+        assert torch.equal(found[name], tensor)
 
 
 def test_the_command_tells_each_part_and_party(command: Command) -> None:
@@ -139,6 +204,44 @@ def test_the_command_tells_each_part_and_party(command: Command) -> None:
     assert lines[1].startswith("backbone of cloud: ")
     assert lines[2].startswith("head of leader: 0 B")
     assert lines[-1].startswith("cloud in all: ")
-    code, _, err = command("vertical", "parts", "--set", "task=tables")
+    code, _, err = command("vertical", "parts", "--set", "parts.left.module=x:y")
     assert code != 0
-    assert "follow from data or from functions of the job's own" in err
+    assert "follow from data that is not here, or from functions of the job's own" in err
+
+
+@pytest.mark.parametrize("job", [
+    {"parts": {"left": {"module": "x:y"}}}, {"task": {"name": "tables"}},
+])  # fmt: skip
+def test_what_has_no_size_before_it_is_made_is_not_refused(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_memory, "free_bytes", lambda device: 0)
+    settings = job_of().with_(**job)
+    check_memory(settings, make_task(settings))
+
+
+def test_a_partys_parts_of_tables_are_told_by_its_header(command: Command, tmp_path: Path) -> None:
+    """No row is read: there is none in the file, and the other party's is somewhere else."""
+    (tmp_path / "bank.csv").write_text("client,income,city,branch\n")
+    (tmp_path / "lead.csv").write_text("id,age,risk\n")
+    words = {"city": 100, "branch": 7}
+    bank = {"path": str(tmp_path / "bank.csv"), "id": "client", "categories": words}
+    lead = {"path": str(tmp_path / "lead.csv"), "id": "id", "label": "risk"}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"task": {"name": "tables", "tables": {
+        "files": {"bank": bank, "leader": {"label": "risk"}}}}}))  # fmt: skip
+    code, out, err = command("vertical", "parts", str(tmp_path / "job.yaml"))
+    assert code == 0, err
+    lines = out.splitlines()
+    # 8 intervals of a number and all places of words, with 8 scores each.
+    assert lines[0].startswith("bank_wide of bank: ")
+    assert lines[0].endswith(f"of {(8 + 107) * 8:,} parameters")
+    deep = 107 * 8 + (1 + 16 + 1) * 64 + (64 + 1) * 32
+    assert lines[1].endswith(f"of {deep:,} parameters")
+    assert lines[-1] == (
+        "leader: the sizes of its parts follow from data that this job does not name"
+    )
+    both = job_of("task=tables").with_(task={"name": "tables", "tables": {
+        "files": {"bank": bank, "leader": lead}}})  # fmt: skip
+    task = make_task(both)
+    owners = {part.owner for part in memory_of(sized(both, task, sizable(both, task)))}
+    assert owners == {"bank", "leader"}

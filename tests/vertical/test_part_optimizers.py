@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ def test_from_what_was_kept_the_steps_are_the_same_again() -> None:
     anew = parties_of(Own(1).split_model())
     for again in (parties, anew):
         for name, party in again.items():
-            party.restore(kept[name])
+            party.restore(deepcopy(kept[name]))
         stepped(again, 4, STEPS)
         assert same(states(again), ended)
 

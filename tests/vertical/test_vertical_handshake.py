@@ -344,6 +344,37 @@ def test_a_leader_takes_so_many_ids_and_no_more() -> None:
     )
 
 
+def test_a_leader_that_begins_again_with_other_guesses_is_stopped() -> None:
+    """It finds what the follower holds of its ids in each attempt, and tells nothing."""
+    bank, found = standing("bank", range(100, 104), most_ids=10), []
+
+    def guessing() -> Exchange[None]:
+        for attempt in range(1, 100):
+            mine = standing("lead", range(100 + 3 * attempt, 105 + 3 * attempt))
+            leading = handshake.lead(
+                mine, ("bank",), attempt=attempt, purpose="train", order_seed=0
+            )
+            answer: Message | None = None
+            while True:
+                try:
+                    request = leading.send(answer)
+                except ExchangeError:  # it guessed none
+                    break
+                if isinstance(request, Send) and request.message["kind"] == "agreed":
+                    break
+                answer = yield request
+            found.append(attempt)
+
+    with pytest.raises(ExchangeError) as error:
+        drive_together({"lead": guessing(), "bank": handshake.follow(bank, "lead")}, encoded=True)
+    assert "brings 15 ids, each of which it learns whether bank has: alignment.most_" in str(error)
+    assert len(found) == 2
+    lead = standing("lead", most_ids=10)
+    assert agree(lead, standing("bank", range(6)))["lead"].notes
+    with pytest.raises(Unfit, match=r"^bank brings 12 ids, each of which it learns whether lead"):
+        agree(lead, standing("bank", range(2, 8)))
+
+
 def test_a_follower_follows_the_leader_into_another_attempt() -> None:
     exchange = handshake.follow(standing("bank", align_by="digests"), "lead")
     next(exchange)

@@ -5,18 +5,16 @@ the batch and D [neurons, b] the loss's derivatives before the ReLU: its rank is
 factors L R of that rank are D and X up to an unknown b x b matrix, D = L Q and X = Q^-1 R. A column
 of D is zero wherever its example leaves a neuron silent, about every second time, which no other
 direction in the span of L is. So b - 1 neurons that happen to be silent for an example determine
-its column: the one direction that is zero on all of them. Directions are sampled, those with many
-zeros kept, and b of them chosen whose examples explain which neurons are silent. The bias gradient
-gives the scales.
+its column: the one direction that is zero on all of them. Directions with many zeros are sought,
+and b of them chosen whose examples explain which neurons are silent. The bias gradient gives the
+scales.
 
-How many samples that takes grows as 2^(b - 1) where neurons are drawn alike and one direction is
-tried for each draw. Three things make it fewer. Neurons differ: one that is silent for most of the
-batch has a short row in L, and neurons are drawn among those with the shortest rows, now more, now
-fewer of them. Each draw of b neurons is worth many directions: those that are zero on all but one
-of them, and, of any two, the one that is zero on a further neuron as well. Where the neurons on
-which a direction is zero leave more than one free, because some examples move none of them, the
-same is done within the few that are left. And once some directions are known, so is which neurons
-their examples move: in every second turn neurons are drawn among those that few of them move.
+The paper draws such neurons at random, in about 2^(b - 1) draws. Here directions are led to be
+sparse (iteratively reweighted least squares): from a random one, each step takes the direction that
+is least on all neurons, each weighted by how little the one before said to it, ever more sharply.
+Starts differ in the neurons on which they are zero at first, in how sharp they begin, in how much
+the neurons that few examples move weigh, and in which of the columns that are known already they
+are orthogonal to.
 """
 
 from __future__ import annotations
@@ -39,24 +37,28 @@ from fedveil.privacy.intervals import share
 from fedveil.protections.reading import Reading
 
 #: Larger batches are not tried.
-LARGEST_BATCH = 24
+LARGEST_BATCH = 32
 #: The mean squared error below which a recovered example is the example, values in [-1, 1] or so.
 EXACT = 1e-4
-#: The share of the layer's activations that the examples found must explain to be believed.
-_EXPLAINED = 0.98
+#: The share of the layer's activations that the examples found must explain to be believed: each
+#: of them, or all together where more starts, so many times as it took, give nothing better.
+_EXPLAINED, _LONGER = 0.98, 8
 #: The share from which on single directions are exchanged.
 _PROMISING = 0.8
-_DRAWS_AT_ONCE = 256
-#: Of each draw so many further neurons are looked at, and a direction zero on so many is kept.
-_CHECKED, _ENOUGH = 16, 5
-#: The root of the share of neurons, those with the shortest rows, that draws are at least from.
+_AT_ONCE = 64
+#: What counts as little on a neuron, as a share of its row: at first, or up to so many times that,
+#: and after `_STEPS`; how many more there are down to what counts as zero.
+_WIDE, _WIDEST, _NARROW, _STEPS, _LAST = 0.02, 10, 1e-3, 40, 6
+#: In so many of the steps rows of different lengths weigh differently.
+_UNEVEN = 16
+#: The root of the share of neurons, those with the shortest rows, that starts are zero on some of.
 _SHORTEST = 0.4
-#: Draws within what a direction's neurons leave free.
-_WITHIN = 16
+#: Directions with this share of the zeros that the best one has are taken for columns.
+_LIKELY = 0.75
 #: Directions are compared with each other, so many at most.
 _COMPARED = 800
 #: How many directions are kept for each example.
-_KEPT = 20
+_KEPT = 6
 #: The cosine above which two directions are not kept both.
 _ALIKE = 0.9999
 
@@ -88,31 +90,52 @@ class _Found:
     scores: Float64s
 
 
+@dataclass(frozen=True)
+class _Explanation:
+    """Examples, and the share of the neurons that each leaves silent or moves as it should."""
+
+    examples: Float64s
+    shares: Float64s
+
+    @property
+    def share(self) -> float:
+        return float(self.shares.mean())
+
+
 def invert(
-    gradient: DenseGradient, draws: int, rng: np.random.Generator, batch: int | None = None
+    gradient: DenseGradient, starts: int, rng: np.random.Generator, batch: int | None = None
 ) -> Float64s | None:
     """The batch [examples, features] whose mean loss has this gradient; None if none is found.
 
     The attacker knows the layer and the gradient, and how large the batch is if `batch` is given,
-    else it takes the gradient's rank. Neurons are drawn at most so many times. What is returned
+    else it takes the gradient's rank. At most so many starts are made. What is returned
     explains nearly all of which neurons each example leaves silent: most or all of it is right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
         return None
     rank = factors.left.shape[1]
-    found, tried = _Found(np.empty((rank, 0)), np.empty(0)), 0
-    for start in range(0, draws, _DRAWS_AT_ONCE):
-        known = found.directions[:, :rank] if start // _DRAWS_AT_ONCE % 2 else None
-        sampled = _sampled(factors, min(_DRAWS_AT_ONCE, draws - start), rng, known)
-        found = _distinct(_refined(factors, _sparsest(factors, sampled), rng), found)
-        if start < 2 * tried and start + _DRAWS_AT_ONCE < draws:
-            continue
-        tried = start
-        examples = _chosen(gradient, factors, found.directions)
-        if examples is not None:
-            return examples
-    return None
+    found = _Found(np.empty((rank, 0)), np.empty(0))
+    best, enough = _Explanation(np.empty((0, 0)), np.zeros(1)), starts
+    for start in range(0, starts, _AT_ONCE):
+        likely = found.scores >= _LIKELY * found.scores.max(initial=0)
+        known = found.directions[:, likely][:, :rank]
+        sparse = _sparse(factors, min(_AT_ONCE, starts - start), rng, known)
+        found = _distinct(_refined(factors, _distinct(_zeros(factors, sparse)).directions), found)
+        explanation = _chosen(gradient, factors, found.directions)
+        if best.share < _EXPLAINED <= explanation.share:
+            enough = min(enough, _LONGER * (start + _AT_ONCE))
+        if explanation.share > best.share:
+            best = explanation
+        if best.shares.min() >= _EXPLAINED or start >= enough:
+            break
+    return best.examples if best.share >= _EXPLAINED else None
+
+
+def _zeros(factors: _Factors, directions: Float64s) -> _Found:
+    """On how many neurons each direction is zero."""
+    zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
+    return _Found(directions, zeros.astype(np.float64))
 
 
 def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
@@ -133,94 +156,73 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
     return _Factors(left[:, :rank], values[:rank, None] * right[:rank], max(zero, 1e-10))
 
 
-def _sampled(
-    factors: _Factors, draws: int, rng: np.random.Generator, known: Float64s | None = None
-) -> Float64s:
-    """Directions [rank, ...] that are zero on many neurons, from so many draws of neurons.
+def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
+    """Directions [rank, number] that are zero on many neurons, from so many starts.
 
-    They are drawn among those with the shortest rows, or on which most `known` directions are zero.
+    `known` [rank, ...] are directions that it need not find again.
     """
-    rank = factors.left.shape[1]
+    rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
-    heard = lengths / lengths.max(initial=factors.zero)
-    if known is not None:
-        heard += np.sum(np.abs(factors.left @ known) >= factors.zero, axis=1)
     live = lengths > factors.zero
-    rows = factors.left[live][np.argsort(heard[live])]
-    drawn = min(rank + _CHECKED, len(rows))
-    if rank == 1 or drawn < rank + 2:
+    lengths, rows = lengths[live], factors.left[live] / lengths[live, None]
+    if rank == 1 or len(rows) <= rank:
         return np.eye(rank)
-    reach = np.maximum(drawn, rng.uniform(_SHORTEST, 1, (draws, 1)) ** 2 * len(rows))
-    order = rng.random((draws, len(rows))) + (np.arange(len(rows)) >= reach)
-    chosen = rows[np.argpartition(order, drawn - 1, axis=1)[:, :drawn]]
-    fixed, checked = chosen[:, :rank], chosen[:, rank:]
-    jitter = 1e-12 * rng.standard_normal(fixed.shape)  # two neurons may say the same
-    directions = np.linalg.inv(fixed + jitter)
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    alone = _alone(directions, checked, factors.zero)
-    return np.concatenate([alone, _paired(directions, checked, factors.zero)]).T
+    directions = _starts(rows, lengths, number, rng, known)
+    products = np.einsum("ni,nj->nij", rows, rows).reshape(len(rows), -1)
+    uneven = (lengths / lengths.max()) ** (-2 * rng.random((number, 1)))
+    uneven /= uneven.mean(axis=1, keepdims=True)
+    wide = _WIDE * _WIDEST ** rng.random((number, 1))
+    falling = np.geomspace(wide, _NARROW, _STEPS)
+    last = np.geomspace(_NARROW, min(factors.zero, _NARROW), _LAST)
+    for step, little in enumerate([*falling, *last]):
+        weights = 1 / ((directions @ rows.T) ** 2 + little**2)
+        if step < _UNEVEN:
+            weights *= uneven
+        moments = (weights @ products).reshape(number, rank, rank)
+        directions = np.linalg.eigh(moments)[1][:, :, 0]
+    return np.asarray(directions.T, np.float64)
 
 
-def _alone(directions: Float64s, checked: Float64s, zero: float) -> Float64s:
-    """Those of the directions [draws, rank, :] that are zero on many of the checked neurons."""
-    often = np.sum(np.abs(checked @ directions) < zero, axis=1) >= _ENOUGH
-    draw, which = np.nonzero(often)
-    return directions[draw, :, which]
+def _starts(
+    rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
+) -> Float64s:
+    """Directions [number, rank], zero on a few neurons and orthogonal to some of the known ones."""
+    rank = rows.shape[1]
+    moved = lengths / lengths.max()
+    moved += rng.integers(2) * np.sum(np.abs(rows @ known) >= _NARROW, axis=1)
+    kept = known[:, rng.random(known.shape[1]) < rng.choice([0.5, 1.0])][:, : rank - 1]
+    order = np.argsort(moved)
+    most = min(rank - 1, len(rows))
+    reach = np.maximum(most, rng.uniform(_SHORTEST, 1, (number, 1)) ** 2 * len(rows))
+    drawn = rng.random((number, len(rows))) + (np.arange(len(rows)) >= reach)
+    chosen = rows[order[np.argpartition(drawn, most - 1, axis=1)[:, :most]]]
+    chosen *= (np.arange(most) < rng.integers(1, rank, (number, 1)))[:, :, None]
+    basis = np.linalg.qr(kept)[0]
+    starts = rng.standard_normal((number, rank))
+    starts -= starts @ basis @ basis.T
+    starts -= np.einsum("sij,sj->si", np.linalg.pinv(chosen) @ chosen, starts)
+    starts /= np.linalg.norm(starts, axis=1, keepdims=True)
+    return starts
 
 
-def _paired(directions: Float64s, checked: Float64s, zero: float) -> Float64s:
-    """The same of what any two directions of a draw make that is zero on its first neuron."""
-    first, second = np.triu_indices(directions.shape[2], 1)
-    values = checked @ directions
-    a, b = values[:, 0, second], -values[:, 0, first]
-    angles = (np.swapaxes(directions, 1, 2) @ directions)[:, first, second]
-    length = np.sqrt(np.maximum(a * a + b * b + 2 * a * b * angles, 1e-300))
-    a, b = a / length, b / length
-    rest = values[:, 1:, first] * a[:, None]
-    rest += values[:, 1:, second] * b[:, None]
-    draw, pair = np.nonzero(np.sum(np.abs(rest) < zero, axis=1) >= _ENOUGH)
-    one, other = directions[draw, :, first[pair]], directions[draw, :, second[pair]]
-    mixed: Float64s = a[draw, pair, None] * one + b[draw, pair, None] * other
-    return mixed
-
-
-def _sparsest(factors: _Factors, directions: Float64s) -> Float64s:
-    """Those of the directions with the most zeros."""
-    zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
-    return _distinct(_Found(directions, zeros.astype(np.float64))).directions
-
-
-def _refined(
-    factors: _Factors, directions: Float64s, rng: np.random.Generator, depth: int = 2
-) -> _Found:
+def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Each direction again, from all neurons on which it is zero.
 
-    Where these leave several directions free, those that are zero on the most others are sought.
     One that rests on a single neuron, without which several would be free, counts half: there is
     one for every neuron.
     """
-    rank = len(directions)
-    found, scores = [np.empty((rank, 0))], [np.empty(0)]
-    within = [np.empty((rank, 0))]
+    found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
         zeros = factors.left[silent]
         values, vectors = np.linalg.eigh(zeros.T @ zeros)
         free = max(1, int(np.sum(values < len(zeros) * factors.zero**2)))
         basis = vectors[:, :free]
-        if 1 < free < rank and depth:
-            part = _Factors(factors.left @ basis, factors.right, factors.zero)
-            within.append(basis @ _sampled(part, _WITHIN, rng))
-            continue
         leverage = np.sum((zeros @ vectors[:, free:]) ** 2 / values[free:], axis=1)
         alone = np.any(leverage > 1 - 1e-6)
         silences = np.sum(np.abs(factors.left @ basis) < factors.zero, axis=0)
         found.append(basis)
         scores.append(silences / (2 if alone or free > 1 else 1))
-    refined = _Found(np.hstack(found), np.concatenate(scores))
-    inner = np.hstack(within)
-    if not inner.shape[1]:
-        return refined
-    return _distinct(refined, _refined(factors, _sparsest(factors, inner), rng, depth - 1))
+    return _Found(np.hstack(found), np.concatenate(scores))
 
 
 def _distinct(*parts: _Found) -> _Found:
@@ -238,7 +240,7 @@ def _distinct(*parts: _Found) -> _Found:
     return _Found(directions[:, kept], scores[kept])
 
 
-def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> Float64s | None:
+def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
     """Examples from `rank` of the directions: the first, then with each exchange that helps.
 
     Exchanges are tried where most of the activations are explained already, in the place of the
@@ -250,33 +252,31 @@ def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) ->
         if len(chosen) < rank and np.linalg.svd(directions[:, [*chosen, i]])[1][-1] > 1e-4:
             chosen.append(i)
     if len(chosen) < rank:
-        return None
-    examples, shares = _explained(gradient, factors, directions[:, chosen])
+        return _Explanation(np.empty((0, 0)), np.zeros(1))
+    best = _explained(gradient, factors, directions[:, chosen])
     for candidate in range(directions.shape[1]):
-        if candidate in chosen or not _PROMISING < shares.mean() < 1:
+        if candidate in chosen or not _PROMISING < best.share < 1:
             continue
-        for place in np.argsort(shares, kind="stable")[:2]:
+        for place in np.argsort(best.shares, kind="stable")[:2]:
             tried = [*chosen[:place], candidate, *chosen[place + 1 :]]
-            other, better = _explained(gradient, factors, directions[:, tried])
-            if better.mean() > shares.mean():
-                examples, shares, chosen = other, better, tried
+            other = _explained(gradient, factors, directions[:, tried])
+            if other.share > best.share:
+                best, chosen = other, tried
                 break
-    return examples if shares.mean() >= _EXPLAINED else None
+    return best
 
 
-def _explained(
-    gradient: DenseGradient, factors: _Factors, directions: Float64s
-) -> tuple[Float64s, Float64s]:
-    """The examples that these directions give, and the share of activations each explains."""
+def _explained(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
+    """The examples that these directions give, and how well each explains its activations."""
     columns = factors.left @ directions
     scales = np.linalg.lstsq(columns, gradient.of_biases, rcond=None)[0]
     try:
         examples = np.linalg.solve(directions * scales, factors.right)
     except np.linalg.LinAlgError:
-        return np.empty((0, factors.right.shape[1])), np.zeros(len(directions))
+        return _Explanation(np.empty((0, 0)), np.zeros(1))
     heard = gradient.weights @ examples.T + gradient.biases[:, None] > 0
     explained = np.mean(heard == (np.abs(columns) > factors.zero), axis=0)
-    return np.asarray(examples, np.float64), np.asarray(explained, np.float64)
+    return _Explanation(np.asarray(examples, np.float64), np.asarray(explained, np.float64))
 
 
 def first_layer(model: nn.Module) -> nn.Linear:
@@ -341,11 +341,11 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """
     target.needs_classes("exact")
     first_layer(target.model)
-    draws = by_effort(effort, 1 << 17, 1 << 19, 1 << 22)
-    cases = by_effort(effort, (10, 10, 4), (20, 20, 20), (20, 20, 20))
+    starts = by_effort(effort, 1 << 12, 1 << 14, 1 << 17)
+    cases = by_effort(effort, (10, 10, 10), (20, 20, 20), (20, 20, 20))
     figures, pictures = [], []
     for size, number in zip((5, 10, 20), cases, strict=True):
-        figure, picture = recovered_of_batches(one_step(target, size), size, number, draws, watch)
+        figure, picture = recovered_of_batches(one_step(target, size), size, number, starts, watch)
         figures.append(figure)
         if picture is not None:
             name = f"exact-{target.job.protection.name}-{size}.png"
@@ -360,7 +360,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def recovered_of_batches(
-    target: Target, size: int, cases: int, draws: int, watch: Watch
+    target: Target, size: int, cases: int, starts: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
     """The share of examples recovered from the reports of some clients, and the first batch."""
     seen = target.seen(target.updates(range(target.partition.clients)))
@@ -374,7 +374,7 @@ def recovered_of_batches(
     for i, (reading, batch) in enumerate(zip(readings, sizes, strict=True)):
         watch.step(i, len(readings), f"batches of {size}")
         rng = Seeded(target.job.seed, "attack", "exact", size, i).generator()
-        examples = invert(of_report(target, reading), draws, rng, batch)
+        examples = invert(of_report(target, reading), starts, rng, batch)
         rows = target.rows(i) if batch == size else target.partition.indices
         originals = target.dataset.train.x[rows]
         hits, total = hits + recovered(originals, examples), total + len(originals)

@@ -119,6 +119,7 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
         gradient_norm=settings.gradient_norm,
         proximal=settings.dynamic if settings.algorithm == "feddyn" else settings.proximal,
         corrected=settings.algorithm in ("scaffold", "feddyn"),
+        precision=settings.precision,
     )
 
 

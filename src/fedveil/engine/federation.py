@@ -55,9 +55,9 @@ from fedveil.record.finding_lines import add_finding
 from fedveil.record.kept_job import keep_job
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.measures import LOSS
-from fedveil.record.model_file import model_bytes
+from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Metrics, Record, Recorder, find_board
-from fedveil.record.run_folder import METRICS, MODEL, RunFolder, uninterrupted
+from fedveil.record.run_folder import METRICS, RunFolder, uninterrupted
 from fedveil.record.sealed_message import intact
 from fedveil.rounds.answers import ClientId, short
 from fedveil.rounds.loop import Outcome, drive
@@ -153,7 +153,7 @@ class Federation:
         self._canaries = Canaries(job, self._protection)
         self._cohorts = Cohorts(job)
         self._optimizer = make_optimizer(job, self._layout.trainable)
-        self._stopping = Stopping(job.stopping)
+        self._stopping = Stopping(job.stopping, task.measures)
         self._ledger = Ledger(adaptive=self._protection.adaptive)
         self._fingerprint = run_fingerprint(
             job, self._dataset, engine.identify(), shape.fingerprint
@@ -205,12 +205,13 @@ class Federation:
             self._state = saved.protection
             self._ledger = Ledger.from_state(saved.ledger)
             self._canaries.restore(saved.canaries)
-            self._stopping.restore(saved.best, self._done, len(self._weights))
             if self._ledger.adaptive != self._protection.adaptive:
                 raise InvalidValue("field adaptive is not the protection's")
         metrics = Metrics.vouched(self._folder, saved.metrics_bytes, saved.metrics_digest)
         with intact(path / METRICS):
             check(metrics.records, saved.round)
+        with intact(path / LATEST):
+            self._stopping.restore(saved.best, metrics.records, len(self._weights))
         return metrics
 
     def run(self, progress: Progress | None = None) -> Run:
@@ -245,6 +246,9 @@ class Federation:
         return self._finish(stopped)
 
     def _finish(self, stopped: str | None) -> Run:
+        if stopped is not None and self._done:  # what has ended is not played again
+            with uninterrupted():
+                self._checkpoint()
         failure = without_result(self._recorder.records, stopped)
         if failure is not None:
             self._recorder.event(f"ended after round {self._done} without a result: {failure}")
@@ -257,7 +261,7 @@ class Federation:
             if audit is not None:
                 add_finding(self._folder, audit)
                 self._recorder.event(str(audit))
-            self._folder.write_atomically(MODEL, model_bytes(self._model))
+            write_model(self._folder, self._model)
             others = list(other_accounts(self.job, self._protection, self._done))
             keep_accounts(self._folder, others, self._recorder.event)
             if which is not None:
@@ -376,7 +380,6 @@ class Federation:
             self._stopping.saw(self._recorder.records, self._weights)
             if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
                 self._checkpoint()
-                self._attempts.checkpointed(number)
 
     def _checkpoint(self) -> None:
         Checkpoint(
@@ -391,5 +394,6 @@ class Federation:
             canaries=self._canaries.state(),
             best=self._stopping.state(),
         ).write(self._folder)
+        self._attempts.checkpointed(self._done)
         if self._test.clients is not None:
             self._test.clients.forget_before(self._done)

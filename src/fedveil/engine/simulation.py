@@ -178,8 +178,8 @@ class Simulator(Engine):
     ) -> Executor:
         train, split = self._dataset.train, self._partition
         self._starting("computing what fixed layers make of the examples")
-        seen = TrainedPart.of(make_model(job, shape)).seen(train.x, job.training.device)
-        data = ClientsData(seen, train.y, split.indices, split.offsets)
+        held = TrainedPart.of(make_model(job, shape)).held(train.x, job.training.device)
+        data = ClientsData(held, train.y, split.indices, split.offsets)
         model = np.empty(dimension, np.float32)
         sides = make_client_sides(job, shape, data, model, self._starting)
         if sides:

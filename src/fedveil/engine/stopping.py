@@ -7,13 +7,14 @@ would have decided.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 
 from fedveil._arrays import Float32s
 from fedveil._validate import finite_vector, integer
-from fedveil.errors import RunStopped
+from fedveil.errors import JobError
 from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.message import Message, only_fields, take, take_array
 from fedveil.record.measures import LOSS, Better, deciding, measures
@@ -23,7 +24,13 @@ from fedveil.record.recorder import Record
 class Stopping:
     """Looks at every round's record after it was made."""
 
-    def __init__(self, settings: StoppingSettings) -> None:
+    def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
+        """`tested`: the figures that decide in a record, which also has the loss."""
+        if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
+            raise JobError(
+                [f"stopping.metric = {settings.metric!r} is no figure of the rounds' records: "
+                 f"they have {', '.join(dict.fromkeys(known))}"]
+            )  # fmt: skip
         self._settings = settings
         self._best: tuple[int, Float32s] | None = None
 
@@ -48,13 +55,9 @@ class Stopping:
 
     def saw(self, records: Sequence[Record], weights: Float32s) -> None:
         """Take in the last record, of a round that ended with these weights."""
-        if self._settings.keep == "last":
-            return
-        tested = list(self._tested(records))
-        if tested and tested[-1][0] == records[-1]["round"]:
-            best, _ = max(tested, key=lambda round_and_figure: round_and_figure[1])
-            if best == tested[-1][0]:
-                self._best = (best, weights.copy())
+        best = self._best_round(records)
+        if best is not None and best == records[-1]["round"]:
+            self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
         """The weights that the run leaves, and a sentence where they are not the last round's."""
@@ -69,25 +72,27 @@ class Stopping:
             return {}
         return {"round": self._best[0], "weights": self._best[1]}
 
-    def restore(self, state: Message, done: int, dimension: int) -> None:
-        """Go on from a checkpoint after so many rounds."""
-        if not state:
+    def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
+        """Go on from a checkpoint, which has the weights of the best round of these."""
+        best = self._best_round(records)
+        if best is None:
+            only_fields(state)
             return
         only_fields(state, "round", "weights")
-        best = take_array(state, "weights", np.float32, (dimension,)).copy()
-        finite_vector("weights", best)
-        self._best = integer("round", take(state, "round", int), 1, done), best
+        weights = take_array(state, "weights", np.float32, (dimension,)).copy()
+        finite_vector("weights", weights)
+        self._best = integer("round", take(state, "round", int), best, best), weights
+
+    def _best_round(self, records: Sequence[Record]) -> int | None:
+        """The first that no other is better than; None where no model is kept, or none tested."""
+        tested = [] if self._settings.keep == "last" else list(self._tested(records))
+        return max(tested, key=itemgetter(1))[0] if tested else None
 
     def _metric(self, record: Record) -> tuple[str, Better]:
         """The figure that decides, and how it is better; of a record that was tested."""
         name, known = self._settings.metric, {LOSS: "lower", **measures(record)}
         if name is None:
             return deciding(record)
-        if name not in known:
-            raise RunStopped(
-                f"stopping.metric = {name!r} is no figure of the rounds' records: they have "
-                f"{', '.join(known)}"
-            )
         return name, "lower" if known[name] == "lower" else "higher"
 
     def _tested(self, records: Sequence[Record]) -> Iterator[tuple[int, float]]:

@@ -44,7 +44,7 @@ DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
 TRACKERS = ("fedveil.engine.trackers:MLflow", "fedveil.engine.trackers:WandB")
 ClassName = Annotated[str, function_text("package.module:Class")]
-TaskName = Annotated[str, or_function(*TASKS)]
+TaskName = Annotated[str, function_text("package.module:Task", *TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -79,6 +79,13 @@ class Job(JobFields):
                 [f"rounds = {number} is fewer than the {self.rounds} of the run: a run that goes "
                  f"on may be given more, and no fewer"]
             )  # fmt: skip
+        protection = self.protection
+        fixed = protection.position.for_rounds(protection.settings)
+        if fixed is not None and number > self.rounds:
+            raise JobError(
+                [f"rounds = {number} would cost more than {fixed} of protection {protection.name}, "
+                 f"whose noise was made for {self.rounds} rounds: begin a new run"]
+            )  # fmt: skip
         return Job(**{**self.model_dump(), "rounds": number})
 
     def under(self, protection: str) -> Job:

@@ -144,6 +144,17 @@ def _state_kept(job: JobFields) -> str | None:
     return f"{ways[0]} is refused together with {' and '.join(others)}" if ways and others else None
 
 
+@RULES.rule("training.precision", "privacy.unit")
+def _examples_exact(job: JobFields) -> str | None:
+    """`privacy.unit: example` needs `training.precision: float32`."""
+    if job.privacy.unit == "client" or job.training.precision == "float32":
+        return None
+    return (
+        f"training.precision = {job.training.precision} is refused under privacy.unit = example, "
+        f"where the gradient of each example is taken alone and in float32"
+    )
+
+
 @RULES.rule("training", "server", "privacy.unit")
 def _algorithm_fits(job: JobFields) -> str | None:
     """`training.algorithm: scaffold` and `fednova` are for `optimizer: sgd` with `momentum` 0, and

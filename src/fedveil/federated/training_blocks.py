@@ -82,6 +82,11 @@ class TrainingSettings(Block):
         description="FedProx's mu: what pulls a client's weights back to those of the round",
     )
     device: Device = Field("cpu", description="where clients train")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="what clients compute in; bfloat16: mixed precision, products and convolutions "
+        "in 16 bits, while weights, gradients, optimiser and report stay float32",
+    )
     engine: Literal["auto", "loop", "vmap"] = Field(
         "auto",
         description="loop: clients one after another, by torch's autograd; vmap: many at once; "
@@ -106,7 +111,7 @@ class ServerSettings(Block):
         "holds all of a round's reports; or their mean, each shortened to `norm_bound`",
     )
     trim: float = Field(
-        0.1, gt=0, lt=0.5, description="share left out at each end under `trimmed_mean`"
+        0.1, gt=0, lt=0.5, description="share left out at each end under `trimmed_mean`, rounded up"
     )
     norm_bound: float = Field(
         1.0, gt=0, description="L2 norm of a report under `aggregation: norm_bound`"

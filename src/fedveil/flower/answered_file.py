@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedveil._files import alone, write_whole
-from fedveil.errors import AnsweredBefore, DeploymentError
+from fedveil.errors import AnsweredBefore
+from fedveil.flower.sealed_state import number_in
 from fedveil.protections.answered import Answered
 
 
@@ -19,13 +20,9 @@ class AnsweredFile(Answered):
         self._path = path
 
     def check(self, round: int) -> None:
-        if not self._path.exists():
-            return
-        text = self._path.read_text()
-        if not text.isdecimal():
-            raise DeploymentError(f"{self._path} is damaged: it does not hold a number")
-        if round <= int(text):
-            raise AnsweredBefore(int(text))
+        last = number_in(self._path)
+        if last is not None and round <= last:
+            raise AnsweredBefore(last)
 
     def note(self, round: int) -> None:
         with alone(self._path):

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedveil._files import alone, write_whole
 from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
+from fedveil.flower.sealed_state import number_in
 from fedveil.message import Message, Value, decode, encode
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Spending
@@ -31,15 +32,13 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
     with alone(path):
-        given = path.read_text() if path.exists() else "0"
-        if not given.isdecimal():
-            raise DeploymentError(f"{path} is damaged: it does not hold a number")
-        if int(given) >= limit:
+        given = number_in(path) or 0
+        if given >= limit:
             raise ClientWithheld(
-                f"this client has given {int(given)} reports of this job, rounds + "
+                f"this client has given {given} reports of this job, rounds + "
                 f"deployment.repeats = {limit} are all that it gives"
             )
-        write_whole(path, str(int(given) + 1).encode(), 0o600)
+        write_whole(path, str(given + 1).encode(), 0o600)
 
 
 class OwnLedger:

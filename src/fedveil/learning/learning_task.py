@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedveil.errors import TaskInvalid
 from fedveil.example_arrays import Opened, Targets
 from fedveil.learning import task_metrics
 from fedveil.learning.losses import IGNORED, OWN, mean_loss
+from fedveil.learning.precision import computing
 from fedveil.learning.task_metrics import Better, Metric
 from fedveil.learning.trainer import TrainingPlan, change_gradients, make_optimizer
 
@@ -81,9 +83,10 @@ class Task(ABC):
         parameters = [p for p in model.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         optimizer = self.optimizer(parameters, plan)
+        forward = computing(partial(self.forward, model), plan.precision, parameters[0].device)
         for inputs, targets in batches:
             optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(self.loss(self.forward(model, inputs), targets))
+            torch.autograd.backward(self.loss(forward(inputs), targets))
             change_gradients(parameters, start, plan)
             optimizer.step()
 

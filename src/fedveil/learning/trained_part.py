@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,6 +83,14 @@ class TrainedPart:
                 out[start : start + size] = features(block).cpu().numpy()
         return out
 
+    def held(self, x: Array, device: str = "cpu") -> Array:
+        """What of examples is held for clients: what is seen, or small whole numbers as they are.
+
+        These are float32 to whoever trains on them (`as_floats`), and take a quarter of its memory.
+        """
+        small = is_plain(x) and is_small(x.dtype) and not _looks_up(self.whole)
+        return x if small and self.features is None else self.seen(x, device)
+
     def explain(self) -> list[str]:
         """What a run should say of it."""
         if self.features is None:
@@ -89,11 +98,21 @@ class TrainedPart:
         return ["only the last layer is trained: what comes before it is computed once"]
 
 
+def is_small(dtype: np.dtype[Any]) -> bool:
+    """Whether numbers of this type are whole, and of at most 16 bits."""
+    return dtype.kind in "iub" and dtype.itemsize <= 2
+
+
+def as_floats(x: Array) -> Array:
+    """Examples as they are trained on: those that `held` has kept small as float32."""
+    return x.astype(np.float32) if is_plain(x) and is_small(x.dtype) else x
+
+
 def taken(model: nn.Module, x: Array) -> Array:
     """Whole numbers as int64 where an embedding takes them, and as float32 elsewhere."""
     if not is_plain(x) or x.dtype == np.float32:
         return x
-    if any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules()):
+    if _looks_up(model):
         return x if x.dtype.kind == "f" else x.astype(np.int64)
     if x.dtype.kind in "iu" and max(int(x.max()), -int(x.min())) > _EXACT_IN_FLOAT32:
         raise ModelInvalid(
@@ -101,6 +120,11 @@ def taken(model: nn.Module, x: Array) -> Array:
             "model has no nn.Embedding that would look them up"
         )
     return x.astype(np.float32)
+
+
+def _looks_up(model: nn.Module) -> bool:
+    """Whether it has a table that takes whole numbers."""
+    return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
 
 
 def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:

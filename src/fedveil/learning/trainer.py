@@ -22,6 +22,7 @@ from fedveil.entropy import Entropy
 from fedveil.example_arrays import is_plain
 from fedveil.learning.device import seed_torch
 from fedveil.learning.losses import mean_loss
+from fedveil.learning.precision import computing
 from fedveil.learning.weight_layout import Layout
 
 
@@ -45,6 +46,8 @@ class TrainingPlan:
     corrected: bool = False
     #: FedProx's mu: the gradient gets mu * (w - w at the round's start), before it is shortened.
     proximal: float = 0.0
+    #: The numbers that forward and backward passes are computed in (`precision`).
+    precision: str = "float32"
 
     @property
     def plain_sgd(self) -> bool:
@@ -171,6 +174,7 @@ class LoopTrainer(OneByOne):
         super().__init__(Layout(self._model), self._device)
         self._parameters = [e.tensor for e in self._layout.entries if e.fate == "parameter"]
         self._loss = mean_loss(plan.loss, plan.class_weights)
+        self._outputs = computing(self._model, plan.precision, self._device)
 
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
         self._layout.write(start)
@@ -185,7 +189,7 @@ class LoopTrainer(OneByOne):
         terms = None if vector is None else self._of_parameters(vector.to(self._device))
         for x, y in self._batches(client):
             optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(self._loss(self._model(x), y))
+            torch.autograd.backward(self._loss(self._outputs(x), y))
             change_gradients(self._parameters, begun, self._plan, terms)
             optimizer.step()
 
@@ -202,7 +206,7 @@ class LoopTrainer(OneByOne):
             yield x, client.y[index].to(self._device)
 
     def _plain_step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        loss = self._loss(self._model(x), y)
+        loss = self._loss(self._outputs(x), y)
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         used = [(p, g) for p, g in zip(self._parameters, gradients, strict=True) if g is not None]
         with torch.no_grad():

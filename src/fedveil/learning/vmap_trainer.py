@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from fedveil._arrays import Float32s, Int64s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.device import seed_torch
 from fedveil.learning.losses import each_loss
+from fedveil.learning.precision import computing
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
 
@@ -36,6 +38,8 @@ class VmapTrainer:
         self._plan = plan
         self._losses = each_loss(plan.loss, plan.class_weights)
         self._model = model.to(self._device).train()
+        whole = partial(functional_call, self._model)
+        self._forward = computing(whole, plan.precision, self._device)
         self._layout = Layout(self._model)
         buffers = [e.name for e in self._layout.entries if e.fate == "buffer"]
         if buffers:
@@ -53,7 +57,7 @@ class VmapTrainer:
         y: torch.Tensor,
         counts: torch.Tensor,
     ) -> torch.Tensor:
-        logits = functional_call(self._model, (parameters, self._layout.kept), (x,))
+        logits = self._forward((parameters, self._layout.kept), (x,))
         losses = self._losses(logits, y)
         return (losses * counts).sum() / counts.sum().clamp(min=1)
 

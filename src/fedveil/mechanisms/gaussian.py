@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedveil._arrays import Float64s, Int64s
 from fedveil._kernels import compiled
-from fedveil._validate import choice, finite_vector, within
+from fedveil._validate import choice, finite_vector, real_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
@@ -34,6 +34,7 @@ _LEAST, _MOST = 2.0**-100, 2.0**100
 #: Steps² beyond sigma², and a share of it: what the proof of the guarantee spends.
 SMOOTHING = 16
 SLACK = Fraction(1, 1 << 30)
+_LANES = 32
 
 
 class GaussianMechanism:
@@ -201,8 +202,14 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 
 
 def stretch(vector: Vector, norm: float) -> float:
-    """norm / |vector|, to within rounding; infinite where that is out of a float's range."""
-    peak = float(max(vector.max(initial=0.0), -vector.min(initial=0.0)))
+    """norm / |vector|, to within rounding; infinite where that is out of a float's range.
+
+    Raises `InvalidValue` on NaN and infinity.
+    """
+    highest, lowest = float(vector.max(initial=0.0)), float(vector.min(initial=0.0))
+    if not math.isfinite(highest - lowest):
+        finite_vector("update", vector)
+    peak = max(highest, -lowest)
     if peak == 0:
         return math.inf
     # A power of two near 1 / peak: no square of a scaled entry overflows, none that counts is lost.
@@ -211,8 +218,8 @@ def stretch(vector: Vector, norm: float) -> float:
 
 
 def _real_vector(update: Vector) -> Vector:
-    """`update`, checked, as a contiguous float32 or float64 vector."""
-    vector = finite_vector("update", update)
+    """`update` as a contiguous float32 or float64 vector, whose entries `stretch` looks at."""
+    vector = real_vector("update", update)
     if vector.dtype.itemsize > 8:
         raise InvalidValue(f"update has dtype {vector.dtype}, float64 is the widest allowed")
     return np.ascontiguousarray(vector, np.float32 if vector.dtype.itemsize <= 4 else np.float64)
@@ -233,17 +240,27 @@ def _normal(count: int, entropy: Entropy) -> Float64s:
 
 
 def _sum_of_squares_numpy(vector: Vector, scale: float) -> float:
+    lanes = np.zeros((-(-len(vector) // _LANES), _LANES))
+    lanes.reshape(-1)[: len(vector)] = np.square(vector.astype(np.float64) * scale)
     # A running sum adds in order, as the loop does; np.sum does not.
-    return float(np.cumsum(np.square(vector.astype(np.float64) * scale))[-1])
+    return float(np.cumsum(np.cumsum(lanes, axis=0)[-1])[-1])
 
 
 @compiled(_sum_of_squares_numpy)
 def _sum_of_squares(vector: Vector, scale: float) -> float:
-    """Σ (scale · entry)², added in order; `vector` is not empty."""
+    """Σ (scale · entry)², in order in lanes, which vector registers hold; `vector` is not empty."""
+    lanes = np.zeros(_LANES)
+    whole = len(vector) // _LANES * _LANES
+    for start in range(0, whole, _LANES):
+        for j in range(_LANES):
+            scaled = np.float64(vector[start + j]) * scale
+            lanes[j] += scaled * scaled
+    for j in range(len(vector) - whole):
+        scaled = np.float64(vector[whole + j]) * scale
+        lanes[j] += scaled * scaled
     total = 0.0
-    for i in range(len(vector)):
-        scaled = np.float64(vector[i]) * scale
-        total += scaled * scaled
+    for j in range(_LANES):
+        total += lanes[j]
     return total
 
 

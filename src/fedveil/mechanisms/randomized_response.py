@@ -40,7 +40,7 @@ class BinaryRandomizedResponse:
     def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> Array:
         """The perturbed bits, of the shape and type of `bits`: truth values, or 0 and 1."""
         truth = np.asarray(bits)
-        if truth.dtype.kind not in "biu" or not np.isin(truth, (0, 1)).all():
+        if truth.dtype.kind not in "biu" or not ((truth == 0) | (truth == 1)).all():
             raise InvalidValue("bits holds other values than truth values, or integers 0 and 1")
         lies = self._lie.draw(truth.size, entropy).reshape(truth.shape) == 0
         return np.asarray(truth ^ lies.astype(truth.dtype))

@@ -145,14 +145,14 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
     if figure.promise == "none" and run.job["protection"]["name"] == PWEncrypt.name:
         return (
             "put noise into the sum",
-            f"`fedveil run {job} --set protection=distributed_dp` trains the same with noise that "
-            f"every client adds a part of: the sum alone promises nothing",
+            f"`{_switched(run, job, 'distributed_dp')}` trains the same with noise that every "
+            f"client adds a part of: the sum alone promises nothing",
         )
     if figure.promise == "none":
         return (
             "put a protection in the switch",
-            f"`fedveil run {job} --set protection=dp_encrypt` trains the same with noise in every "
-            f"report; `fedveil attack gradient {folder}` shows what one tells without",
+            f"`{_switched(run, job, 'dp_encrypt')}` trains the same with noise in every report; "
+            f"{_attack(run, folder)}",
         )
     if figure.promise not in ("strong", "meaningful"):
         return "ask for a stronger promise", _stronger(run, job)
@@ -166,6 +166,23 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
     return "try to refute it" if run.deployed else "try to refute it, then deploy it", trials
 
 
+def _switched(run: ReadRun, job: str, position: str) -> str:
+    """The run's job again under a position that takes clients to count equally."""
+    by_size = run.job["server"]["weighting"] == "by_size"
+    equal = " --set server.weighting=equal" if by_size else ""
+    return f"fedveil run {job} --set protection={position}{equal}"
+
+
+def _attack(run: ReadRun, folder: str) -> str:
+    """An attack that takes the run's job; where none does, the trial of all mechanisms."""
+    own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
+    if not own and run.job["task"] == "classification":
+        return f"`fedveil attack membership {folder}` asks the model whom it was trained on"
+    if not own and run.last["unit"] == "client":
+        return f"`fedveil attack distinguish {folder}` tells two clients by their reports"
+    return "`fedveil audit` tries to refute what every mechanism claims"
+
+
 def _stronger(run: ReadRun, job: str) -> str:
     position = POSITIONS.get(str(run.job["protection"]["name"]))
     if position is None or position.cost_parameter is None:
@@ -175,7 +192,7 @@ def _stronger(run: ReadRun, job: str) -> str:
 
 def _trials(run: ReadRun, folder: str, job: str) -> Iterator[str]:
     if run.deployed or not run.findings:
-        yield f"`fedveil attack membership {folder}` asks the model whom it was trained on"
+        yield _attack(run, folder)
     if not run.deployed:
         yield f"`fedveil deploy DIR {job}` takes the job to other machines"
 
@@ -185,6 +202,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
     if leader.ended is None or not leader.finished:
         return "let it end", f"`fedveil vertical run --resume {folder}` goes on"
     job = quote(str(run.folder / JOB))
+    attack = "tokens" if run.job["task"]["name"] == "pangu" else "features"
     if worst is not None and worst.figure.thin:
         return (
             "ask for a stronger promise",
@@ -195,6 +213,6 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
         return (
             "protect what crosses",
             f"`fedveil vertical run {job} --set privacy.embedding_dp.eps=1`; `fedveil attack "
-            f"features {folder}` shows what it tells without",
+            f"{attack} {folder}` shows what it tells without",
         )
-    return "try to refute it", f"`fedveil attack features {folder}`"
+    return "try to refute it", f"`fedveil attack {attack} {folder}`"

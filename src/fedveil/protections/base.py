@@ -272,6 +272,11 @@ class Protection(ABC):
         return False
 
     @classmethod
+    def for_rounds(cls, settings: Any) -> str | None:
+        """The parameter by which the noise of a round follows from how many rounds a run has."""
+        return None
+
+    @classmethod
     def cost_key(cls, settings: Any) -> CostKey | None:
         """What `fedveil budget --target-epsilon` solves for; of a name alone, the less the less."""
         named = cls.cost_parameter

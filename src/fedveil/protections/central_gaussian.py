@@ -118,6 +118,12 @@ class CentralGaussian(Clipped):
         return True
 
     @classmethod
+    def for_rounds(cls, settings: CentralGaussianSettings) -> str | None:
+        """The target, where there is one."""
+        target = settings.target_epsilon
+        return None if target is None else f"target_epsilon = {target:g}"
+
+    @classmethod
     def unfit_for_apps(cls, settings: CentralGaussianSettings) -> str | None:
         """What an app does not say."""
         if settings.target_epsilon is None:
@@ -184,7 +190,8 @@ class CentralGaussianServerRound(OneReportRound):
         super().__init__(context)
         self._protection = protection
         self._sum = np.zeros(protection.clipping.length, np.int64)
-        self._told: Aggregate | None = None
+        # Of secret cohorts, whether anybody reported is a secret too.
+        self.may_be_empty = protection.context.poisson
 
     def opening(self) -> Message:
         """The round's number, and the clip where it moves."""
@@ -201,24 +208,17 @@ class CentralGaussianServerRound(OneReportRound):
     def _merge_sums(self, other: CentralGaussianServerRound) -> None:
         self._sum += other._sum
 
-    def aggregate(self) -> Aggregate:
-        """As it is; of secret cohorts also where nobody reported, which is a secret too."""
-        return self._aggregate() if self._protection.context.poisson else super().aggregate()
-
     def _aggregate(self) -> Aggregate:
-        """The mean of the noised sum: noised once, whoever asks for it again.
+        """The mean of the noised sum: noised once.
 
         Where cohorts are secret, how many reported is: the sum is divided by what is expected.
         """
-        if self._told is None:
-            protection, job = self._protection, self._protection.context
-            protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
-            among = job.clients_per_round if job.poisson else self.reports
-            mean = into_floats(self._sum)
-            mean *= protection.noise.step
-            mean /= among
-            self._told = protection.clipping.aggregate(mean, self.reports, self._context.state)
-        return self._told
+        protection, job = self._protection, self._protection.context
+        protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
+        mean = into_floats(self._sum)
+        mean *= protection.noise.step
+        mean /= job.clients_per_round if job.poisson else self.reports
+        return protection.clipping.aggregate(mean, self.reports, self._context.state)
 
 
 class CentralGaussianClientRound(OneReportClient):

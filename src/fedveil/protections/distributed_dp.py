@@ -94,6 +94,11 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         "theirs alone is enough",
     )
 
+    @property
+    def target(self) -> float:
+        """What a run costs where no multiplier is given."""
+        return _TARGET if self.target_epsilon is None else self.target_epsilon
+
     def least_survivors(self, clients: int) -> int:
         """How many of so many clients a round's sum has at least."""
         sharing = self.sharing_clients(clients)
@@ -212,13 +217,19 @@ class DistributedDP(Clipped, SecureSum):
 
     def _ratio(self) -> float:
         """The noise multiplier."""
-        settings, context = self.settings, self.context
+        settings, context, target = self.settings, self.context, self.settings.target
         if settings.noise_multiplier is not None:
             return settings.noise_multiplier
-        target = _TARGET if settings.target_epsilon is None else settings.target_epsilon
         if context.unit == "example" or self._rate < 1:
             return least_ratio(target, context.delta, self._rate, context.rounds)
         return ratio_for(target, context.delta, context.rounds)
+
+    @classmethod
+    def for_rounds(cls, settings: Any) -> str | None:
+        """The target, where no multiplier stands in its place."""
+        if settings.noise_multiplier is not None:
+            return None
+        return f"target_epsilon = {settings.target:g}"
 
     @property
     def _rate(self) -> float:

@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from fedveil._arrays import into_floats
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.mechanisms.unclipped_sum import GaussianSum
 from fedveil.message import Message, Value, encoded_bytes, only_fields, take_array
+from fedveil.packing import add
 from fedveil.privacy.audit import Case
 from fedveil.privacy.sum_grid import LARGEST
 from fedveil.protections.base import (
@@ -174,7 +176,10 @@ class DPEncryptServerRound(OneReportRound):
         self._sum.merge(other._sum)
 
     def _aggregate(self) -> Aggregate:
-        return Aggregate(self._sum.value() * self._form.step / self.reports, self.reports)
+        mean = self._sum.value()
+        mean *= self._form.step
+        mean /= self.reports
+        return Aggregate(mean, self.reports)
 
 
 class DPEncryptClientRound(OneReportClient):
@@ -283,10 +288,10 @@ class _WholeSum:
         self._total = np.zeros(length, np.int64)
 
     def add(self, vector: npt.NDArray[np.int32], weight: int = 1) -> None:
-        self._total += weight * vector
+        add(vector if weight == 1 else weight * vector, self._total)
 
     def merge(self, other: _WholeSum) -> None:
         self._total += other._total
 
     def value(self) -> npt.NDArray[np.float64]:
-        return self._total.astype(np.float64)
+        return into_floats(self._total)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import into_floats
 from fedveil._kernels import compiled
 
 PLACES = 44
@@ -64,9 +65,11 @@ class ExactSum:
         self.terms += other.terms
 
     def value(self) -> npt.NDArray[np.float64]:
-        """The sum, rounded to float64."""
+        """The sum, rounded to float64, in the memory that it was in: asked once, and last."""
         if self._far is None:
-            return np.multiply(self._near, 2.0**-PLACES)
+            value = into_floats(self._near)
+            value *= 2.0**-PLACES
+            return value
         self._move_away()
         return self._far.value()
 

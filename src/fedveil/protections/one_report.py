@@ -30,7 +30,9 @@ class OneReportRound(PhasedRound):
         return {"round": self._context.round}
 
     def merge(self, other: OneReportRound) -> None:
-        """Refuses clients that both have counted."""
+        """Refuses clients that both have counted, and halves that have told their aggregate."""
+        if self._told is not None or other._told is not None:
+            raise ValueError("a half that has told its aggregate has no sums any more")
         twice = self._answered & other._answered
         if twice or other._context.round != self._context.round or type(other) is not type(self):
             raise ValueError(f"these two halves are not of one round, or share clients {twice}")

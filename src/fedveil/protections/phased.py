@@ -24,6 +24,9 @@ class PhasedRound(ABC):
     """A server half that asks in one phase after another; who has not answered is left out."""
 
     mergeable = False
+    #: Whether there is an aggregate where nobody reported.
+    may_be_empty = False
+    _told: Aggregate | None = None
     #: Bytes that an answer may have, and more of them for each entry of the model; a half that
     #: knows the length of its own answers says so in `longest`.
     room, room_an_entry = 1 << 16, 16
@@ -46,7 +49,7 @@ class PhasedRound(ABC):
 
     def receive(self, client: ClientId, message: Message) -> None:
         """Check sender, phase and round, then take in what the phase is about."""
-        asked = self._asked if self.phase is not None else ()
+        asked = self._asked if self.phase is not None and self._told is None else ()
         check_sender(client, self._invited, asked, self._answered)
         try:
             if take(message, "round", int) != self._context.round:
@@ -68,9 +71,12 @@ class PhasedRound(ABC):
         raise InvalidValue("this half cannot be merged with another")
 
     def aggregate(self) -> Aggregate:
-        if not self._answered:
+        """The same one, whoever asks for it again: it may lie where the sums were."""
+        if not self._answered and not self.may_be_empty:
             raise RoundVoid("report", 0, 1)
-        return self._aggregate()
+        if self._told is None:
+            self._told = self._aggregate()
+        return self._told
 
     @property
     def reports(self) -> int:

@@ -11,7 +11,9 @@ bound. Nothing depends on the order of the reports.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -29,7 +31,9 @@ class Sum(Protocol):
 
     def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None: ...
     def merge(self, other: Any) -> None: ...
-    def value(self) -> npt.NDArray[np.float64]: ...
+
+    def value(self) -> npt.NDArray[np.float64]:
+        """What it came to, in its own memory where it can: asked once, and last."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,8 @@ class BoundedSum:
 class MiddleSum:
     """Holds all reports; its value is their number times the mean of those in the middle.
 
-    `cut` is the share that is left out at each end, entry by entry; at most, all but the one or the
-    two in the middle are.
+    `cut` is the share that is left out at each end, entry by entry, rounded up: one at least. At
+    most, all but the one or the two in the middle are.
     """
 
     def __init__(self, cut: float) -> None:
@@ -92,7 +96,8 @@ class MiddleSum:
 
     def value(self) -> npt.NDArray[np.float64]:
         count = len(self._rows)
-        out = int(min(self._cut * count, (count - 1) // 2))
+        share = Fraction(repr(self._cut))  # as it is written: 0.07 of 100 are 7
+        out = min(math.ceil(share * count), (count - 1) // 2)
         total = np.empty(len(self._rows[0]))
         size = max(1, _ENTRIES // count)
         for start in range(0, len(total), size):

@@ -18,6 +18,7 @@ from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.mechanisms.unary.encoding import Kind, Report, ReportKind, Running, UnaryEncoding
 from fedveil.mechanisms.unary.likelihood import log_rounded, stated_log_likelihood
+from fedveil.mechanisms.unary.rounding import add_update
 from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import PrivacyLoss, as_written
@@ -43,6 +44,13 @@ _AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(E[+-]?[0-9]{1,4})?")
 
 # Every client of a round asks for the same one; its exact probabilities take a while to find.
 _encoding = lru_cache(maxsize=8)(UnaryEncoding)
+
+
+@lru_cache(maxsize=8)
+def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
+    """The loss of a whole report, in decimals as they are written; never rounded down."""
+    with localcontext(prec=60, rounding=ROUND_UP):
+        return as_written(encoding.loss_per_parameter.epsilon) * dimension
 
 
 class Unary(Protection):
@@ -131,9 +139,7 @@ class Unary(Protection):
 
     def report_cost(self, eps: float) -> Decimal:
         """The loss of a whole report, in decimals as they are written; never rounded down."""
-        with localcontext(prec=60, rounding=ROUND_UP):
-            one = self.encoding(eps).loss_per_parameter.epsilon
-            return as_written(one) * self.context.dimension
+        return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
         """The epsilon of the first round, and what a client that is always drawn has spent."""
@@ -339,11 +345,12 @@ class UnaryClientRound(OneReportClient):
     def _report(self, opening: Message, update: Update) -> Message:
         encoding = self._protection.encoding(self._accept(opening))
         job = self._protection.settings
-        if not np.isfinite(update).all():
+        entropy, model = self._context.entropy, self._context.model
+        values = model.copy() if job.target == "weights" else np.zeros_like(update)
+        beyond = add_update(values, update, np.float32(job.clip))
+        if beyond < 0:
             raise ClientWithheld("the update is not finite")
-        values = self._protection.coded(self._context.model, update)
-        self.saturated = float(np.mean(np.abs(values) > job.clip))
-        entropy = self._context.entropy
+        self.saturated = beyond / len(values)
         try:
             states = encoding.encode(values, entropy)
         except InvalidValue as error:
@@ -351,7 +358,7 @@ class UnaryClientRound(OneReportClient):
         if job.fidelity == "aggregate":
             packed, token = encoding.pack(states), entropy.token(_TOKEN_BYTES)
             return {"round": self._context.round, "states": packed, "token": token}
-        report = encoding.pack(encoding.perturb(states, entropy))
+        report = encoding.pack(encoding.perturb_states(states, entropy))
         return {"round": self._context.round, "report": report}
 
     def _accept(self, opening: Message) -> float:

@@ -37,7 +37,7 @@ from fedveil.protections.reading import Reading
 from fedveil.protections.secure_sum_settings import SecureSumSettings, shared_weaker
 from fedveil.rounds.answers import ClientId
 from fedveil.secagg.client import Client
-from fedveil.secagg.keys import Identity
+from fedveil.secagg.keys import Identity, both_ends
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import PHASES, TRAINS, longest_answer
 from fedveil.secagg.server import Server
@@ -304,11 +304,13 @@ class MaskedClientRound:
     def __init__(self, protection: SecureSum, context: ClientContext) -> None:
         self._protection = protection
         self._context = context
+        known = protection.context
         self._client = Client(
             context.client,
             protection.terms(context.round),
             context.entropy,
             protection.identity(context.client),
+            both_ends(known.seed, context.round) if known.simulated else None,
         )
 
     def wants_update(self, message: Message) -> bool:

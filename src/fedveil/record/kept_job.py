@@ -66,6 +66,12 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
     return folder, job
 
 
+def look_beside(job: Path) -> None:
+    """Find the user's own modules beside a job's file, and where a run had them whose job it is."""
+    sys.path.append(str(job.parent.resolve()))
+    look_where_a_run_looked(job.parent)
+
+
 def look_where_a_run_looked(path: Path) -> bool:
     """Find the user's own modules in the folders that a run had them from, after all others.
 

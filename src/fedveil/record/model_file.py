@@ -9,21 +9,30 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import nn
 
-from fedveil.errors import ModelInvalid
+from fedveil._files import PARTIAL, put_in_place
+from fedveil.errors import ModelInvalid, RunFolderError
 from fedveil.learning.weight_layout import tied_names
+from fedveil.record.run_folder import MODEL, RunFolder, explained
 
 
-def model_bytes(model: nn.Module) -> bytes:
-    """The file's content: every tensor of the state dict once; tied names are in the metadata."""
-    tied = tied_names(model)
+def write_model(folder: RunFolder, model: nn.Module) -> None:
+    """Every tensor of the state dict once, from its own memory; tied names are in the metadata."""
+    tied, target = tied_names(model), folder.path / MODEL
     tensors = {
         name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied
     }
-    return safetensors.torch.save(tensors, {"tied": json.dumps(tied, sort_keys=True)})
+    partial = target.with_name(target.name + PARTIAL)
+    with explained(folder.path):
+        try:
+            metadata = {"tied": json.dumps(tied, sort_keys=True)}
+            safetensors.torch.save_file(tensors, partial, metadata)
+        except SafetensorError as error:
+            raise RunFolderError(f"{target} cannot be written: {error}") from None
+        put_in_place(partial, target)
 
 
 def read_model(path: Path, model: nn.Module) -> None:
-    """Give `model` the tensors of a file that `model_bytes` made of one like it."""
+    """Give `model` the tensors of a file that `write_model` made of one like it."""
     try:
         tensors = safetensors.torch.load_file(path)
         tied = tied_names(model)

@@ -26,9 +26,9 @@ def sealed_parts(message: Message) -> list[bytes | memoryview]:
     return [*parts, digest.digest()]
 
 
-def unsealed(raw: bytes) -> dict[str, Value]:
+def unsealed(raw: bytes | memoryview) -> dict[str, Value]:
     """The message that was sealed; raises `MessageInvalid` where a bit of it has changed."""
-    data, digest = memoryview(raw)[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
+    data, digest = memoryview(raw)[:-_DIGEST_BYTES], bytes(raw[-_DIGEST_BYTES:])
     if hashlib.sha256(data).digest() != digest:
         raise MessageInvalid("its digest does not match")
     return decode(data)

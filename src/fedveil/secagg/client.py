@@ -8,7 +8,7 @@ from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.message import Message, Value, only_fields, take
 from fedveil.packing import pack
 from fedveil.secagg import keys, phases, shamir
-from fedveil.secagg.keys import Identity, KeyPair, pair_seed, public_key
+from fedveil.secagg.keys import Identity, KeyPair, Pairs, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
 from fedveil.secagg.phases import Phase, as_ids, as_rows, as_table, take_ids, take_rows, take_table
 from fedveil.secagg.secret import SECRET_BYTES, Secret
@@ -35,7 +35,12 @@ class Client:
     """
 
     def __init__(
-        self, client: int, terms: Terms, entropy: Entropy, identity: Identity | None = None
+        self,
+        client: int,
+        terms: Terms,
+        entropy: Entropy,
+        identity: Identity | None = None,
+        pairs: Pairs | None = None,
     ) -> None:
         if terms.active_security and identity is None:
             raise InvalidValue("identity = None: active_security needs the client's own identity")
@@ -43,6 +48,7 @@ class Client:
         self.terms = terms
         self._entropy = entropy
         self._identity = identity
+        self._pairs = Pairs() if pairs is None else pairs
         self._state = client_state(terms.active_security)
         self._tagger = Tagger(terms.context)
         #: A digest of what this client was shown: of the keys, then of all that masks are bound to.
@@ -155,18 +161,29 @@ class Client:
         members = list(cipher_keys)
         secrets = [self._seed, self._mask.secret]
         shares = shamir.split(secrets, self.terms.threshold, len(members), self._entropy)
-        sealed, tags = [], []
+        ends = [(self.client, peer) for peer in members for _ in (SEED, KEY)]
+        all_dealt = shamir.encode_shares(shares)
+        tags = self._tagger.tags(ends, [SEED, KEY] * len(members), all_dealt)
+        sealed = []
         for place, peer in enumerate(members):
-            dealt = shamir.encode_shares(shares[place])
-            tags += self._tagger.tags([(self.client, peer)] * 2, (SEED, KEY), dealt)
+            dealt = all_dealt[place * _DEALT_BYTES : (place + 1) * _DEALT_BYTES]
             if peer == self.client:
                 self._held[peer] = dealt
                 sealed.append(bytes(phases.SEALED_BYTES))
                 continue
-            channel = self._cipher.agree(public_key(cipher_keys[peer]))
-            self._channels[peer] = channel
-            sealed.append(keys.seal(channel, self._view, self.client, peer, dealt))
+            self._channels[peer] = self._agreed(self._cipher, cipher_keys[peer])
+            key = self._seal_key(peer, self.client, peer)
+            sealed.append(keys.seal(key, self._view, self.client, peer, dealt))
         return {"sealed": as_rows(sealed, phases.SEALED_BYTES), "tags": as_rows(tags, TAG_BYTES)}
+
+    def _agreed(self, mine: KeyPair, other: bytes) -> bytes:
+        ends = (mine.public, other) if mine.public < other else (other, mine.public)
+        return self._pairs.once(ends, lambda: mine.agree(public_key(other)))
+
+    def _seal_key(self, peer: int, sender: int, receiver: int) -> bytes:
+        shared, view = self._channels[peer], self._view
+        name = (shared, view, sender, receiver)
+        return self._pairs.once(name, lambda: keys.seal_key(shared, view, sender, receiver))
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
         """Keep the neighbourhood's mask keys and their view; give its cipher keys. Check all."""
@@ -220,7 +237,8 @@ class Client:
 
     def _open(self, dealer: int, sealed: bytes) -> bool:
         """Keep the shares that a dealer has sealed for this client, if that is what they are."""
-        dealt = keys.unseal(self._channels[dealer], self._view, dealer, self.client, sealed)
+        key = self._seal_key(dealer, dealer, self.client)
+        dealt = keys.unseal(key, self._view, dealer, self.client, sealed)
         if dealt is None:
             return False
         self._held[dealer] = dealt
@@ -233,11 +251,19 @@ class Client:
         lanes = ring.elements(vector, used_up=True)
         seeds = [(self._seed.reveal(), True)]
         for peer in senders:
-            shared = self._mask.agree(public_key(self._mask_keys[peer]))
-            seeds.append((pair_seed(shared, self._view, self.client, peer), self.client < peer))
-        add_masks(lanes, seeds)
+            seeds.append((self._pair_seed(peer), self.client < peer))
+        add_masks(lanes, seeds, simulated=self._pairs.simulated)
         ring.reduce(lanes)
         return pack(lanes, 0, ring.bits)
+
+    def _pair_seed(self, peer: int) -> bytes:
+        mine, raw, view, me = self._mask, self._mask_keys[peer], self._view, self.client
+
+        def make() -> bytes:
+            return pair_seed(mine.agree(public_key(raw)), view, me, peer)
+
+        ends = (me, mine.public, peer, raw) if me < peer else (peer, raw, me, mine.public)
+        return self._pairs.once((view, *ends), make)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
         """Sign the list of survivors, and all else that this client was shown."""

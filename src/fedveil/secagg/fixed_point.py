@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil._arrays import Array, Float64s, Int64s, into_floats
+from fedveil._arrays import Array, Float64s, Int64s, Uint64s, into_floats
+from fedveil._kernels import compiled
 from fedveil._validate import finite_vector, integer, positive
 from fedveil.entropy import Entropy
 
@@ -35,13 +36,8 @@ class FixedPoint:
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):
-            part = vector[start : start + _PART].astype(np.float64)
-            scaled = np.clip(part, -self.clip, self.clip) * (self.largest / self.clip)
-            below = np.floor(scaled)
-            uniform = (entropy.words(len(part)) >> np.uint64(11)) * 2.0**-53
-            rounded = below + (uniform < scaled - below)
-            # clip * (largest / clip) may exceed largest by a rounding error.
-            out[start : start + _PART] = np.clip(rounded, -self.largest, self.largest)
+            part, rounded = vector[start : start + _PART], out[start : start + _PART]
+            _round(part, entropy.words(len(part)), self.clip, self.largest, rounded)
         return out
 
     def restore(self, total: Int64s) -> Float64s:
@@ -49,3 +45,24 @@ class FixedPoint:
         real = into_floats(total)
         real *= self.step
         return real
+
+
+def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
+    scaled = np.clip(part.astype(np.float64), -clip, clip) * (largest / clip)
+    below = np.floor(scaled)
+    uniform = (words >> np.uint64(11)) * 2.0**-53
+    rounded = below + (uniform < scaled - below)
+    # clip * (largest / clip) may exceed largest by a rounding error.
+    out[:] = np.clip(rounded, -largest, largest)
+
+
+@compiled(_round_numpy)
+def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
+    """Clip, scale and round up as often as the entries' fractions say, by a word each."""
+    scale = largest / clip
+    for i in range(len(part)):
+        scaled = min(max(np.float64(part[i]), -clip), clip) * scale
+        below = np.floor(scaled)
+        uniform = np.float64(words[i] >> np.uint64(11)) * 2.0**-53
+        rounded = below + np.float64(uniform < scaled - below)
+        out[i] = np.int64(min(max(rounded, -np.float64(largest)), np.float64(largest)))

@@ -8,8 +8,9 @@ means anything in another.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
-from functools import cache
+import struct
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -24,8 +25,11 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SEAL_BYTES = 16
 _ID_BYTES = 8
-# A key from `_derive` seals one message and is forgotten: the nonce never meets its key again.
+# A `seal_key` seals one message and is forgotten: the nonce never meets its key again.
 _NONCE = bytes(12)
+#: Some 30 MB; pairs grow with the square of the clients.
+_MOST_KEPT = 1 << 17
+_ENDS = struct.Struct("<qq").pack
 
 
 @cache
@@ -61,6 +65,44 @@ class KeyPair:
         return "KeyPair(hidden)"
 
 
+class Pairs:
+    """What two clients' keys come to: each end of a pair works it out for itself."""
+
+    simulated = False
+
+    def once(self, name: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
+        """What `make` gives; `name` holds all that it is made of and both ends have."""
+        return make()
+
+
+class BothEnds(Pairs):
+    """The same where one process plays both ends of every pair, in simulation alone.
+
+    The end that comes first works it out and the other one takes it: X25519 gives both the same.
+    Threads that come at once work it out twice, and so do the ends of what there is no room for.
+    """
+
+    simulated = True
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], bytes] = {}
+
+    def once(self, name: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
+        found = self._kept.pop(name, None)
+        if found is not None:
+            return found
+        value = make()
+        if len(self._kept) < _MOST_KEPT:
+            self._kept[name] = value
+        return value
+
+
+@lru_cache(maxsize=1)
+def both_ends(seed: int, round: int) -> BothEnds:
+    """One for all clients of a simulated round."""
+    return BothEnds()
+
+
 def public_key(raw: bytes) -> X25519PublicKey:
     """The public key that 32 bytes are."""
     return X25519PublicKey.from_public_bytes(raw)
@@ -82,26 +124,27 @@ def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
     keys, info a label and both identities, the smaller first.
     """
     low, high = min(one, other), max(one, other)
-    return _derive(shared, view, b"pair mask" + _ids((low, high)))
+    return _derive(shared, view, b"pair mask" + _ENDS(low, high))
 
 
-def seal(shared: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
+def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
+    """The key of one sealed message, the same on both sides."""
+    return _derive(shared, view, b"sealed shares" + _ENDS(sender, receiver))
+
+
+def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
     """Shares for the eyes of `receiver` alone (AES-256-GCM); 16 bytes longer than they are.
 
-    The key is derived for this sender, receiver and view and seals nothing else; the associated
-    data names the three again.
+    The `seal_key` of this sender, receiver and view seals nothing else; the associated data names
+    the three again.
     """
-    ends = _ids((sender, receiver))
-    key = _derive(shared, view, b"sealed shares" + ends)
-    return AESGCM(key).encrypt(_NONCE, shares, view + ends)
+    return AESGCM(key).encrypt(_NONCE, shares, view + _ENDS(sender, receiver))
 
 
-def unseal(shared: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
+def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
     """What `seal` sealed; None where it is anything else."""
-    ends = _ids((sender, receiver))
-    key = _derive(shared, view, b"sealed shares" + ends)
     try:
-        return AESGCM(key).decrypt(_NONCE, sealed, view + ends)
+        return AESGCM(key).decrypt(_NONCE, sealed, view + _ENDS(sender, receiver))
     except InvalidTag:
         return None
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedveil._arrays import Int64s
+from fedveil._kernels import HAVE_NUMBA
 from fedveil._validate import integer
 
 Lanes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
@@ -27,6 +28,9 @@ _ZEROS = memoryview(bytes(_BLOCK_BYTES))
 _COUNTER = modes.CTR(bytes(16))
 _CIPHERS_AT_ONCE = 256
 _SIGNED = 1 << 16
+#: So much keystream takes longer than to load native code, or to compile it once.
+_WORTH_COMPILING = 1 << 30
+_masked_bytes = 0
 
 
 class Ring:
@@ -70,12 +74,21 @@ class Ring:
         return numbers
 
 
-def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
+def add_masks(
+    vector: Lanes, seeds: Sequence[tuple[bytes, bool]], *, simulated: bool = False
+) -> None:
     """Add the mask of each seed to a vector of lanes, or subtract it where the flag is false.
 
     A stretch of the vector meets all masks before the next one does, so that the vector is read
-    from memory once.
+    from memory once. `simulated`: nobody is to be kept from anything, and where there is much to
+    mask the processor's own instructions give the same bytes faster.
     """
+    if simulated and _worth_compiling(vector.nbytes * len(seeds)) and vector.flags.c_contiguous:
+        from fedveil.secagg import wide_aes
+
+        if wide_aes.AVAILABLE:
+            wide_aes.add_keystreams(vector, seeds)
+            return
     per_block = _BLOCK_BYTES // vector.itemsize
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     keystream = np.frombuffer(buffer, vector.dtype)
@@ -91,3 +104,10 @@ def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
             for update_into, plus in ciphers:
                 update_into(zeros, target)
                 (np.add if plus else np.subtract)(stretch, mask, out=stretch)
+
+
+def _worth_compiling(more: int) -> bool:
+    """Whether so many bytes more are enough for native code, of all that were masked here."""
+    global _masked_bytes
+    _masked_bytes += more
+    return HAVE_NUMBA and _masked_bytes > _WORTH_COMPILING

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil._arrays import Uint64s
+from fedveil._kernels import compiled
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -46,10 +47,8 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
     coefficients[0] = np.concatenate([_limbs(secret) for secret in secrets])
     drawn = entropy.integers(PRIME, (threshold - 1) * columns)
     coefficients[1:] = drawn.astype(np.uint64).reshape(threshold - 1, columns)
-    at = np.arange(1, points + 1, dtype=np.uint64)[:, None]
-    values = np.broadcast_to(coefficients[-1], (points, columns))
-    for coefficient in coefficients[-2::-1]:
-        values = _reduced(_times_small(values, at) + coefficient)
+    values = np.empty((points, columns), np.uint64)
+    _evaluate(coefficients, values)
     return values.reshape(points, len(secrets), LIMBS)
 
 
@@ -101,6 +100,30 @@ def _secret(limbs: Field) -> Secret | None:
     if max(values) >> _LIMB_BITS or number >> (8 * SECRET_BYTES):
         return None
     return Secret(number.to_bytes(SECRET_BYTES, "little"))
+
+
+def _evaluate_numpy(coefficients: Field, values: Field) -> None:
+    at = np.arange(1, len(values) + 1, dtype=np.uint64)[:, None]
+    values[:] = coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        values[:] = _reduced(_times_small(values, at) + coefficient)
+
+
+@compiled(_evaluate_numpy)
+def _evaluate(coefficients: Field, values: Field) -> None:
+    """The values of each column's polynomial at the points 1, 2, ..., a row each: Horner's rule."""
+    points, columns = values.shape
+    degree = len(coefficients) - 1
+    for row in range(points):
+        at = np.uint64(row + 1)
+        for column in range(columns):
+            value = coefficients[degree, column]
+            for k in range(degree - 1, -1, -1):  # as `_times_small` and `_reduced`
+                high, low = (value >> _32) * at, (value & _LOW32) * at
+                value = (high >> _29) + ((high & _LOW29) << _32) + low + coefficients[k, column]
+                value = (value & _P) + (value >> _61)
+                value = value - _P if value >= _P else value
+            values[row, column] = value
 
 
 def _reduced(value: Field) -> Field:

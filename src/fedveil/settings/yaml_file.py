@@ -23,11 +23,13 @@ from fedveil.settings.settings import Choice
 
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _FLOAT = "tag:yaml.org,2002:float"
+_INT = "tag:yaml.org,2002:int"
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = "tag:yaml.org,2002:str"
 #: So many values may all aliases of a text stand for together.
 _MOST_ALIASED = 10_000
-#: What PyYAML raises where an explicit tag does not fit its value, or a number is too long.
+_LONGEST_NUMBER = 64
+#: What PyYAML raises where an explicit tag does not fit its value.
 _WRONG_TAG = (ValueError, KeyError, AttributeError, TypeError)
 _EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 
@@ -75,6 +77,16 @@ class _Loader(yaml.SafeLoader):
                 self.problems.append(f"{place} is not text")
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: Any) -> int:
+        """A whole number; Python itself cannot show one of thousands of digits."""
+        if len(node.value) > _LONGEST_NUMBER:
+            problem = f"a whole number has at most {_LONGEST_NUMBER} characters"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return int(super().construct_yaml_int(node))
+
+
+_Loader.add_constructor(_INT, _Loader.construct_yaml_int)
 
 
 class _Dumper(yaml.SafeDumper):

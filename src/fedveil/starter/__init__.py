@@ -33,14 +33,7 @@ TEMPLATES = {
         {"job.yaml": "vertical.yaml", "make_tables.py": "vertical_tables.py"},
         "python make_tables.py && fedveil vertical run job.yaml",
     ),
-    "flower": Template(
-        {
-            "pyproject.toml": "flower.toml",
-            "client_app.py": "flower_client.py",
-            "server_app.py": "flower_server.py",
-        },
-        "flwr run .",
-    ),
+    "flower": Template({"pyproject.toml": "flower.toml", "app.py": "flower_app.py"}, "flwr run ."),
 }
 
 

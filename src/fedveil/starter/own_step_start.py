@@ -1,6 +1,5 @@
 """A task of your own: its loss, its figures, and the steps that a client takes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ from sklearn.datasets import load_wine
 from torch import nn
 
 import fedveil
-from fedveil.learning.trainer import TrainingPlan
 
 
 class Careful(fedveil.Task):
@@ -17,7 +15,6 @@ class Careful(fedveil.Task):
 
     targets = "class"
     measures = {"accuracy": "higher"}
-    ahead = 0.05
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         """Of a batch, its mean."""
@@ -28,17 +25,17 @@ class Careful(fedveil.Task):
         outputs, y = scored
         return {"accuracy": float((outputs.argmax(1) == y).mean())}
 
-    def train(self, model: nn.Module, batches: Iterator[Any], plan: TrainingPlan) -> None:
+    def train(self, model: nn.Module, batches: Any, plan: Any) -> None:
         """Sharpness-aware steps (Foret et al., 2021); `model` holds the server's weights."""
         weights: list[torch.Tensor] = list(model.parameters())
         for x, y in batches:
             first = torch.autograd.grad(self.loss(model(x), y), weights)
-            length = torch.stack([g.norm() for g in first]).norm() + 1e-12
+            ahead = 0.05 / (float(torch.stack([g.norm() for g in first]).norm()) + 1e-12)
             with torch.no_grad():
-                torch._foreach_add_(weights, first, alpha=float(self.ahead / length))
+                torch._foreach_add_(weights, first, alpha=ahead)
             there = torch.autograd.grad(self.loss(model(x), y), weights)
             with torch.no_grad():
-                torch._foreach_add_(weights, first, alpha=float(-self.ahead / length))
+                torch._foreach_add_(weights, first, alpha=-ahead)
                 torch._foreach_add_(weights, there, alpha=-plan.lr)
 
 

@@ -40,7 +40,7 @@ class MnistHalves(ByLabel):
     unit: Unit = "examples"
     units_per_example = 1
     numbered = True
-    by_shape = True
+    by_shape = (leader, *followers)
 
     def __init__(self, settings: HalvesSettings | None, seed: int) -> None:
         self._settings = HalvesSettings() if settings is None else settings

@@ -40,7 +40,7 @@ class Pangu:
     followers: tuple[str, ...] = ("cloud",)
     classes: int | None = None
     numbered = True
-    by_shape = True
+    by_shape = (leader, *followers)
     unit: Unit = "tokens"
     assists: ClassVar[Mapping[str, Assist]] = {GENERATE: assist}
 

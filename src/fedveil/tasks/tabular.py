@@ -48,7 +48,7 @@ class Tabular(ByLabel):
     unit: Unit = "examples"
     units_per_example = 1
     numbered = True
-    by_shape = True
+    by_shape = (leader, *followers)
 
     def __init__(self, settings: TabularSettings | None, seed: int) -> None:
         self._settings = TabularSettings() if settings is None else settings

@@ -151,11 +151,23 @@ class Deep(nn.Module):
 
     def forward(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
         """The numbers that cross, [rows, width], of scaled numbers and places of words."""
-        if self.words is not None and words is not None:
-            vectors = self.words(words.int() + self.first)
-            numbers = torch.cat([numbers, vectors.flatten(1)], dim=1)
-        crossing: torch.Tensor = self.layers(numbers)
+        crossing: torch.Tensor = self.layers(self.joined(numbers, words))
         return crossing
+
+    def joined(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
+        """What the layers read: the numbers, and then each word's vector."""
+        if self.words is None or words is None:
+            return numbers
+        vectors = self.words(words.int() + self.first)
+        return torch.cat([numbers, vectors.flatten(1)], dim=1)
+
+    def nearest(self, vectors: torch.Tensor) -> torch.Tensor:
+        """The places of words [rows, words] whose vectors are nearest to these, side by side."""
+        assert self.words is not None, "there are words"
+        tables = self.words.weight.detach().tensor_split(self.first[1:].long())
+        each = vectors.chunk(len(tables), dim=1)
+        found = [torch.cdist(a, table).argmin(dim=1) for a, table in zip(each, tables, strict=True)]
+        return torch.stack(found, dim=1)
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:

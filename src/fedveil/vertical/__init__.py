@@ -1,7 +1,8 @@
 """Vertical training between organisations: split learning.
 
 Parties hold different features of the same examples, one of them the labels. Each trains its part
-of one network; only the tensors at the cuts and their gradients cross.
+of one network. Tensors at the cuts and their gradients cross, the loss, and blinded ids, by which
+the examples that all hold are found: docs/vertical.md has a table of what that tells whom.
 
     from fedveil.vertical import VerticalJob, train
     run = train(VerticalJob.load("job.yaml"))

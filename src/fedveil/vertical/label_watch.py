@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedveil._arrays import Array, Float64s, Int64s
+from fedveil.privacy.finding import Measured
 from fedveil.privacy.intervals import share
 from fedveil.vertical.label_reading import Window, by_norm, by_sign, directions, named, partition
 from fedveil.vertical.split import Crossing, SplitModel
@@ -22,6 +23,8 @@ from fedveil.vertical.step import Occasion, Returned
 
 #: So many steps are looked at, of so many examples and values in all.
 STEPS, _EXAMPLES, _VALUES = 20, 640, 1 << 22
+#: Of sequences, so many tokens.
+_TOKENS = 4096
 _READ = "lets them be read"
 _AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp bounds it"
 
@@ -100,7 +103,9 @@ class LabelWatch:
             scores = by_sign(np.concatenate(looks, axis=1))
             followed = abs(_correlation(scores, labels.astype(float)))
             return f"{where} follows them with a correlation of {followed:.2f}"
-        return f"{where} is of no classes, and `fedveil attack tokens` is aimed at it"
+        if labels.dtype.kind in "iu" and all(look.size % labels.size == 0 for look in looks):
+            return _tokens_read(where, looks, labels.reshape(-1))
+        return f"{where} is of labels that are no classes, and nothing here reads them"
 
 
 def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes: int) -> str:
@@ -114,11 +119,29 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
     guess = float((labels[judged] == common).mean())
     found = share("", int((told[judged] == labels[judged]).sum()), len(judged), guess=guess)
     areas = _areas(rows, looks, labels, naming, judged) if classes == 2 else ""
-    reads = _READ if found.low > guess else "tells no more of them than guessing"
     return (
-        f"{where} {reads}: {found.value:.1%} of {len(judged)} right{areas}, the most common class "
-        f"alone {guess:.1%}"
+        f"{where} {_reads(found, guess)}: {found.value:.1%} of {len(judged)} right{areas}, the "
+        f"most common class alone {guess:.1%}"
     )
+
+
+def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
+    """Of sequences: every second token's gradient is known, and the nearest names each other."""
+    rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
+    truth = labels[:_TOKENS]
+    nearest = (rows[1::2] @ rows[::2].T).argmax(axis=1)
+    right = int((truth[::2][nearest] == truth[1::2]).sum())
+    names, counts = np.unique(truth, return_counts=True)
+    guess = float((truth[1::2] == names[counts.argmax()]).mean())
+    found = share("", right, len(nearest), guess=guess)
+    return (
+        f"{where} {_reads(found, guess)}: {found.value:.1%} of {len(nearest)} right, the most "
+        f"common token alone {guess:.1%}"
+    )
+
+
+def _reads(found: Measured, guess: float) -> str:
+    return _READ if found.low > guess else "tells no more of them than guessing"
 
 
 def _areas(

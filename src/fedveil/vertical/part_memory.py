@@ -26,7 +26,10 @@ _BYTES = 4
 
 @dataclass(frozen=True)
 class PartMemory:
-    """A part's parameters, and the bytes of what training holds; shared ones are the first's."""
+    """A part's parameters, and the bytes of what training holds; shared ones are the first's.
+
+    `stepping` is what torch's optimiser holds beside while it changes one parameter on a CPU.
+    """
 
     part: str
     owner: str
@@ -34,42 +37,50 @@ class PartMemory:
     weights: int
     gradients: int
     optimizer: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer
+    stepping: int
 
 
-def sized(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> SplitModel | None:
-    """The parts of those in `here` by shape; None where only making them tells.
+def sizable(job: VerticalJob, task: Task) -> list[str]:
+    """The parties whose parts have shapes before anything is made.
 
-    That is where modules are functions of the job's, or follow from data.
+    None has where modules are functions of the job's, and of the task's own only some may have.
     """
-    named = any(part.module is not None for part in job.parts.values())
-    if named or not getattr(task, "by_shape", False):
-        return None
+    if any(part.module is not None for part in job.parts.values()):
+        return []
+    known: Collection[str] = getattr(task, "by_shape", ())
+    return [party for party in (task.leader, *task.followers) if party in known]
+
+
+def sized(job: VerticalJob, task: Task, parties: Collection[str]) -> SplitModel:
+    """The parts of some of those by shape, without a number."""
     with torch.device("meta"):
-        return make_split(job, task, here)
+        return make_split(job, task, parties)
 
 
 def memory_of(split: SplitModel) -> list[PartMemory]:
     """What each part that is here needs to be trained."""
     having = [part for part in split.parts if part.module is not None]
-    learning: dict[str, int] = {}
+    learning: dict[str, list[int]] = {}
     for owner in {part.owner for part in having}:
         for part, own in trained(split, owner):
-            learning[part.name] = sum(parameter.numel() for parameter in own)
+            learning[part.name] = [parameter.numel() for parameter in own]
     seen: set[int] = set()
-    return [_of(part, learning.get(part.name, 0), seen) for part in having]
+    return [_of(part, learning.get(part.name, []), seen) for part in having]
+
+
+def needed(parts: Collection[PartMemory]) -> int:
+    """The bytes that some parts need together: their optimisers step in turn."""
+    held = sum(part.weights + part.gradients + part.optimizer for part in parts)
+    return held + max((part.stepping for part in parts), default=0)
 
 
 def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> None:
     """Refuse what the device has not the memory for, before anything of it is made."""
-    split, free = sized(job, task, here), free_bytes(job.device)
-    if split is None or free is None:
+    wanted, free = set(here or (task.leader, *task.followers)), free_bytes(job.device)
+    if free is None or not wanted.issubset(sizable(job, task)):
         return
-    parts = memory_of(split)
-    if sum(part.total for part in parts) > free:
+    parts = memory_of(sized(job, task, wanted))
+    if needed(parts) > free:
         owners = " and ".join(dict.fromkeys(part.owner for part in parts))
         raise ModelInvalid(
             f"device = {job.device} has {shown_bytes(free)} of memory free, and to train the parts "
@@ -79,14 +90,15 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
 
 def told(parts: Sequence[PartMemory]) -> str:
     """What some parts need together, in words."""
-    sums = {
-        name: sum(getattr(part, name) for part in parts)
-        for name in ("total", "weights", "gradients", "optimizer", "parameters")
-    }
-    total, weights, gradients, optimizer = (shown_bytes(size) for size in list(sums.values())[:4])
+    weights, gradients, optimizer = (
+        shown_bytes(sum(getattr(part, name) for part in parts))
+        for name in ("weights", "gradients", "optimizer")
+    )
+    stepping = shown_bytes(max((part.stepping for part in parts), default=0))
     return (
-        f"{total}: weights {weights}, gradients {gradients}, optimiser {optimizer}, of "
-        f"{sums['parameters']:,} parameters"
+        f"{shown_bytes(needed(parts))}: weights {weights}, gradients {gradients}, optimiser "
+        f"{optimizer} and {stepping} while it steps, of "
+        f"{sum(part.parameters for part in parts):,} parameters"
     )
 
 
@@ -102,7 +114,7 @@ def free_bytes(device: str) -> int | None:
         return None
 
 
-def _of(part: Part, learning: int, seen: set[int]) -> PartMemory:
+def _of(part: Part, learning: Sequence[int], seen: set[int]) -> PartMemory:
     assert part.module is not None, "only those that are here are asked for"
     mine = [each for each in part.module.parameters() if id(each) not in seen]
     seen.update(map(id, mine))
@@ -112,8 +124,9 @@ def _of(part: Part, learning: int, seen: set[int]) -> PartMemory:
         owner=part.owner,
         parameters=parameters,
         weights=_BYTES * parameters,
-        gradients=_BYTES * learning,
-        optimizer=_BYTES * learning * _beside(part.optimizer),
+        gradients=_BYTES * sum(learning),
+        optimizer=_BYTES * sum(learning) * _beside(part.optimizer),
+        stepping=_BYTES * _in_passing(part.optimizer, learning),
     )
 
 
@@ -122,3 +135,17 @@ def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
     if not isinstance(optimizer, Optimizer):
         return 0
     return int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
+
+
+def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
+    """How many numbers it holds beside at most while it changes one parameter after the other.
+
+    SGD makes one tensor of a parameter's size for weight decay. Adam makes two, the last of which
+    it keeps while it makes those of the next.
+    """
+    if not isinstance(optimizer, Optimizer):
+        return 0
+    if optimizer.name == "sgd":
+        return max(learning, default=0) if optimizer.weight_decay else 0
+    pairs = zip(learning, [0, *learning], strict=False)
+    return max((2 * size + before for size, before in pairs), default=0)

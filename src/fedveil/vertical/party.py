@@ -158,7 +158,10 @@ class Party:
         return tensors | self._optimizers.state() | self._errors.state()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` gave; raises `InvalidValue` for what such a party has not."""
+        """Take over what `state` gave, tensors that are nobody else's.
+
+        Raises `InvalidValue` for what such a party has not.
+        """
         weights: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         held: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
         left_out: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
@@ -172,7 +175,7 @@ class Party:
                 left_out[part][name[2:]] = tensor
             elif name.startswith("/"):
                 number, _, key = name[1:].partition("/")
-                held[part].setdefault(int(number), {})[key] = tensor.clone()
+                held[part].setdefault(int(number), {})[key] = tensor
             else:
                 weights[part][name] = tensor
         self._check(weights, held)

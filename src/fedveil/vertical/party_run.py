@@ -28,9 +28,9 @@ from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.kept_job import keep_job
-from fedveil.record.model_file import model_bytes
+from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Metrics, Record, Recorder
-from fedveil.record.run_folder import METRICS, MODEL, TRACEBACK, RunFolder, uninterrupted
+from fedveil.record.run_folder import METRICS, TRACEBACK, RunFolder, uninterrupted
 from fedveil.record.sealed_message import intact
 from fedveil.vertical import account, told_labels
 from fedveil.vertical.crossing_reports import Reports
@@ -303,7 +303,7 @@ class PartyRun:
 
     def _finish(self) -> None:
         with uninterrupted():
-            self.setting.folder.write_atomically(MODEL, model_bytes(self.party.modules))
+            write_model(self.setting.folder, self.party.modules)
         if any(crossing.sender == self.name for crossing in self.setting.split.crossings):
             ids = {subset: rows.ids for subset, rows in self.setting.rows.items()}
             self.setting.folder.write_atomically(account.SENT, self._releases.table(ids))

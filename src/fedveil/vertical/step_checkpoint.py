@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.message import Message, decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
-from fedveil.record.sealed_message import intact, sealed_parts, unsealed
+from fedveil.record.sealed_message import intact, sealed_parts
+from fedveil.vertical import kept_tensors
 from fedveil.vertical.party import Party
 
 _KEPT = 2
@@ -30,6 +29,7 @@ _WINDOW = {"loss": float, "losses": int, "steps": int, "sent": int, "received": 
 class Checkpoint:
     """A party's state after a step.
 
+    Tensors are written from their own memory, and made one at a time from the file that is read.
     `metrics_bytes` of its metrics had been written, known by `metrics_digest`, and `window` is what
     its next line adds to.
     """
@@ -46,12 +46,9 @@ class Checkpoint:
 
         Those of later steps are gone since `forget_after`.
         """
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
-        encoded = {
-            "window": encode(self.window),
-            "tensors": safetensors.torch.save(_untied(tensors)),
-        }
-        folder.write_atomically(_file(self.step), sealed_parts(vars(self) | encoded))
+        own = {name: value for name, value in vars(self).items() if name != "tensors"}
+        message = {**own, "window": encode(self.window), **kept_tensors.fields_of(self.tensors)}
+        folder.write_atomically(_file(self.step), sealed_parts(message))
         for step in held(folder)[:-_KEPT]:
             (folder.path / _file(step)).unlink()
 
@@ -59,8 +56,8 @@ class Checkpoint:
     def read(cls, folder: RunFolder, step: int) -> Checkpoint:
         path = folder.path / _file(step)
         with intact(path):
-            held = unsealed(path.read_bytes())
-            only_fields(held, *(field.name for field in fields(cls)))
+            held, tensors = kept_tensors.read(path)
+            only_fields(held, *(field.name for field in fields(cls) if field.name != "tensors"))
             found = take(held, "step", int)
             if found != step:
                 raise MessageInvalid(f"it is that of step {found}")
@@ -70,7 +67,7 @@ class Checkpoint:
                 metrics_bytes=take(held, "metrics_bytes", int),
                 metrics_digest=take(held, "metrics_digest", str),
                 window=_window(decode(take(held, "window", bytes))),
-                tensors=_tensors(take(held, "tensors", bytes)),
+                tensors=tensors,
             )
 
     def give(self, folder: RunFolder, party: Party) -> None:
@@ -120,21 +117,3 @@ def _window(counts: Message) -> Message:
         if take(counts, name, kind) < 0 and kind is int:
             raise MessageInvalid(f"field {name} is negative")
     return counts
-
-
-def _tensors(data: bytes) -> dict[str, torch.Tensor]:
-    try:
-        return safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise MessageInvalid(str(error)) from None
-
-
-def _untied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, each on memory of its own: parts may share parameters, a file may not."""
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return result

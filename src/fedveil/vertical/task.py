@@ -90,8 +90,8 @@ class Task(Protocol):
       that they are no secret and digests align them;
     - an argument `here` of `split_model`: the parties whose modules are needed, where it need not
       or cannot make the others'; None: all;
-    - `by_shape`: whether `split_model` needs no data and draws no number itself, so that torch's
-      meta device can size the parts before they are made.
+    - `by_shape`: the parties whose parts `split_model` makes without their data's rows and without
+      drawing a number itself, so that torch's meta device can size them before they are made.
     """
 
     leader: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -273,6 +274,37 @@ def test_other_weights_of_the_same_bottom() -> None:
     outputs = [module(x) for module in (other, another, target.split.by_name["embedding"].module)]
     assert len({tuple(output.flatten().tolist()) for output in outputs}) == 3
     assert all(parameter.requires_grad for parameter in other.parameters())
+
+
+def tables(folder: Path) -> VerticalJob:
+    """The leader has labels alone, the bank four numbers and two columns of words."""
+    draw = Seeded(1, "table").generator()
+    numbers, places = draw.standard_normal((240, 4)).round(3), draw.integers(0, 3, (240, 2))
+    held = ["id,a,b,c,d,city,job", *(
+        ",".join(map(str, [at, *numbers[at], *(f"w{place}" for place in places[at])]))
+        for at in range(240)
+    )]  # fmt: skip
+    (folder / "bank.csv").write_text("\n".join(held) + "\n")
+    labels = ["id,y", *(f"{at},{int(numbers[at].sum() > 0)}" for at in reversed(range(240)))]
+    (folder / "lead.csv").write_text("\n".join(labels) + "\n")
+    words = {"city": 4, "job": 4}
+    files = {"leader": {"path": str(folder / "lead.csv"), "label": "y"},
+             "bank": {"path": str(folder / "bank.csv"), "categories": words}}  # fmt: skip
+    return VerticalJob(task={"name": "tables", "tables": {"owners": ["bank"], "files": files}})
+
+
+def test_numbers_and_words_behind_a_partys_own_table_are_found(tmp_path: Path) -> None:
+    target = SplitTarget.of(tables(tmp_path))
+    deep = target.split.by_name["bank_deep"].module
+    nn.init.normal_(deep.words.weight)  # as large as numbers: as drawn they hardly matter
+    finding = features.attack(target, "quick", Watch())
+    assert finding.figure("bank_deep: known bottom: correlation").value > 0.9
+    assert finding.figure("bank_deep: public examples: correlation").value > 0.6
+    words = finding.figure("bank_deep: known bottom: words")
+    assert words.guess < 0.5 < 0.9 < words.value
+    named = {figure.name for figure in finding.figures}
+    assert "bank_deep: both: words" in named
+    assert len(named) == 6, "nobody else has the table of words; a wide part reads no numbers"
 
 
 def test_a_model_without_numbers_to_find_is_refused() -> None:

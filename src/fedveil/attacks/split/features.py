@@ -3,6 +3,9 @@
 Four attackers look at the same reports. They know the bottom's architecture (`unsplit`), its
 weights (`known bottom`), its weights and public examples (`both`), or public examples and what the
 bottom gives for each (`public examples`). The held-out examples serve as public ones.
+
+Of a table with words beside numbers, what is inverted is what the dense layers read, numbers and
+vectors of words. Who has the table of vectors reads each word as that of the nearest.
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ from fedveil.attacks.split.example_prior import Gaussian, Prior, Smooth
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.intervals import median
+from fedveil.privacy.intervals import median, share
+from fedveil.tasks.wide_and_deep import Deep
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.split import Part, module_of
+from fedveil.vertical.task import Subset
 
 #: How many reports are averaged where each is drawn anew, and how many examples public at most.
 AVERAGED, _PUBLIC = 10, 2000
@@ -38,10 +43,11 @@ Method: TypeAlias = Callable[[Evidence, known_bottom.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Invert what crosses of every part that reads a column of numbers, and nothing else.
+    """Invert what crosses of every part that reads a column of numbers, and words at most beside.
 
     Images give the median MSE, PSNR and SSIM, on values from 0 to 1, beside those of the mean
-    public image; other features the median over the features of the correlation with the truth.
+    public image; other features the median over the features of the correlation with the truth, and
+    words how many are right, beside the most common public word of each column.
     """
     aims = [Aim(target, part, effort) for part in _attackable(target)]
     total = sum(len(aim.cases) * len(aim.methods) for aim in aims)
@@ -87,18 +93,17 @@ class Aim:
     @cached_property
     def truth(self) -> torch.Tensor:
         """The examples to find: the first that are trained on."""
-        return self._column("train")[
-            : by_effort(self.effort, 16, 64, 256) * (1 if self.images else 8)
-        ]
+        most = by_effort(self.effort, 16, 64, 256) * (1 if self.images else 8)
+        return self._read("train", most)
 
     @cached_property
     def public(self) -> torch.Tensor:
-        return self._column("test")[:_PUBLIC]
+        return self._read("test", _PUBLIC)
 
     @cached_property
     def images(self) -> bool:
         """Whether an example is an image: [channels, height, width], and of some size."""
-        shape = self._column("train").shape[1:]
+        shape = self._read("train", 1).shape[1:]
         return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 7
 
     @property
@@ -141,7 +146,7 @@ class Aim:
     def figures(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
         """How near what was found is to the truth."""
         if not self.images:
-            yield correlation(f"{what}correlation", self.truth, found)
+            yield from self._figures_of_table(what, found)
             return
         mean = self.public.mean(dim=0, keepdim=True).expand_as(self.truth)
         real, guess, made = (self.plain(each) for each in (self.truth, mean, found))
@@ -151,9 +156,20 @@ class Aim:
             values = [measure(a, b) for a, b in zip(real, made, strict=True)]
             yield median(f"{what}{name}", values, guess=of_guess)
 
+    def _figures_of_table(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
+        """Of numbers; and of words, where what was found has their vectors too."""
+        numbers = self._numbers
+        yield correlation(f"{what}correlation", self.truth[:, :numbers], found[:, :numbers])
+        deep = module_of(self.part)
+        if numbers is not None and isinstance(deep, Deep) and found.shape[1] > numbers:
+            vectors = (self.truth, self.public, found)
+            true, public, read = (deep.nearest(each[:, numbers:]) for each in vectors)
+            guess = float((true == public.mode(dim=0).values).double().mean())
+            yield share(f"{what}words", int((read == true).sum()), true.numel(), guess=guess)
+
     def _unsplit(self, evidence: Evidence, tell: known_bottom.Step) -> torch.Tensor:
         low, high = self._range
-        return unsplit.invert(
+        found = unsplit.invert(
             self._other_bottom,
             evidence,
             tuple(self.truth.shape[1:]),
@@ -163,6 +179,7 @@ class Aim:
             rounds=by_effort(self.effort, 45, 150, 500),
             tell=tell,
         ).inputs
+        return found[:, : self._numbers]  # it has no table of words
 
     def _known(self, prior: Prior, evidence: Evidence, tell: known_bottom.Step) -> torch.Tensor:
         steps = by_effort(self.effort, 600, 1500, 5000)
@@ -172,11 +189,20 @@ class Aim:
         outputs = self._bottom(self.public)
         steps = by_effort(self.effort, 600, 3000, 20_000)
         chance = generator(self.target.job.seed, "features", self.part.name)
-        return auxiliary.invert(self.public, outputs, evidence, chance, steps=steps, tell=tell)
+        public = self.public[:, : self._numbers]
+        return auxiliary.invert(public, outputs, evidence, chance, steps=steps, tell=tell)
 
-    def _column(self, subset: str) -> torch.Tensor:
-        rows = self.target.rows["train" if subset == "train" else "test"]
-        return rows[self.part.owner].columns[self.part.columns[0]]
+    def _read(self, subset: Subset, most: int) -> torch.Tensor:
+        """What the bottom reads of a subset's first examples."""
+        found, module = _columns(self.target, self.part, subset, most), module_of(self.part)
+        return module.joined(*found).detach() if isinstance(module, Deep) else found[0]
+
+    @property
+    def _numbers(self) -> int | None:
+        """How many of the values that the bottom reads are no words'; None: all."""
+        if not isinstance(module_of(self.part), Deep):
+            return None
+        return _columns(self.target, self.part, "train", 1)[0].shape[1]
 
     @property
     def _range(self) -> tuple[float, float]:
@@ -184,14 +210,14 @@ class Aim:
 
     @cached_property
     def _bottom(self) -> nn.Module:
-        return known_bottom.steady(module_of(self.part))
+        return known_bottom.steady(_layers(module_of(self.part)))
 
     def _other_bottom(self, number: int) -> nn.Module:
         """One of the same architecture: what the job makes of another seed."""
         job = self.target.job
         other = job.model_copy(update={"seed": job.seed + 1 + number})
         split = make_split(other, make_task(other))
-        return copy.deepcopy(module_of(split.by_name[self.part.name])).requires_grad_()
+        return copy.deepcopy(_layers(module_of(split.by_name[self.part.name]))).requires_grad_()
 
 
 def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
@@ -208,13 +234,14 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _attackable(target: SplitTarget) -> list[Part]:
-    """The parts that read one column of numbers and give to another party."""
+    """The parts that read one column of numbers, and words beside, and give to another party."""
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
     for part in target.split.parts:
-        if part.name in crossing and not part.sources and len(part.columns) == 1:
-            column = target.rows["train"][part.owner].columns[part.columns[0]]
-            if column.is_floating_point():
+        if part.name in crossing and not part.sources:
+            first, *others = _columns(target, part, "train", 1)
+            words = isinstance(module_of(part), Deep)
+            if first.is_floating_point() and first.numel() and (words or not others):
                 found.append(part)
     if not found:
         raise AttackImpossible(
@@ -222,6 +249,18 @@ def _attackable(target: SplitTarget) -> list[Part]:
             "features to reconstruct this way"
         )
     return found
+
+
+def _columns(target: SplitTarget, part: Part, subset: Subset, most: int) -> list[torch.Tensor]:
+    """What a part reads of its owner's first examples, column by column."""
+    rows = target.rows[subset][part.owner]
+    held = rows.batch(np.arange(min(most, rows.count))).columns
+    return [held[name] for name in part.columns]
+
+
+def _layers(module: nn.Module) -> nn.Module:
+    """What computes a part's output of numbers: all of it, but for a table of words."""
+    return module.layers if isinstance(module, Deep) else module
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:

@@ -25,6 +25,8 @@ from fedveil._arrays import Array
 from fedveil.engine.client_rate import ScheduledTrainer
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld
+from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
+from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.message import Message
 from fedveil.protections.answering import answer_trained, reason
@@ -71,10 +73,19 @@ class ClientsData:
         """How many examples the client has."""
         return int(self.offsets[client + 1] - self.offsets[client])
 
-    def of(self, client: ClientId, entropy: Entropy) -> ClientData:
-        """The client's own examples."""
+    def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
+        """The client's own examples; those that stay `unchanged` are read where they lie."""
+        mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
-        return ClientData.of(self.x[mine], self.y[mine], entropy)
+        writeable = self.x.flags.writeable and self.y.flags.writeable  # torch warns of others
+        if unchanged and writeable and len(mine) and _is_run(mine):
+            mine = slice(mine[0], mine[-1] + 1)
+        return ClientData.of(as_floats(self.x[mine]), self.y[mine], entropy)
+
+
+def _is_run(indices: npt.NDArray[np.int64]) -> bool:
+    """Whether these are whole numbers one after another."""
+    return bool((np.diff(indices) == 1).all())
 
 
 class Training(ABC):
@@ -132,11 +143,14 @@ class LocalTraining(Training):
         for start in range(0, len(clients), self.trainer.chunk):
             yield from self._together(deque(clients[start : start + self.trainer.chunk]))
 
+    def _of(self, client: ClientId) -> ClientData:
+        entropy = self._entropy.stream("train", self._round, client)
+        unchanged = isinstance(self.trainer, CompiledTrainer)
+        return self.data.of(client, entropy, unchanged=unchanged)
+
     def _together(self, waiting: deque[ClientId]) -> Iterator[Answer]:
         began = time.perf_counter()
-        trained = self.trainer.train(
-            [self.data.of(c, self._entropy.stream("train", self._round, c)) for c in waiting]
-        )
+        trained = self.trainer.train([self._of(client) for client in waiting])
         while waiting:
             effort = Effort()
             with noting_warnings(effort):
@@ -267,33 +281,42 @@ class _Ears(threading.local):
 
 
 _ears = _Ears()
-_listening = threading.Lock()
+_lock = threading.Lock()
 _listeners = 0
 _filters = ExitStack()
 
 
 @contextmanager
-def noting_warnings(effort: Effort) -> Iterator[None]:
-    """Leave what is warned of with the effort.
+def listening() -> Iterator[None]:
+    """Tell apart whose warnings are whose: Python's are the process's.
 
-    Python's warnings are the process's: the first thread that listens tells them apart.
+    It costs more than to note some: who serves many clients listens all the while.
     """
     global _listeners
-    with _listening:
+    with _lock:
         if not _listeners:
             _filters.enter_context(warnings.catch_warnings())
             warnings.simplefilter("always")
             warnings.showwarning = partial(_note, warnings.showwarning)
         _listeners += 1
-    _ears.effort = effort
     try:
         yield
     finally:
-        _ears.effort = None
-        with _listening:
+        with _lock:
             _listeners -= 1
             if not _listeners:
                 _filters.close()
+
+
+@contextmanager
+def noting_warnings(effort: Effort) -> Iterator[None]:
+    """Leave what is warned of with the effort."""
+    with listening():
+        _ears.effort = effort
+        try:
+            yield
+        finally:
+            _ears.effort = None
 
 
 def _note(

@@ -6,6 +6,7 @@ written before it, so that one that is played again begins where it began.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 from fedveil._arrays import Float32s
 from fedveil._files import write_whole
 from fedveil._validate import finite_vector
+from fedveil.errors import RunFolderError
 from fedveil.message import only_fields, take_array
 from fedveil.record.run_folder import explained
 from fedveil.record.sealed_message import intact, sealed, unsealed
@@ -21,10 +23,15 @@ from fedveil.rounds.answers import ClientId
 
 #: The folder in a run's own.
 CLIENTS = "clients"
+_NAME = re.compile("[0-9]+-[0-9]+")
 
 
 def open_states(run: Path, done: int) -> ClientStates:
     """Those of a run that goes on after so many rounds."""
+    if done and not (run / CLIENTS).is_dir():
+        raise RunFolderError(
+            f"{run / CLIENTS} is missing: what clients keep from one round to the next is there"
+        )
     states = ClientStates(run)
     states.forget_after(done)
     return states
@@ -80,8 +87,9 @@ class ClientStates:
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
         for path in self._folder.glob(names):
-            client, _, round = path.name.partition("-")
-            yield int(client), int(round)
+            if _NAME.fullmatch(path.name):  # else it is nobody's
+                client, _, round = path.name.partition("-")
+                yield int(client), int(round)
 
     def _path(self, client: ClientId, round: int) -> Path:
         return self._folder / f"{client}-{round}"

@@ -7,6 +7,8 @@ first, and folds them in a server half of its own where the half can be merged.
 
 from __future__ import annotations
 
+import gc
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,13 +17,16 @@ from queue import SimpleQueue
 
 import torch
 
-from fedveil.engine.executors.client_side import ClientSide
+from fedveil.engine.executors.client_side import ClientSide, listening
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import Folding, encoded
 from fedveil.message import Message
 from fedveil.protections.base import RoundContext
 from fedveil.rounds.answers import Answer, ClientId
 from fedveil.rounds.loop import MergeableHalf
+
+#: So long a thread keeps answers: whoever is handed them takes a processor from those that train.
+_HAND_OVER_S = 0.05
 
 
 @dataclass
@@ -40,6 +45,7 @@ class Threads(Executor):
         self._threads = [_Thread(side, Folding(side.protection, side.model)) for side in sides]
         self._pool = ThreadPoolExecutor(len(sides), "clients")
         self._owner: dict[ClientId, _Thread] = {}
+        gc.freeze()  # what the run is made of is no garbage: a search of all of it takes a round
 
     def open(self, context: RoundContext) -> None:
         self._threads[0].side.model[:] = context.model
@@ -71,15 +77,21 @@ class Threads(Executor):
         answers: SimpleQueue[list[Answer] | Future[None]] = SimpleQueue()
 
         def serve(thread: _Thread) -> None:
-            for queue in (thread.mine, anyone):
-                while queue:
-                    try:
-                        client = queue.popleft()
-                    except IndexError:  # another thread was faster
-                        break
-                    self._owner[client] = thread
-                    asked = {client: messages[client]}
-                    answers.put([treat(thread, answer) for answer in thread.side.answers(asked)])
+            made, handed_over = list[Answer](), time.perf_counter()
+            with listening():
+                for queue in (thread.mine, anyone):
+                    while queue:
+                        try:
+                            client = queue.popleft()
+                        except IndexError:  # another thread was faster
+                            break
+                        self._owner[client] = thread
+                        asked = {client: messages[client]}
+                        made += [treat(thread, answer) for answer in thread.side.answers(asked)]
+                        if time.perf_counter() - handed_over > _HAND_OVER_S:
+                            answers.put(made)
+                            made, handed_over = [], time.perf_counter()
+            answers.put(made)
 
         torch_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -105,3 +117,4 @@ class Threads(Executor):
 
     def close(self) -> None:
         self._pool.shutdown()
+        gc.unfreeze()

@@ -353,7 +353,7 @@ def _take_time(message: FlowerMessage) -> Options:
     try:
         return parse({ANSWER_AFTER_S: content.config_records[TIME][ANSWER_AFTER_S]})
     except (KeyError, JobError):
-        raise _Refused(f"{TIME} holds no {ANSWER_AFTER_S} above 0") from None
+        raise _Refused(f"{TIME} holds no {ANSWER_AFTER_S} in (0, 1e6]") from None
 
 
 def _state_of(context: Context) -> SealedState:

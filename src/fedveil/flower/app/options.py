@@ -58,6 +58,7 @@ class Options(Settings):
     answer_after_s: float | None = Field(
         None,
         gt=0,
+        le=1e6,
         description="seconds after which a report leaves a client, whatever its training took; "
         "what is not ready in 7/8 of them counts as an update of zero; a client that sets it "
         "itself takes no less",

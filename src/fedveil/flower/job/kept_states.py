@@ -30,7 +30,7 @@ def run_name(folder: Path) -> str:
     """The name of the run in `folder`."""
     path = folder / RUN
     if path.is_file():
-        name = path.read_text()
+        name = path.read_text("utf-8", "replace")
         if not _NAME.fullmatch(name):
             raise RunFolderError(f"{path} is damaged: it does not hold a run's name")
         return name

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedveil.errors import MessageInvalid
 from fedveil.example_arrays import Shape
-from fedveil.message import Message, Value, take
+from fedveil.message import Message, Value, take, take_array
 
 _FIELD = "example_shape"
 
@@ -21,9 +21,9 @@ def telling(shape: Shape) -> Value:
 def told_shape(common: Message) -> Shape:
     """What it says."""
     if not isinstance(common.get(_FIELD), str):
-        return tuple(map(int, take(common, _FIELD, np.ndarray)))
+        return tuple(take_array(common, _FIELD, np.int64, (None,)).tolist())
     try:
         inputs = json.loads(take(common, _FIELD, str))
         return {str(name): tuple(map(int, shape)) for name, shape in inputs.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise MessageInvalid("field example_shape is none") from None

@@ -9,6 +9,7 @@ from fedveil.learning.compiled import (
     convolution,
     cost,
     dense_layer,
+    lookup,
     normalisation,
     pointwise,
     product,
@@ -26,9 +27,18 @@ _WAYS: dict[int, tuple[Native, Native]] = {
     f.POINTWISE: (pointwise.curve, pointwise.curve_back),
     f.NORM: (normalisation.normalise, normalisation.normalise_back),
     f.DROPOUT: (pointwise.drop, pointwise.drop_back),
+    f.LOOKUP: (lookup.look_up, lookup.look_up_back),
 }
-_USES = {f.DENSE: [f.PRODUCT], f.CONVOLUTION: [f.PRODUCT, f.MEET_WINNERS]}
-_PRODUCTS = {f.PRODUCT: product.product, f.MEET_WINNERS: product.meet_winners}
+_USES = {
+    f.DENSE: [f.PRODUCT, f.MEET_ROWS, f.PRODUCT_OF_FEW],
+    f.CONVOLUTION: [f.PRODUCT, f.MEET_WINNERS],
+}
+_PRODUCTS = {
+    f.PRODUCT: product.product,
+    f.MEET_ROWS: product.meet_rows,
+    f.MEET_WINNERS: product.meet_winners,
+    f.PRODUCT_OF_FEW: product.product_of_few,
+}
 
 
 def link(ops: Int64s, ends: Int64s, loss: str, kind: npt.DTypeLike) -> None:

@@ -29,6 +29,8 @@ from fedveil.learning.losses import WEIGHTED
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 
+#: Bytes of a line of the caches.
+_LINE = 64
 _NOTHING = np.empty(0, np.int64)
 _OPTIMISERS = ("sgd", "adam", "adamw", "adagrad")
 #: The losses whose targets are a class each, and those with a number for each score.
@@ -53,7 +55,7 @@ class Start:
 
         with self._lock:
             if self._packed is None or self._packed[0] is not model:
-                packed = np.zeros(model.size, kind)
+                packed = _on_a_line(model.size, kind)
                 pack(model.places, self._weights, packed)
                 self._packed = model, packed
             return self._packed[1]
@@ -73,7 +75,10 @@ class _Room:
 
 
 class CompiledTrainer:
-    """Trains a chain of known layers; what is odd about a client is for torch to say."""
+    """Trains a chain of known layers; what is odd about a client is for torch to say.
+
+    Nothing writes to the examples that it is given.
+    """
 
     chunk = least = 1
     #: What is computed with; the tests also take float64.
@@ -88,6 +93,8 @@ class CompiledTrainer:
         self._begun = Start()
         self._models: dict[tuple[int, ...], Model | None] = {}
         self._room: _Room | None = None
+        #: The weights that the room holds.
+        self._held: Float32s | None = None
         norm = -1.0 if plan.gradient_norm is None else plan.gradient_norm
         numbers = (plan.lr, plan.momentum, plan.weight_decay, plan.proximal, norm)
         self._numbers = np.array(numbers)
@@ -96,7 +103,8 @@ class CompiledTrainer:
     def of(cls, model: nn.Module, plan: TrainingPlan) -> CompiledTrainer | None:
         """The trainer of such a model under a plan that it knows; None for another."""
         known = plan.optimizer in _OPTIMISERS and plan.loss in (*_OF_CLASSES, *_OF_NUMBERS)
-        layers = plain_layers(model) if HAVE_NUMBA and known and not plan.corrected else None
+        known = known and plan.precision == "float32" and not plan.corrected
+        layers = plain_layers(model) if HAVE_NUMBA and known else None
         return None if layers is None else cls(model, plan, layers)
 
     def beside(self) -> CompiledTrainer:
@@ -139,7 +147,7 @@ class CompiledTrainer:
     def _model(self, client: ClientData) -> Model | None:
         """The layers as compiled for such examples; None where torch must look at them."""
         model = self._compiled_for(tuple(client.x.shape[1:]))
-        if model is None or client.x.dtype != torch.float32:
+        if model is None or not _readable(client.x, model.tokens):
             return None
         return model if self._known(client.y, len(client.x), model.scores) else None
 
@@ -152,7 +160,7 @@ class CompiledTrainer:
         if y.dtype != torch.int64 or y.shape != (examples,):
             return False
         classes = min(scores, len(self._plan.class_weights or range(scores)))
-        return not examples or 0 <= int(y.min()) <= int(y.max()) < classes
+        return bool((y.numpy().view(np.uint64) < classes).all())  # below zero is far above
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Model | None:
         if shape not in self._models:
@@ -174,15 +182,17 @@ class CompiledTrainer:
         if program.draws:
             generator = client.entropy.stream("dropout").generator()
             draws = generator.random((len(order), program.draws), np.float32).astype(self.kind)
+        start = self._begun.packed(model, self.kind)
+        begun, self._held = start is self._held, None
         train(
             program.ops, program.settings, program.ends, model.first, room.m, room.w,
-            self._begun.packed(model, self.kind),
-            client.x.numpy().reshape(-1).astype(self.kind, copy=False),
+            start, client.x.numpy().reshape(-1).astype(self.kind, copy=False),
             y.ctypes.data, room.weights, order,
             plan.epochs, plan.batch_size,
             -1 if plan.bare_sgd else _OPTIMISERS.index(plan.optimizer), self._numbers, draws,
-            model.places, self._row[0],
+            model.places, begun, self._row[0],
         )  # fmt: skip
+        self._held = start
 
     def _room_for(self, model: Model, batch: int) -> _Room:
         """Memory that is large enough."""
@@ -191,8 +201,22 @@ class CompiledTrainer:
         if self._room is None or self._room.model is not model or self._room.batch < batch:
             program = model.program(max(batch, 1), states=not self._plan.bare_sgd)
             link(program.ops, program.ends, self._plan.loss, self.kind)
-            m = np.zeros(program.floats, self.kind)
+            m = _on_a_line(program.floats, self.kind)
             w, weights = np.zeros(program.ints, np.int32), self._plan.class_weights
             each = np.array(weights or (1.0,) * model.scores, self.kind)
-            self._room = _Room(model, batch, program, m, w, each)
+            self._room, self._held = _Room(model, batch, program, m, w, each), None
         return self._room
+
+
+def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
+    """So many zeros, the first at the beginning of a line of the processor's caches."""
+    room = np.zeros(count + _LINE, kind)
+    begin = -room.ctypes.data % _LINE // room.itemsize
+    return room[begin : begin + count]
+
+
+def _readable(x: torch.Tensor, tokens: int) -> bool:
+    """Whether these are numbers, or tokens of so many."""
+    if not tokens:
+        return x.dtype == torch.float32
+    return x.dtype == torch.int64 and bool((x.numpy().view(np.uint64) < tokens).all())

@@ -12,7 +12,7 @@ import numpy as np
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.dense_layer import add_rows, fill
+from fedveil.learning.compiled.dense_layer import add_rows, fill, total
 from fedveil.learning.compiled.native import OPERATION, call, native
 from fedveil.learning.compiled.tiles import list_winners
 from fedveil.learning.compiled.window import pool
@@ -93,15 +93,12 @@ def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s, count: int, to: int) -
                 w, places, m, values, found, 1,
             )  # fmt: skip
         call(
-                op[f.MEET_WINNERS],
+            op[f.MEET_WINNERS],
             m, op[f.X] - border, op[f.XR], m, weight + to, row, rows, row,
             w, places, m, values, found, 0,
         )  # fmt: skip
         if op[f.BIASED]:
-            total = m[op[f.BIAS] + to + k]
-            for i in range(found):
-                total += m[values + i]
-            m[op[f.BIAS] + to + k] = total
+            m[op[f.BIAS] + to + k] += total(m, values, found)
 
 
 @compiled()

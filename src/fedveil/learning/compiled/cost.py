@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from fedveil._arrays import Float32s, Int64s
+from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.native import Native, native
 from fedveil.learning.losses import WEIGHTED
@@ -15,14 +16,9 @@ from fedveil.learning.losses import WEIGHTED
 
 @native("FLLLFid")
 def cross_entropy(
-    m: Float32s,
-    scores: Int64s,
-    y: Int64s,
-    rows: Int64s,
-    weights: Float32s,
-    count: int,
+    m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
-) -> None:
+) -> None:  # fmt: skip
     """Of -log softmax(scores)[label], times the weight of that class."""
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
@@ -42,17 +38,26 @@ def cross_entropy(
             m[g + k] = share * (p - 1 if k == label else p)
 
 
+@compiled()
+def _of_numbers(
+    m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
+) -> None:
+    """`truth`: the scores are logits of truth values."""
+    many = scores[f.H]
+    for n in range(count):
+        z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
+        for k in range(many):
+            value = 1 / (1 + math.exp(-m[z + k])) if truth else m[z + k]
+            m[g + k] = scale / many * (value - y[rows[n] * many + k])
+
+
 @native("FLFLFid")
 def mean_square(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
     """Of the mean of (output - number) ** 2."""
-    many = scores[f.H]
-    for n in range(count):
-        z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
-        for k in range(many):
-            m[g + k] = 2 * scale / many * (m[z + k] - y[rows[n] * many + k])
+    _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
 
 @native("FLFLFid")
@@ -61,11 +66,7 @@ def binary_cross_entropy(
     scale: float,
 ) -> None:  # fmt: skip
     """Of the mean cross-entropy of truth values, by their logits."""
-    many = scores[f.H]
-    for n in range(count):
-        z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
-        for k in range(many):
-            m[g + k] = scale / many * (1 / (1 + math.exp(-m[z + k])) - y[rows[n] * many + k])
+    _of_numbers(m, scores, y, rows, count, scale, True)
 
 
 #: What a plan may call its loss; the first two take a class, the others a number for each score.

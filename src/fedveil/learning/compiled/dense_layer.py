@@ -11,14 +11,6 @@ from fedveil.learning.compiled.native import OPERATION, call, native
 
 
 @compiled()
-def turn(m: Float32s, a: int, row: int, count: int, length: int, b: int, column: int) -> None:
-    """Write `count` rows that begin at a as columns that begin at b."""
-    for i in range(count):
-        for j in range(length):
-            m[b + j * column + i] = m[a + i * row + j]
-
-
-@compiled()
 def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
     """Set so many entries."""
     for i in range(begin, begin + count):
@@ -33,45 +25,78 @@ def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int)
             m[total + j] += m[a + i * row + j]
 
 
+@compiled(reorder=True)
+def total(m: Float32s, begin: int, count: int) -> float:
+    """The sum of so many entries."""
+    found = np.float32(0)
+    for i in range(begin, begin + count):
+        found += m[i]
+    return found  # type: ignore[return-value]
+
+
+@compiled()
+def _shares(op: Int64s, count: int) -> tuple[int, int, int, int]:
+    """How many products there are, of how many rows, and from a row of x and of y to the next."""
+    if op[f.RUNS] == 1:
+        return 1, count, op[f.XS], op[f.YS]
+    return count, op[f.RUNS], op[f.C], op[f.OC]
+
+
+@compiled(reorder=True)
+def _has_zeros(
+    m: Float32s, dy: int, ys: int, x: int, xs: int, rows: int, outputs: int, inputs: int
+) -> bool:
+    """Whether a third of dy are zeros, and no x is infinite: zero times infinity is no number."""
+    zeros, odd = 0, np.float32(0)
+    for n in range(rows):
+        for i in range(dy + n * ys, dy + n * ys + outputs):
+            zeros += m[i] == 0
+        for i in range(x + n * xs, x + n * xs + inputs):
+            odd += m[i] * np.float32(0)
+    return 3 * zeros > rows * outputs and odd == 0
+
+
 @native(OPERATION)
 def dense(
     m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
 ) -> None:
-    """y = x W' + b, along the examples or the outputs, whichever are more."""
-    inputs, outputs, row, ys = op[f.C], op[f.OC], op[f.ROW], op[f.YS]
-    if outputs <= count:
-        lanes = (outputs + 7) // 8 * 8
-        turn(m, op[f.WEIGHT], row, outputs, inputs, op[f.TURNED], lanes)
+    """y = x W' + b, of every example or of every token of each."""
+    times, rows, xs, ys = _shares(op, count)
+    for n in range(times):
         call(
-            op[f.PRODUCT], m, op[f.Y], ys, m, op[f.BIAS], 0, m, op[f.X], op[f.XS], 1, 0,
-            m, op[f.TURNED], lanes, 0, count, lanes, inputs, 1,
+            op[f.MEET_ROWS], m, op[f.Y] + n * op[f.YS], ys, op[f.BIAS],
+            op[f.X] + n * op[f.XS], xs, op[f.WEIGHT], op[f.ROW], rows, op[f.OC], op[f.C],
         )  # fmt: skip
-        return
-    lanes = (count + 7) // 8 * 8
-    turn(m, op[f.X], op[f.XS], count, inputs, op[f.TURNED], lanes)
-    call(
-        op[f.PRODUCT], m, op[f.OUTPUT], lanes, m, 0, -1, m, op[f.WEIGHT], row, 1, 0,
-        m, op[f.TURNED], lanes, 0, outputs, lanes, inputs, 1,
-    )  # fmt: skip
-    turn(m, op[f.OUTPUT], lanes, outputs, count, op[f.Y], ys)
-    for n in range(count):
-        add_rows(m, op[f.Y] + n * ys, op[f.BIAS], 0, 1, outputs)
 
 
 @native(OPERATION)
 def dense_back(
     m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
 ) -> None:
-    """The gradients of x, and those of W and b added `to` entries behind them."""
-    row, outputs, xs, ys = op[f.ROW], op[f.OC], op[f.XS], op[f.YS]
+    """The gradients of x, and those of W and b added `to` entries behind them.
+
+    Every gradient of x comes first: under bare SGD those of W change W itself.
+    """
+    row, outputs, weight = op[f.ROW], op[f.OC], op[f.WEIGHT]
+    times, rows, xs, ys = _shares(op, count)
     if op[f.DX] >= 0:
-        call(
-            op[f.PRODUCT], m, op[f.DX], xs, m, 0, -1, m, op[f.DY], ys, 1, 0,
-            m, op[f.WEIGHT], row, 0, count, row, outputs, 1,
-        )  # fmt: skip
-    call(
-        op[f.PRODUCT], m, op[f.WEIGHT] + to, row, m, op[f.WEIGHT] + to, row, m, op[f.DY], 1, ys, 0,
-        m, op[f.X], xs, 0, outputs, row, count, 1,
-    )  # fmt: skip
-    if op[f.BIASED]:
-        add_rows(m, op[f.BIAS] + to, op[f.DY], ys, count, outputs)
+        for n in range(times):
+            call(
+                op[f.PRODUCT], m, op[f.DX] + n * op[f.XS], xs, m, 0, -1,
+                m, op[f.DY] + n * op[f.YS], ys, 1, 0,
+                m, weight, row, 0, rows, row, outputs, 1,
+            )  # fmt: skip
+    for n in range(times):
+        dy, x = op[f.DY] + n * op[f.YS], op[f.X] + n * op[f.XS]
+        if _has_zeros(m, dy, ys, x, xs, rows, outputs, op[f.C]):
+            call(
+                op[f.PRODUCT_OF_FEW], m, weight + to, row, m, dy, 1, ys, m, x, xs,
+                outputs, row, rows, w, op[f.LISTS], m, op[f.VALUES],
+            )  # fmt: skip
+        else:
+            call(
+                op[f.PRODUCT], m, weight + to, row, m, weight + to, row, m, dy, 1, ys, 0,
+                m, x, xs, 0, outputs, row, rows, 1,
+            )  # fmt: skip
+        if op[f.BIASED]:
+            add_rows(m, op[f.BIAS] + to, dy, ys, rows, outputs)

@@ -4,7 +4,7 @@ An example's value (channel c, row i, column j) of what it reads lies in the flo
 X + example XS + i XR + j XC + c XF, and its gradient at the same place after DX, which is -1 where
 nobody wants it. What it writes lies likewise after Y, with OC channels, OH rows and OW columns, and
 DY; most operations that keep an example's shape work in place. A plain vector is one channel's only
-row.
+row; of tokens each is a channel, one row long.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from __future__ import annotations
     TURNED, OUTPUT, PARTS, VALUES,
     # Parts of the integer memory: where winners lie, and lists of them.
     PLACES, LISTS,
-    # Contiguous runs of values: how many, how far apart, how long.
+    # Contiguous runs of values: how many (to a dense layer: tokens), how far apart, how long.
     RUNS, RUN_STEP, RUN,
     # The activation, the number of groups, the first of an example's draws, and how many each has.
     CURVE, GROUPS, DRAWS, EACH,
     # Where the code of its ways lies, and of the products.
-    FORWARD, BACKWARD, PRODUCT, MEET_WINNERS,
+    FORWARD, BACKWARD, PRODUCT, MEET_ROWS, MEET_WINNERS, PRODUCT_OF_FEW,
     FIELDS,
-) = range(59)  # fmt: skip
+) = range(61)  # fmt: skip
 
-(DENSE, CONVOLUTION, LARGEST, AVERAGE, POINTWISE, NORM, DROPOUT) = range(7)
+(DENSE, CONVOLUTION, LARGEST, AVERAGE, POINTWISE, NORM, DROPOUT, LOOKUP) = range(8)
 (RELU, TANH, SIGMOID, GELU, GELU_TANH) = range(5)

@@ -11,7 +11,7 @@ from torch import nn
 RISING = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 KNOWN = (
     nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, *RISING, nn.GELU, nn.GroupNorm, nn.LayerNorm,
-    nn.Dropout, nn.Flatten, nn.Identity,
+    nn.Dropout, nn.Embedding, nn.Flatten, nn.Identity,
 )  # fmt: skip
 
 

@@ -15,8 +15,18 @@ from fedveil.learning.compiled.native import OPERATION, native
 
 
 @compiled()
-def _at(op: Int64s, first: int, n: int, c: int, i: int, j: int) -> int:
-    return first + n * op[f.XS] + i * op[f.XR] + j * op[f.XC] + c * op[f.XF]  # type: ignore[no-any-return]
+def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
+    """Where a group's values lie behind its first, and where their weights: two lists."""
+    places = op[f.PLACES]
+    weights = places + channels * op[f.H] * op[f.W]
+    t = 0
+    for c in range(channels):
+        for i in range(op[f.H]):
+            for j in range(op[f.W]):
+                w[places + t] = c * op[f.XF] + i * op[f.XR] + j * op[f.XC]
+                w[weights + t] = c * op[f.AF] + i * op[f.AR] + j * op[f.AC]
+                t += 1
+    return places, weights
 
 
 @native(OPERATION)
@@ -25,30 +35,25 @@ def normalise(
 ) -> None:
     """The normalised values are kept, and what each group was divided by."""
     channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
+    places, weights = _listed(w, op, channels)
     for n in range(count):
         for group in range(op[f.GROUPS]):
-            total, squares = 0.0, 0.0
-            for c in range(group * channels, (group + 1) * channels):
-                for i in range(op[f.H]):
-                    for j in range(op[f.W]):
-                        total += m[_at(op, op[f.X], n, c, i, j)]
+            x, total, squares = op[f.X] + n * op[f.XS] + group * channels * op[f.XF], 0.0, 0.0
+            for t in range(size):
+                total += m[x + w[places + t]]
             mean = total / size
-            for c in range(group * channels, (group + 1) * channels):
-                for i in range(op[f.H]):
-                    for j in range(op[f.W]):
-                        squares += (m[_at(op, op[f.X], n, c, i, j)] - mean) ** 2
+            for t in range(size):
+                squares += (m[x + w[places + t]] - mean) ** 2
             factor = 1.0 / np.sqrt(squares / size + setting)
             m[op[f.VALUES] + n * op[f.GROUPS] + group] = factor
-            for c in range(group * channels, (group + 1) * channels):
-                for i in range(op[f.H]):
-                    for j in range(op[f.W]):
-                        at = _at(op, op[f.X], n, c, i, j)
-                        value = (m[at] - mean) * factor
-                        m[at - op[f.X] + op[f.PARTS]] = value
-                        if op[f.BIASED]:
-                            which = c * op[f.AF] + i * op[f.AR] + j * op[f.AC]
-                            value = value * m[op[f.WEIGHT] + which] + m[op[f.BIAS] + which]
-                        m[at] = value
+            for t in range(size):
+                at = x + w[places + t]
+                value = (m[at] - mean) * factor
+                m[at - op[f.X] + op[f.PARTS]] = value
+                if op[f.BIASED]:
+                    which = group * channels * op[f.AF] + w[weights + t]
+                    value = value * m[op[f.WEIGHT] + which] + m[op[f.BIAS] + which]
+                m[at] = value
 
 
 @native(OPERATION)
@@ -60,28 +65,25 @@ def normalise_back(
     factor * (g - mean of g - x * mean of g x).
     """
     channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
+    places, weights = _listed(w, op, channels)
     kept, change, entries = op[f.PARTS] - op[f.DX], op[f.TURNED], op[f.ROW]
     fill(m, change, 2 * entries, np.float32(0))
     for n in range(count):
         for group in range(op[f.GROUPS]):
-            total, met = 0.0, 0.0
-            for c in range(group * channels, (group + 1) * channels):
-                for i in range(op[f.H]):
-                    for j in range(op[f.W]):
-                        at = _at(op, op[f.DX], n, c, i, j)
-                        if op[f.BIASED]:
-                            which = c * op[f.AF] + i * op[f.AR] + j * op[f.AC]
-                            m[change + which] += m[at] * m[at + kept]
-                            m[change + entries + which] += m[at]
-                            m[at] *= m[op[f.WEIGHT] + which]
-                        total += m[at]
-                        met += m[at] * m[at + kept]
+            g, total, met = op[f.DX] + n * op[f.XS] + group * channels * op[f.XF], 0.0, 0.0
+            for t in range(size):
+                at = g + w[places + t]
+                if op[f.BIASED]:
+                    which = group * channels * op[f.AF] + w[weights + t]
+                    m[change + which] += m[at] * m[at + kept]
+                    m[change + entries + which] += m[at]
+                    m[at] *= m[op[f.WEIGHT] + which]
+                total += m[at]
+                met += m[at] * m[at + kept]
             factor = m[op[f.VALUES] + n * op[f.GROUPS] + group]
-            for c in range(group * channels, (group + 1) * channels):
-                for i in range(op[f.H]):
-                    for j in range(op[f.W]):
-                        at = _at(op, op[f.DX], n, c, i, j)
-                        m[at] = factor * (m[at] - total / size - m[at + kept] * met / size)
+            for t in range(size):
+                at = g + w[places + t]
+                m[at] = factor * (m[at] - total / size - m[at + kept] * met / size)
     if op[f.BIASED]:
         add_rows(m, op[f.WEIGHT] + to, change, 0, 1, entries)
         add_rows(m, op[f.BIAS] + to, change + entries, 0, 1, entries)

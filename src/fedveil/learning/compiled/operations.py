@@ -13,6 +13,10 @@ from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.known_layers import ordered, pair
 
 _Shape = tuple[int, int, int]
+#: What an example is: a row of numbers, an image, or a row for each of its tokens.
+_ROW, _IMAGE, _TOKENS = "row", "image", "tokens"
+#: Every whole number up to this is a float32.
+_EXACT = 1 << 24
 
 
 class NotServedError(Exception):
@@ -67,7 +71,15 @@ class Op:
         """How long a row of its weight is, filled up."""
         if isinstance(self.layer, nn.Conv2d):
             return up(self.layer.kernel_size[1] * self.layer.in_channels)
+        if isinstance(self.layer, nn.Linear | nn.Embedding):
+            return filled(self.layer.weight.shape[1])
         return filled(prod(self.x.shape))
+
+    @property
+    def by_token(self) -> bool:
+        """Whether a layer that norms values norms those of each token alone."""
+        norm = isinstance(self.layer, nn.LayerNorm) and len(self.layer.normalized_shape) == 1
+        return norm and self.x.shape[0] > 1
 
     def weights(self) -> list[tuple[nn.Parameter, int, Sequence[int]]]:
         """Each weight, its entries here, and for four dimensions the size and the steps there and
@@ -79,7 +91,7 @@ class Op:
             o, c, r, s = weight.shape
             steps = (o, r, s, c, c * r * s, s, 1, r * s, r * row, row, c, 1)
             found.append((weight, o * r * row, steps))
-        elif isinstance(self.layer, nn.Linear):
+        elif isinstance(self.layer, nn.Linear | nn.Embedding):
             o, i = weight.shape
             found.append((weight, o * row, (1, 1, o, i, 0, 0, i, 1, 0, 0, row, 1)))
         elif weight is not None:
@@ -95,33 +107,46 @@ def follow(layers: Sequence[nn.Module], shape: Sequence[int]) -> tuple[list[Op],
     """The operations, what comes in and what comes out; raises `NotServedError`."""
     if len(shape) not in (1, 3) or min(shape) < 1:
         raise NotServedError("an example is a row or an image")
-    flat = len(shape) == 1
-    entry = value = Value((1, 1, shape[0]) if flat else (shape[0], shape[1], shape[2]), apart=True)
+    form = _ROW if len(shape) == 1 else _IMAGE
+    sides = (1, 1, shape[0]) if form == _ROW else (shape[0], shape[1], shape[2])
+    entry = value = Value(sides, apart=True)
     left, ops = ordered(layers), list[Op]()
     while left:
         layer = left.pop(0)
         if isinstance(layer, nn.Flatten):
             if (layer.start_dim, layer.end_dim) != (1, -1):
                 raise NotServedError("flattening a part")
-            value.apart, flat = True, True
+            value.apart, form = True, _ROW
             continue
         takes = isinstance(layer, nn.Conv2d) and bool(left) and isinstance(left[0], nn.MaxPool2d)
         pool = left.pop(0) if takes else None
-        kind, y = _after(layer, pool, value, flat)
+        if isinstance(layer, nn.Embedding):
+            _need(not ops and form == _ROW)
+            form = _TOKENS
+        kind, y = _after(layer, pool, value, form)
         ops.append(Op(kind, layer, pool, value, y))
         value = y
-    if not flat:
+    if form != _ROW:
         raise NotServedError("the scores are no row")
     return ops, entry, value
 
 
-def _after(layer: nn.Module, pool: nn.Module | None, x: Value, flat: bool) -> tuple[int, Value]:
+def _after(layer: nn.Module, pool: nn.Module | None, x: Value, form: str) -> tuple[int, Value]:
     match layer:
+        case nn.Embedding():
+            plain = layer.padding_idx is None and layer.max_norm is None
+            _need(plain and not layer.scale_grad_by_freq and not layer.sparse)
+            _need(layer.num_embeddings <= _EXACT)
+            return f.LOOKUP, Value((x.shape[2], 1, layer.embedding_dim), apart=True)
         case nn.Linear():
-            _need(flat and prod(x.shape) == layer.in_features)
-            return f.DENSE, Value((1, 1, layer.out_features), apart=True)
+            inputs, outputs = layer.in_features, layer.out_features
+            if form == _TOKENS:  # which lie without a gap, so that their rows must fill vectors
+                _need(x.shape[2] == inputs == filled(inputs))
+                return f.DENSE, Value((x.shape[0], 1, outputs), apart=True)
+            _need(form == _ROW and prod(x.shape) == inputs)
+            return f.DENSE, Value((1, 1, outputs), apart=True)
         case nn.Conv2d():
-            _need(not flat and layer.in_channels == x.shape[0] and layer.groups == 1)
+            _need(form == _IMAGE and layer.in_channels == x.shape[0] and layer.groups == 1)
             _need(layer.dilation == (1, 1) and layer.padding_mode == "zeros")
             padding = layer.padding
             if isinstance(padding, str):
@@ -131,16 +156,17 @@ def _after(layer: nn.Module, pool: nn.Module | None, x: Value, flat: bool) -> tu
             shape = (layer.out_channels, *windows(x.shape, kernel, stride, x.border))
             return f.CONVOLUTION, Value(shape if pool is None else _pooled(shape, pool))
         case nn.MaxPool2d() | nn.AvgPool2d():
-            _need(not flat)
+            _need(form == _IMAGE)
             x.apart = False
             kind = f.LARGEST if isinstance(layer, nn.MaxPool2d) else f.AVERAGE
             return kind, Value(_pooled(x.shape, layer))
         case nn.GroupNorm():
-            _need(not flat and layer.num_channels == x.shape[0])
+            _need(form == _IMAGE and layer.num_channels == x.shape[0])
             return f.NORM, x
         case nn.LayerNorm():
-            _need(tuple(layer.normalized_shape) == (x.shape[2:] if flat else x.shape))
-            _need(not flat or x.shape[:2] == (1, 1))
+            last = form != _IMAGE
+            _need(tuple(layer.normalized_shape) == (x.shape[2:] if last else x.shape))
+            _need(form != _ROW or x.shape[:2] == (1, 1))
             _need((layer.weight is None) == (layer.bias is None))
             return f.NORM, x
         case nn.Dropout():

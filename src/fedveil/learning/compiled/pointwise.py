@@ -64,7 +64,8 @@ def curve_back(
             g, kept = op[f.DX] + begin, op[f.PARTS] + begin
             if op[f.CURVE] == f.RELU:
                 for i in range(op[f.RUN]):
-                    m[g + i] = _ZERO if m[kept + i] <= _ZERO else m[g + i]
+                    value = m[g + i]  # read in any case, so that there is no branch
+                    m[g + i] = _ZERO if m[kept + i] <= _ZERO else value
             elif op[f.CURVE] == f.TANH:
                 for i in range(op[f.RUN]):
                     m[g + i] *= _ONE - m[kept + i] * m[kept + i]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fedveil._arrays import Float32s, Int32s
 from fedveil.learning.compiled.native import native
-from fedveil.learning.compiled.tiles import WIDE, product_tile, winners_tile
+from fedveil.learning.compiled.tiles import list_winners, product_tile, rows_tile, winners_tile
+from fedveil.learning.compiled.vector_code import WIDE
 
 #: Rows and columns of a tile: as many sums as registers hold, and what is left over of them.
 _MOST_COLUMNS = 64 if WIDE else 16
@@ -16,13 +17,16 @@ _tile_32 = product_tile(16, 2, _ROWS_32)
 _tile_16 = product_tile(16, 1, _ROWS_16)
 _tile_8 = product_tile(8, 1, _ROWS_8)
 
+_ROWS_4 = 6 if WIDE else 3
+_rows_4 = rows_tile(16 if WIDE else 8, 4, _ROWS_4)
+_rows_1 = rows_tile(16 if WIDE else 8, 1, _ROWS_4)
+
 _WINDOW_ROWS_32, _WINDOW_ROWS_16 = (5, 10) if WIDE else (2, 5)
-_gather_32 = winners_tile(16, 2, _WINDOW_ROWS_32, False)
-_gather_16 = winners_tile(16, 1, _WINDOW_ROWS_16, False)
-_gather_8 = winners_tile(8, 1, _WINDOW_ROWS_16, False)
-_spread_32 = winners_tile(16, 2, _WINDOW_ROWS_32, True)
-_spread_16 = winners_tile(16, 1, _WINDOW_ROWS_16, True)
-_spread_8 = winners_tile(8, 1, _WINDOW_ROWS_16, True)
+#: Of a factor with many zeros so many rows are listed at a time: lists and what they meet are near.
+LISTED = 48
+_winners_32 = winners_tile(16, 2, _WINDOW_ROWS_32)
+_winners_16 = winners_tile(16, 1, _WINDOW_ROWS_16)
+_winners_8 = winners_tile(8, 1, _WINDOW_ROWS_16)
 
 
 @native("FiiFiiFiiiiFiiiiiii")
@@ -69,6 +73,32 @@ def product(
         first = last
 
 
+@native("Fiiiiiiiiii")
+def meet_rows(
+    x: Float32s, c0: int, cm: int, d0: int, a0: int, am: int, b0: int, bm: int,
+    m: int, n: int, k: int
+) -> None:  # fmt: skip
+    """C = d + A B' for m rows of A and n of B, of k entries each: each entry is one sum.
+
+    Row i of C begins at x[c0 + i cm], those of A and B likewise, and d at x[d0].
+    """
+    column = 0
+    while column < n:
+        across = 4 if n >= 4 else 1
+        column = min(column, n - across)  # the last four may be met again
+        row, ci, bi = 0, c0 + column, b0 + column * bm
+        while row < m:
+            blocks = (m - row + _ROWS_4 - 1) // _ROWS_4
+            rows = (m - row + blocks - 1) // blocks
+            at, ai = ci + row * cm, a0 + row * am
+            if across == 4:
+                _rows_4(x, at, cm, d0 + column, ai, am, bi, bm, rows, k)
+            else:
+                _rows_1(x, at, cm, d0 + column, ai, am, bi, bm, rows, k)
+            row += rows
+        column += across
+
+
 @native("FiiFiiiiIiFiii")
 def meet_winners(
     x: Float32s, x0: int, xr: int, f: Float32s, f0: int, fr: int, rows: int, columns: int,
@@ -83,27 +113,51 @@ def meet_winners(
         return
     column = 0
     while column < columns:
-        width, most = 8, _WINDOW_ROWS_16
-        if columns - column >= 32:
-            width, most = 32, _WINDOW_ROWS_32
-        elif columns - column >= 16:
-            width = 16
-        row = 0
-        while row < rows:
+        width = 32 if columns - column >= 32 else 16 if columns - column >= 16 else 8
+        most = _WINDOW_ROWS_32 if width == 32 else _WINDOW_ROWS_16
+        for row in range(0, rows, most):
             some = min(most, rows - row)
             fi, at = f0 + row * fr + column, x0 + row * xr + column
-            if back != 0:
-                if width == 32:
-                    _spread_32(x, f, fi, fr, places, p0, values, g0, count, xr, some, at)
-                elif width == 16:
-                    _spread_16(x, f, fi, fr, places, p0, values, g0, count, xr, some, at)
-                else:
-                    _spread_8(x, f, fi, fr, places, p0, values, g0, count, xr, some, at)
-            elif width == 32:
-                _gather_32(x, f, fi, fr, places, p0, values, g0, count, xr, some, at)
+            if width == 32:
+                _winners_32(x, f, fi, fr, places, p0, values, g0, count, xr, some, at, back)
             elif width == 16:
-                _gather_16(x, f, fi, fr, places, p0, values, g0, count, xr, some, at)
+                _winners_16(x, f, fi, fr, places, p0, values, g0, count, xr, some, at, back)
             else:
-                _gather_8(x, f, fi, fr, places, p0, values, g0, count, xr, some, at)
-            row += some
+                _winners_8(x, f, fi, fr, places, p0, values, g0, count, xr, some, at, back)
         column += width
+
+
+@native("FiiFiiiFiiiiiIiFi")
+def product_of_few(
+    c: Float32s, c0: int, cm: int, a: Float32s, a0: int, am: int, ak: int,
+    b: Float32s, b0: int, bk: int, m: int, n: int, k: int,
+    places: Int32s, p0: int, values: Float32s, v0: int
+) -> None:  # fmt: skip
+    """C += A B as `product` has it, but of A only what is not zero is met with its row of B.
+
+    It takes k + LISTED (1 + k) places and LISTED k values of its own.
+    """
+    counts, lists = p0 + k, p0 + k + LISTED
+    for t in range(k):
+        places[p0 + t] = t * bk
+    for first in range(0, m, LISTED):
+        rows, column = min(LISTED, m - first), 0
+        for i in range(rows):
+            places[counts + i] = list_winners(
+                a, a0 + (first + i) * am, 0, 0, ak, places, p0, 0, 0, 1, 1, 1, k,
+                places, lists + i * k, values, v0 + i * k, 0,
+            )  # fmt: skip
+        while column < n:
+            width, parts = 16 if n - column >= 16 else 8, 1
+            if n - column >= 32:
+                width, parts = 32, min(_WINDOW_ROWS_32, (n - column) // 32)
+            for i in range(rows):
+                found, pi, vi = places[counts + i], lists + i * k, v0 + i * k
+                ci, at = c0 + (first + i) * cm + column, b0 + column
+                if width == 32:
+                    _winners_32(b, c, ci, 32, places, pi, values, vi, found, 32, parts, at, 0)
+                elif width == 16:
+                    _winners_16(b, c, ci, 0, places, pi, values, vi, found, 0, 1, at, 0)
+                else:
+                    _winners_8(b, c, ci, 0, places, pi, values, vi, found, 0, 1, at, 0)
+            column += width * parts

@@ -13,11 +13,14 @@ from fedveil._arrays import Float64s, Int64s
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.known_layers import pair
 from fedveil.learning.compiled.operations import Op, Value, follow, up, windows
+from fedveil.learning.compiled.product import LISTED
 
 #: Every memory ends with so many entries that nobody reads: a vector may be longer than a row.
 SLACK = 128
 #: The weights, their gradients, and two things that an optimiser remembers of each.
 _STATES = 4
+#: Floats of a line of the caches: a vector that lies in two is read twice.
+_LINE = 16
 _CURVES = {nn.ReLU: f.RELU, nn.Tanh: f.TANH, nn.Sigmoid: f.SIGMOID}
 
 _Row = dict[int, int]
@@ -45,6 +48,9 @@ class Model:
         """`flat`: where each parameter begins in the model's vector, by the parameter's id."""
         self._ops, *self._ends = follow(layers, shape)
         self.scores = prod(self._ends[1].shape)
+        first = self._ops[0].layer
+        #: How many tokens there are, where examples are such; 0 where they are numbers.
+        self.tokens = first.num_embeddings if isinstance(first, nn.Embedding) else 0
         #: The first operation that has weights.
         self.first = next(i for i, op in enumerate(self._ops) if op.weights())
         rows: list[list[int]] = []
@@ -92,7 +98,8 @@ class _Memory:
         self.float_end, self.int_end = used, 0
 
     def floats(self, count: int) -> int:
-        begin, self.float_end = self.float_end, self.float_end + up(count) + 16
+        begin = -(-self.float_end // _LINE) * _LINE
+        self.float_end = begin + up(count) + _LINE
         return begin
 
     def ints(self, count: int) -> int:
@@ -112,7 +119,15 @@ def _row(op: Op, memory: _Memory, batch: int, changed: bool) -> _Row:
     row |= _geometry(op.x, op.y) | {f.BIASED: int(biased)}
     match op.kind:
         case f.DENSE:
-            return row | _dense(op, memory, batch)
+            assert isinstance(op.layer, nn.Linear)
+            inputs, outputs = op.layer.in_features, op.layer.out_features
+            runs = prod(op.x.shape) // inputs
+            terms = batch if runs == 1 else runs
+            return row | {
+                f.C: inputs, f.OC: outputs, f.RUNS: runs,
+                f.LISTS: memory.ints(terms + LISTED * (1 + terms)),
+                f.VALUES: memory.floats(LISTED * terms),
+            }  # fmt: skip
         case f.CONVOLUTION:
             return row | _convolution(op, memory, batch)
         case f.LARGEST | f.AVERAGE:
@@ -135,14 +150,6 @@ def _geometry(x: Value, y: Value) -> _Row:
         f.Y: y.place, f.YS: y.size, f.YR: yr, f.YC: yc, f.YF: yf, f.DY: y.gradient,
         f.C: c, f.H: h, f.W: w, f.OC: oc, f.OH: oh, f.OW: ow,
         f.RUNS: runs[0], f.RUN_STEP: runs[1], f.RUN: runs[2],
-    }  # fmt: skip
-
-
-def _dense(op: Op, memory: _Memory, batch: int) -> _Row:
-    inputs, outputs, lanes = prod(op.x.shape), prod(op.y.shape), up(batch)
-    return {
-        f.C: inputs, f.OC: outputs, f.TURNED: memory.floats(inputs * max(lanes, up(outputs))),
-        f.OUTPUT: memory.floats(outputs * lanes),
     }  # fmt: skip
 
 
@@ -179,12 +186,15 @@ def _window(pool: nn.Module) -> _Row:
 
 def _norm(op: Op, memory: _Memory, batch: int, biased: bool) -> _Row:
     (c, h, w), groups = op.x.shape, getattr(op.layer, "num_groups", 0)
-    size = (c if groups else c * h * w) if biased else 0
-    index = (0, 0, 1) if groups else (w, 1, h * w)
+    size, index = (c, (0, 0, 1)) if groups else (c * h * w, (w, 1, h * w))
+    if op.by_token:
+        groups, size, index = c, w, (0, 1, 0)
+    size = size if biased else 0
     return {
         f.GROUPS: groups or 1, f.AR: index[0], f.AC: index[1], f.AF: index[2], f.ROW: size,
         f.PARTS: memory.floats(batch * op.x.size) + op.x.inside,
         f.VALUES: memory.floats(batch * (groups or 1)), f.TURNED: memory.floats(2 * size),
+        f.PLACES: memory.ints(2 * c * h * w),
     }  # fmt: skip
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from numpy.lib.stride_tricks import as_strided
+
 from fedveil._arrays import Float32s, Float64s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
@@ -13,17 +17,18 @@ from fedveil.learning.compiled.optimiser import LR, take_step
 def train(
     ops: Int64s, settings: Float64s, ends: Int64s, first: int, m: Float32s, w: Int32s,
     start: Float32s, x: Float32s, y: int, weights: Float32s, order: Int64s, epochs: int, batch: int,
-    kind: int, plan: Float64s, draws: Float32s, places: Int64s, out: Float32s,
+    kind: int, plan: Float64s, draws: Float32s, places: Int64s, begun: bool, out: Float32s,
 ) -> None:  # fmt: skip
     """Train one client and write its update to `out`.
 
     The client's weights are the first entries of m, as many as `start` has. Under bare SGD
     (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
     `first` is the first operation that has weights, `y` is where the targets lie, and `weights`
-    are those of their classes.
+    are those of their classes. `begun`: m holds the weights of `start`, as it does afterwards.
     """
     size, to = len(start), 0
-    m[:size] = start
+    if kind >= 0 or not begun:
+        m[:size] = start
     if kind >= 0:
         to = size
         m[size : 4 * size] = 0
@@ -74,26 +79,25 @@ def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -
                         m[place + j * entry[f.YC]] = x[begin + j]
 
 
-@compiled()
 def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
     """Write a model's vector as it is computed with.
 
     A row of `places` is a weight: where it begins in the vector and here, and for each of four
     dimensions its size and its step in both.
     """
-    for r in places:
-        for a in range(r[2]):
-            for b in range(r[3]):
-                for c in range(r[4]):
-                    one = r[0] + a * r[6] + b * r[7] + c * r[8]
-                    other = r[1] + a * r[10] + b * r[11] + c * r[12]
-                    for d in range(r[5]):
-                        packed[other + d * r[13]] = flat[one + d * r[9]]
+    for one, other, *numbers in places.tolist():
+        sizes, there, here = numbers[:4], numbers[4:8], numbers[8:]
+        _strided(packed[other:], sizes, here)[:] = _strided(flat[one:], sizes, there)
+
+
+def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Float32s:
+    """An array whose entries lie so far apart in a vector."""
+    return as_strided(vector, sizes, [step * vector.itemsize for step in steps])
 
 
 @compiled()
 def give_change(places: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write by how much weights have changed, as a model's vector."""
+    """Write by how much weights have changed, as a model's vector, and change them back."""
     for r in places:
         for a in range(r[2]):
             for b in range(r[3]):
@@ -104,8 +108,9 @@ def give_change(places: Int64s, m: Float32s, start: Float32s, out: Float32s) -> 
                         row, was = out[one : one + r[5]], start[other : other + r[5]]
                         new = m[other : other + r[5]]
                         for d in range(r[5]):
-                            row[d] = new[d] - was[d]
+                            row[d], new[d] = new[d] - was[d], was[d]
                     else:
                         for d in range(r[5]):
                             at = other + d * r[13]
                             out[one + d * r[9]] = m[at] - start[at]
+                            m[at] = start[at]

@@ -1,117 +1,22 @@
 """Small blocks of products that stay in the processor's registers, written as LLVM's vectors.
 
-LLVM cuts a vector into whatever registers the machine has (AVX-512, AVX2, NEON). Every entry of a
-product is one sum in the order of its terms, so that its bytes do not depend on the shape of the
-block that it was computed in.
+Every entry of a product is one sum in the order of its terms, or of rows that are met as they lie
+the sum of its lanes' sums, so that its bytes do not depend on the shape of the block that it was
+computed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-_INT = ir.IntType(64)
-_cgutils: Any = cgutils
+from fedveil.learning.compiled.vector_code import INT, Code
+
 #: So many rows are reached from one pointer: what an x86 address can say.
 _GROUP = 3
-#: With AVX-512 there are four times as many bytes of registers as elsewhere.
-WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
-
-
-class Code:
-    """Writes one block's instructions; offsets and counts are in entries of the arrays."""
-
-    def __init__(self, context: Any, builder: Any, lanes: int, entry: Any) -> None:
-        self.builder = builder
-        self.scalar = context.get_value_type(entry)
-        self.vector = ir.VectorType(self.scalar, lanes)
-        name = f"llvm.fmuladd.v{lanes}f{8 * self._align}"
-        function = ir.FunctionType(self.vector, [self.vector] * 3)
-        self._fma = _cgutils.get_or_insert_function(builder.module, function, name)
-
-    def number(self, value: int) -> Any:
-        return ir.Constant(_INT, value)
-
-    def at(self, base: Any, *offsets: Any) -> Any:
-        """The place that lies so far from another."""
-        for offset in offsets:
-            base = self.builder.gep(base, [offset])
-        return base
-
-    def load(self, place: Any) -> Any:
-        pointer = self.builder.bitcast(place, self.vector.as_pointer())
-        return self.builder.load(pointer, align=self._align, typ=self.vector)
-
-    def store(self, value: Any, place: Any) -> None:
-        pointer = self.builder.bitcast(place, self.vector.as_pointer())
-        self.builder.store(value, pointer, align=self._align)
-
-    @property
-    def _align(self) -> int:
-        return 4 if isinstance(self.scalar, ir.FloatType) else 8
-
-    def spread(self, place: Any) -> Any:
-        """A vector that holds one entry in all its lanes."""
-        value = self.builder.load(place, typ=self.scalar)
-        nowhere = ir.Constant(self.vector, ir.Undefined)
-        one = self.builder.insert_element(nowhere, value, ir.Constant(ir.IntType(32), 0))
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), self.vector.count), None)
-        return self.builder.shuffle_vector(one, nowhere, lanes)
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return self.builder.call(self._fma, [a, b, c])
-
-    def zeros(self, count: int) -> list[Any]:
-        return [ir.Constant(self.vector, None)] * count
-
-    def loop(self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]) -> Any:
-        """Values that `body` makes of themselves in turns; there is one at least."""
-        builder = self.builder
-        before, head = builder.block, builder.append_basic_block("turn")
-        builder.branch(head)
-        builder.position_at_end(head)
-        turn = builder.phi(_INT)
-        turn.add_incoming(self.number(0), before)
-        values = []
-        for value in start:
-            values.append(builder.phi(value.type))
-            values[-1].add_incoming(value, before)
-        made = body(turn, list(values))
-        following = builder.add(turn, self.number(1))
-        turn.add_incoming(following, builder.block)
-        for value, new in zip(values, made, strict=True):
-            value.add_incoming(new, builder.block)
-        after = builder.append_basic_block("after")
-        again = builder.cbranch(builder.icmp_signed("<", following, count), head, after)
-        again.set_metadata("llvm.loop", self._as_it_is())
-        builder.position_at_end(after)
-        return made
-
-    def _as_it_is(self) -> Any:
-        """What tells LLVM not to unroll a loop: its body has work enough."""
-        module = self.builder.module
-        told = module.add_metadata(["llvm.loop.unroll.disable"])
-        loop = module.add_metadata([told, told])
-        loop.operands = (loop, told)  # a loop is known by itself
-        return loop
-
-    def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """The code for each number from 1 to `most`, of which the value chooses."""
-        builder = self.builder
-        end = builder.append_basic_block("end")
-        choice = builder.switch(value, end)
-        for number in range(1, most + 1):
-            case = builder.append_basic_block(f"case{number}")
-            choice.add_case(self.number(number), case)
-            builder.position_at_end(case)
-            write(number)
-            builder.branch(end)
-        builder.position_at_end(end)
 
 
 def product_tile(lanes: int, vectors: int, rows: int) -> Any:
@@ -184,28 +89,91 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
     return tile
 
 
-def winners_tile(lanes: int, vectors: int, rows: int, back: bool) -> Any:
+def rows_tile(lanes: int, across: int, rows: int) -> Any:
+    """A function that meets some rows of A with `across` rows of B: C = d + A B'.
+
+    Its arguments are (the memory, and in it: c and its row stride, d, a and its row stride, b and
+    its row stride), number of rows, terms. Rows of A and B are read as they lie; those of B that
+    follow are brought near meanwhile.
+    """
+
+    @intrinsic
+    def tile(typing: Any, x: Any, c0: Any, cm: Any, d0: Any, a0: Any, am: Any, b0: Any, bm: Any,
+             m: Any, k: Any) -> Any:  # fmt: skip
+        signature = types.void(x, *[types.int64] * 9)
+
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            code = Code(context, builder, lanes, x.dtype)
+            x_, c0, cm, d0, a0, am, b0, bm, m, k = given
+            whole = builder.sdiv(k, code.number(lanes))
+            left = builder.sub(k, builder.mul(whole, code.number(lanes)))
+            some = ir.VectorType(code.scalar, across)
+
+            def write(rows: int) -> None:
+                def starts(base: Any, stride: Any, count: int) -> list[Any]:
+                    return [
+                        code.at(x_, base, builder.mul(stride, code.number(i))) for i in range(count)
+                    ]
+
+                places = starts(a0, am, rows) + starts(b0, bm, across)
+                following = starts(
+                    builder.add(b0, builder.mul(bm, code.number(across))), bm, across
+                )
+
+                def meet(sums: list[Any], at: Any, read: Any) -> list[Any]:
+                    values = [read(code.load(code.at(place, at))) for place in places]
+                    pairs = [(a, b) for a in values[:rows] for b in values[rows:]]
+                    return [code.fma(a, b, s) for (a, b), s in zip(pairs, sums, strict=True)]
+
+                def vector(turn: Any, sums: list[Any]) -> list[Any]:
+                    at = builder.mul(turn, code.number(lanes))
+                    for place in following:
+                        code.fetch(code.at(place, at))
+                    return meet(sums, at, lambda value: value)
+
+                def rest(turn: Any, sums: list[Any]) -> list[Any]:
+                    end = builder.mul(whole, code.number(lanes))
+                    return meet(sums, end, lambda value: code.part(value, left))
+
+                sums = code.loop(whole, code.zeros(rows * across), vector)
+                over = builder.zext(builder.icmp_signed(">", left, code.number(0)), INT)
+                sums = code.loop(over, sums, rest)
+                added = code.load(code.at(x_, d0), some)
+                for row, place in enumerate(starts(c0, cm, rows)):
+                    total = code.sums(sums[row * across : (row + 1) * across])
+                    code.store(builder.fadd(added, total), place)
+
+            code.by_number(m, rows, write)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return tile
+
+
+def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
     """A function that meets a window's rows with every winner of a list.
 
     Its arguments are (map, filter, the filter's place, its row stride, places, first of the list,
     values, first of the list, how many winners, the map's row stride, number of rows, the column
-    that the rows begin at). Adds value * window to the filter; `back`: the other way round.
+    that the rows begin at, back). Adds value * window to the filter; `back`: value * filter to the
+    window.
     """
 
     @intrinsic
     def tile(typing: Any, x: Any, f: Any, f0: Any, fr: Any, p: Any, p0: Any, g: Any, g0: Any,
-             count: Any, xr: Any, m: Any, column: Any) -> Any:  # fmt: skip
+             count: Any, xr: Any, m: Any, column: Any, back: Any) -> Any:  # fmt: skip
         i = types.int64
-        signature = types.void(x, f, i, i, p, i, g, i, i, i, i, i)
+        signature = types.void(x, f, i, i, p, i, g, i, i, i, i, i, i)
 
         def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             code = Code(context, builder, lanes, x.dtype)
-            x_, f_, f0, fr, p_, p0, g_, g0, count, xr, m, column = given
+            x_, f_, f0, fr, p_, p0, g_, g0, count, xr, m, column, back = given
             x_at = code.at(x_, column)
             f_at = code.at(f_, f0)
             p_at, g_at = code.at(p_, p0), code.at(g_, g0)
 
-            def write(rows: int) -> None:
+            def write(rows: int, back: bool) -> None:
                 def places(base: Any, stride: Any) -> list[Any]:
                     return [
                         code.at(base, builder.mul(stride, code.number(row)), code.number(lanes * v))
@@ -219,7 +187,7 @@ def winners_tile(lanes: int, vectors: int, rows: int, back: bool) -> Any:
                 def one(turn: Any, values: list[Any]) -> list[Any]:
                     offset = builder.load(code.at(p_at, turn), typ=context.get_value_type(p.dtype))
                     value = code.spread(code.at(g_at, turn))
-                    under = places(code.at(x_at, builder.sext(offset, _INT)), xr)
+                    under = places(code.at(x_at, builder.sext(offset, INT)), xr)
                     if not back:
                         return [
                             code.fma(value, code.load(place), total)
@@ -233,7 +201,12 @@ def winners_tile(lanes: int, vectors: int, rows: int, back: bool) -> Any:
                 for place, total in zip(places(f_at, fr), made, strict=False):
                     code.store(builder.fadd(code.load(place), total), place)
 
-            code.by_number(m, rows, write)
+            spreads = builder.icmp_signed("!=", back, code.number(0))
+            with builder.if_else(spreads) as (then, otherwise):
+                with then:
+                    code.by_number(m, rows, lambda rows: write(rows, True))
+                with otherwise:
+                    code.by_number(m, rows, lambda rows: write(rows, False))
             return context.get_dummy_value()
 
         return signature, generate
@@ -263,29 +236,27 @@ def largest_tile(lanes: int) -> Any:
             place_type = ir.VectorType(ir.IntType(32), lanes)
 
             def all_lanes(number: Any) -> Any:
-                nowhere = ir.Constant(place_type, ir.Undefined)
-                small = builder.trunc(number, ir.IntType(32))
-                one = builder.insert_element(nowhere, small, ir.Constant(ir.IntType(32), 0))
-                return builder.shuffle_vector(one, nowhere, ir.Constant(place_type, None))
+                return code.all_lanes(builder.trunc(number, place_type.element), place_type.element)
 
             def meet(r: Any, c: Any, best: list[Any]) -> list[Any]:
+                """How far a place is from the first is the same for every window."""
                 value = code.load(code.at(z_at, builder.mul(r, zr), builder.mul(c, zc)))
-                place = builder.add(first, builder.mul(r, row_step))
-                here = all_lanes(builder.add(place, builder.mul(c, column_step)))
+                far = builder.add(builder.mul(r, row_step), builder.mul(c, column_step))
                 larger = builder.fcmp_ordered(">", value, best[0])
                 take = builder.or_(larger, builder.fcmp_unordered("!=", value, value))
+                here = all_lanes(far)
                 return [builder.select(take, value, best[0]), builder.select(take, here, best[1])]
 
             def write(best: list[Any]) -> None:
                 code.store(best[0], code.at(base, y0))
                 pointer = builder.bitcast(code.at(p_, p0), place_type.as_pointer())
-                builder.store(best[1], pointer, align=4)
+                builder.store(builder.add(best[1], all_lanes(first)), pointer, align=4)
 
             def row(r: Any, best: list[Any]) -> Any:
                 return code.loop(columns, best, lambda c, best: meet(r, c, best))
 
             zero, one, two = (code.number(number) for number in range(3))
-            start = [code.load(z_at), all_lanes(first)]
+            start = [code.load(z_at), ir.Constant(place_type, None)]
             square = builder.and_(
                 builder.icmp_signed("==", rows, two), builder.icmp_signed("==", columns, two)
             )
@@ -331,7 +302,7 @@ def _list_winners(typing: Any, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: An
             return [
                 code.at(g_at, gn),
                 code.at(p_at, pn),
-                builder.add(found, builder.zext(some, _INT)),
+                builder.add(found, builder.zext(some, INT)),
             ]
 
         def column(turn: Any, values: list[Any]) -> list[Any]:

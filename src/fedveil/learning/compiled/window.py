@@ -21,23 +21,27 @@ def pool(
 ) -> None:  # fmt: skip
     """An example's largest values of z, and the places that `first` and the steps give them."""
     lanes, best = (op[f.OC] + 7) // 8 * 8, op[f.PARTS]
-    for i in range(op[f.OH]):
-        top = i * op[f.QSH] - op[f.QPH]
-        bottom, top = min(top + op[f.QKH], op[f.ZH]), max(top, 0)
-        for j in range(op[f.OW]):
-            left = j * op[f.QSW] - op[f.QPW]
-            right, left = min(left + op[f.QKW], op[f.ZW]), max(left, 0)
-            begin, won = z + top * zr + left * zc, op[f.PLACES]
-            won += ((n * op[f.OH] + i) * op[f.OW] + j) * lanes
-            place = first + top * steps[0] + left * steps[1]
+    # Read once: for the compiler anything that is written may be a number of the operation.
+    channels, rows, columns, high, wide = op[f.OC], op[f.OH], op[f.OW], op[f.ZH], op[f.ZW]
+    down, across, height, width = op[f.QSH], op[f.QSW], op[f.QKH], op[f.QKW]
+    y, yr, yc, yf = op[f.Y] + n * op[f.YS], op[f.YR], op[f.YC], op[f.YF]
+    won, border, left_border = op[f.PLACES] + n * rows * columns * lanes, op[f.QPH], op[f.QPW]
+    for i in range(rows):
+        top = i * down - border
+        bottom, top = min(top + height, high), max(top, 0)
+        for j in range(columns):
+            left = j * across - left_border
+            right, left = min(left + width, wide), max(left, 0)
+            begin, place = z + top * zr + left * zc, first + top * steps[0] + left * steps[1]
             for k in range(0, lanes, 8):
                 _largest_8(
                     m, begin + k, zr, zc, bottom - top, right - left, place, steps[0], steps[1],
                     best + k, w, won + k,
                 )  # fmt: skip
-            at = op[f.Y] + n * op[f.YS] + i * op[f.YR] + j * op[f.YC]
-            for k in range(op[f.OC]):
-                m[at + k * op[f.YF]] = m[best + k]
+            won += lanes
+            at = y + i * yr + j * yc
+            for k in range(channels):
+                m[at + k * yf] = m[best + k]
 
 
 @native(OPERATION)

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil._arrays import Int64s, Signed, Uint8s, Uint16s, Uint32s, Uint64s
+from fedveil._arrays import Int32s, Int64s, Signed, Uint8s, Uint16s, Uint32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
@@ -17,6 +17,8 @@ from fedveil.entropy import Entropy
 _MAX_CELL_VARIANCE = 1 << 24
 _MAX_PLACE_BITS = 16
 _CHUNK = 1 << 14
+#: Without places there is one word a draw.
+_WORDS_AT_ONCE = 1 << 16
 
 _PREFIX_BITS = 63  # of the uniform real that chooses a cell: a word less the sign
 _GUIDE_BITS = 14
@@ -76,6 +78,29 @@ class DiscreteGaussian:
 
     def add_to(self, values: Signed, entropy: Entropy) -> None:
         """Add an independent draw to every one of `values`; modulo their size, of narrower ones."""
+        redo = self._add_places(values, entropy) if self.place_bits else self._add(values, entropy)
+        if len(redo):
+            values[redo] += self.draw(len(redo), entropy)
+
+    def _add(self, values: Signed, entropy: Entropy) -> Int64s:
+        """Add draws without places; the indices of those not kept."""
+        table = _cell_table(self.cell_variance)
+        words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
+        listed, again = np.empty(len(words), np.int32), list[int]()
+        for start in range(0, len(values), _WORDS_AT_ONCE):
+            part = values[start : start + _WORDS_AT_ONCE]
+            entropy.fill(words[: len(part)])
+            for i in listed[: _add_cells(words, *table, part, listed)]:
+                prefix, negative = divmod(int(words[i]), 2)
+                cell = 0 if prefix < table[0][0] else self._decide_cell(prefix, entropy)
+                if cell or not negative:
+                    part[i] += -cell if negative else cell
+                else:
+                    again.append(start + i)
+        return np.array(again, np.int64)
+
+    def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
+        """Add draws with places; the indices of those not kept."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         again = [np.empty(0, np.int64)]
@@ -86,9 +111,7 @@ class DiscreteGaussian:
             out[not_kept] = 0
             part += out
             again.append(start + not_kept)
-        redo = np.concatenate(again)
-        if len(redo):
-            values[redo] += self.draw(len(redo), entropy)
+        return np.concatenate(again)
 
     def _draw_once(self, words: Uint64s, out: Int64s, entropy: Entropy) -> Int64s:
         """Fill `words` and make draws of them in `out`; the indices of those not kept."""
@@ -96,7 +119,7 @@ class DiscreteGaussian:
         if _cells(words, *_cell_table(self.cell_variance), out):
             for i in np.flatnonzero(out == _UNDECIDED):
                 out[i] = self._decide_cell(int(words[i]) >> 1, entropy)
-        places = np.empty(len(out) if self.place_bits else 0, np.uint32)
+        places = np.empty(len(out), np.uint32)
         entropy.fill(places)
         verdicts = np.empty(len(out), np.uint8)
         _places(words, places, self.cell_variance, self.place_bits, out, verdicts)
@@ -223,6 +246,42 @@ def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> 
     return undecided
 
 
+def _add_cells_numpy(
+    words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
+) -> int:
+    words = words[: len(values)]
+    drawn, negative = np.empty(len(values), np.int64), (words & np.uint64(1)).astype(np.bool_)
+    _cells_numpy(words, thresholds, guide, drawn)
+    unsaid = np.flatnonzero((drawn == _UNDECIDED) | (negative & (drawn == 0)))
+    drawn[unsaid] = 0
+    values += np.where(negative, -drawn, drawn)
+    listed[: len(unsaid)] = unsaid
+    return len(unsaid)
+
+
+@compiled(_add_cells_numpy)
+def _add_cells(
+    words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
+) -> int:
+    """Add the signed cells of as many words; list those undecided, and zeros with a minus sign."""
+    count = 0
+    first = thresholds[0]
+    for i in range(len(values)):
+        word = words[i]
+        prefix = word >> np.uint64(1)
+        cell = np.int64(guide[prefix >> np.uint64(_GUIDE_SHIFT)])
+        cell += np.int64(thresholds[cell] <= prefix)  # as in `_cells`
+        while thresholds[cell] <= prefix:
+            cell += 1
+        negative = np.int64(word & np.uint64(1))
+        if (negative and prefix < first) or (cell > 0 and thresholds[cell - 1] == prefix):
+            listed[count] = i
+            count += 1
+        else:
+            values[i] += (cell ^ -negative) + negative
+    return count
+
+
 def _places_numpy(
     words: Uint64s,
     places: Uint32s,
@@ -233,16 +292,15 @@ def _places_numpy(
 ) -> None:
     negative = (words & np.uint64(1)).astype(np.bool_)
     verdicts[:] = _KEPT
-    if place_bits:
-        bits = _PLACE_WORD_BITS - place_bits
-        place = (places >> np.uint32(bits)).astype(np.int64)
-        fraction = place * 2.0**-place_bits
-        loss = fraction * (out + 0.5 * fraction) / cell_variance
-        start = (places & np.uint32((1 << bits) - 1)) * 2.0**-bits
-        verdicts[~(start >= loss * _ABOVE)] = _UNSURE
-        refused = start + 2.0**-bits <= (loss - 0.5 * loss * loss) * _BELOW
-        verdicts[refused & (loss <= 1.0)] = _AGAIN
-        out[:] = (out << place_bits) + place
+    bits = _PLACE_WORD_BITS - place_bits
+    place = (places >> np.uint32(bits)).astype(np.int64)
+    fraction = place * 2.0**-place_bits
+    loss = fraction * (out + 0.5 * fraction) / cell_variance
+    start = (places & np.uint32((1 << bits) - 1)) * 2.0**-bits
+    verdicts[~(start >= loss * _ABOVE)] = _UNSURE
+    refused = start + 2.0**-bits <= (loss - 0.5 * loss * loss) * _BELOW
+    verdicts[refused & (loss <= 1.0)] = _AGAIN
+    out[:] = (out << place_bits) + place
     verdicts[negative & (out == 0)] = _AGAIN
     np.negative(out, out=out, where=negative)
 
@@ -267,16 +325,15 @@ def _places(
     for i in range(len(words)):
         magnitude = out[i]
         verdict = _KEPT
-        if place_bits > 0:
-            place = int(places[i] >> np.uint32(bits))
-            fraction = place * width
-            loss = fraction * (magnitude + 0.5 * fraction) / cell_variance
-            start = (places[i] & mask) * unit
-            if not start >= loss * _ABOVE:
-                verdict = _UNSURE
-                if start + unit <= (loss - 0.5 * loss * loss) * _BELOW and loss <= 1.0:
-                    verdict = _AGAIN
-            magnitude = (magnitude << place_bits) + place
+        place = int(places[i] >> np.uint32(bits))
+        fraction = place * width
+        loss = fraction * (magnitude + 0.5 * fraction) / cell_variance
+        start = (places[i] & mask) * unit
+        if not start >= loss * _ABOVE:
+            verdict = _UNSURE
+            if start + unit <= (loss - 0.5 * loss * loss) * _BELOW and loss <= 1.0:
+                verdict = _AGAIN
+        magnitude = (magnitude << place_bits) + place
         negative = (words[i] & np.uint64(1)) != np.uint64(0)
         if negative and magnitude == 0:
             verdict = _AGAIN

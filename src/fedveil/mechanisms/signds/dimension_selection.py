@@ -158,5 +158,8 @@ def _subset(size: int, count: int, entropy: Entropy) -> Int64s:
     chosen = np.empty(0, np.int64)
     while len(chosen) < count:
         more = entropy.integers(size, count - len(chosen))
-        chosen = np.unique(np.concatenate([chosen, more]))
+        chosen = np.sort(np.concatenate([chosen, more]))
+        new = np.ones(len(chosen), np.bool_)
+        np.not_equal(chosen[1:], chosen[:-1], out=new[1:])
+        chosen = chosen[new]
     return chosen

@@ -29,6 +29,8 @@ _DIGITS = 1 << _DIGIT_BITS
 _LAST = _DIGITS - 1
 _TOP_BIT = 1 << (_DIGIT_BITS - 1)
 _LARGEST = (1 << 63) - 1
+#: So few entries are put in order at once: a table of digits takes longer.
+_FEW = 1 << 12
 _ROW = 256
 _BLOCK = 64
 _ABOVE, _EQUAL, _BELOW = 1, 0, -1
@@ -117,6 +119,9 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
             return _float_of(low, vector.dtype)
         same = np.empty(equal, bits.dtype)
         _with_digit(bits, flip, magnitude, shift, bias, digit, same)
+        if equal <= _FEW:
+            values = same.view(vector.dtype) * vector.dtype.type(sign)
+            return np.partition(values, larger - size)[larger - size]
         bits, bias = same, 0
         shift -= _DIGIT_BITS
         size -= larger

@@ -20,12 +20,13 @@ from fedveil._arrays import Array, Float64s, Int64s, Uint8s
 from fedveil._validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
+from fedveil.mechanisms.exact.alias_table import AliasTables
 from fedveil.mechanisms.exact.biased_bits import double_above_q
 from fedveil.mechanisms.unary import code_bits
 from fedveil.mechanisms.unary.release import UnaryRelease
 from fedveil.mechanisms.unary.rounding import States, nearest_states, stochastic_states
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
-from fedveil.packing import pack, packed_size, unpack
+from fedveil.packing import add, pack, packed_size, unpack
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 
@@ -113,7 +114,7 @@ class UnaryEncoding:
         nearly = math.log1p(math.expm1(self.eps) / 2)  # to one place of a float
         return PrivacyLoss(nearly + 2 * math.ulp(nearly), per="bit")
 
-    @property
+    @functools.cached_property
     def loss_per_parameter(self) -> PrivacyLoss:
         """Of a whole code, ln(p (1 - q) / (q (1 - p))), or of its S, which composes better."""
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
@@ -147,14 +148,22 @@ class UnaryEncoding:
         if array.ndim != 1:
             raise InvalidValue(f"values has shape {array.shape}, one dimension is needed")
         states = self._states(array) if array.dtype.kind in "iu" else self.encode(array, entropy)
+        return self.perturb_states(states, entropy)
+
+    def perturb_states(self, states: States, entropy: Entropy) -> Report:
+        """The report of a vector whose states `encode` has given."""
         if self.report == "bits":
             return self._codes(states, entropy)
         sums = np.empty(len(states), self.sum_dtype)
         if self.cells <= MAX_TABLE_CELLS:
-            sum_tables(self.exact_p, self.exact_q, self.cells).draw(states, entropy, sums)
+            self._tables.draw(states, entropy, sums)
         else:
             self._sum_of_bits(states, entropy, sums)
         return sums
+
+    @functools.cached_property
+    def _tables(self) -> AliasTables:
+        return sum_tables(self.exact_p, self.exact_q, self.cells)
 
     def _states(self, array: npt.NDArray[np.integer[Any]]) -> States:
         if array.size and not -self.cells <= array.min() <= array.max() <= self.cells:
@@ -185,7 +194,7 @@ class UnaryEncoding:
                 f"report is of {count} parameters, the running sums of {len(running)}"
             )
         if self.report == "sum":
-            running += report
+            add(report, running)
         else:
             code_bits.fold_codes(report, self.cells, running)
         return running

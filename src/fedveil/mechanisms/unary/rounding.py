@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Float64s, Int16s, Int32s, Uint64s
+from fedveil._arrays import Float32s, Float64s, Int16s, Int32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -78,6 +78,25 @@ def _scaled(values: _Values, cells: int, value_range: float) -> Float64s:
     """cells * value / value_range in [-cells, cells]; one rounding where `values` is float32."""
     with np.errstate(over="ignore"):  # infinity is clipped too
         return np.clip(values.astype(np.float64) * cells / value_range, -cells, cells)
+
+
+def _add_update_numpy(values: Float32s, update: Float32s, clip: np.float32) -> int:
+    if not np.isfinite(update).all():
+        return -1
+    with np.errstate(over="ignore"):  # a weight beyond float32 is clipped as others are
+        values += update
+    return int(np.count_nonzero(np.abs(values) > clip))
+
+
+@compiled(_add_update_numpy)
+def add_update(values: Float32s, update: Float32s, clip: np.float32) -> int:
+    """Add an update; how many values lie beyond `clip` then, or -1 where it is not finite."""
+    beyond, fine = np.int32(0), np.int32(1)
+    for i in range(len(values)):
+        fine &= np.int32(abs(update[i]) < np.inf)
+        values[i] += update[i]
+        beyond += np.int32(abs(values[i]) > clip)
+    return int(beyond) if fine else -1
 
 
 def _nearest_numpy(values: _Values, cells: int, value_range: float, states: States) -> bool:

@@ -8,12 +8,13 @@ later speaks of the same numbers, places and classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fedveil._arrays import Array, Float32s, Float64s
 from fedveil.errors import DataInvalid
@@ -25,13 +26,15 @@ from fedveil.tasks.wide_and_deep import Features
 
 Codes: TypeAlias = npt.NDArray[np.int64]
 _SHOWN = 5
+#: No whole number has more of them; Python itself reads no more than a few thousand.
+_DIGITS = 64
 
 
 class Scale(Settings):
     """Mean and standard deviation of a column's numbers."""
 
     mean: float
-    deviation: float
+    deviation: float = Field(gt=0)
 
     @classmethod
     def of(cls, table: Table, column: str) -> Scale:
@@ -160,6 +163,12 @@ class Encoding(Settings):
         except ValidationError:
             raise DataInvalid(f"{source} is damaged: it is no encoding of a table") from None
 
+    def fits(self, places: Mapping[str, int], bins: int) -> bool:
+        """Whether words have so many places, and numbers so many intervals."""
+        words = all(len(made.words) < made.places for made in self._words.values())
+        numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
+        return words and numbers and places == {n: made.places for n, made in self._words.items()}
+
     def written(self) -> bytes:
         """As JSON; every number is read back as it is."""
         return self.model_dump_json(indent=1).encode() + b"\n"
@@ -212,5 +221,5 @@ def _present(table: Table, column: str) -> Float64s:
 def _as_ordered(text: str) -> tuple[int, int, str]:
     """Whole numbers before all else, by size."""
     digits = text.removeprefix("-")
-    whole = digits.isascii() and digits.isdigit()
+    whole = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS
     return (0, int(text), text) if whole else (1, 0, text)

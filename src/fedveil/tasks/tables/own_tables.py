@@ -24,7 +24,7 @@ from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.tables import table_file
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.table_file import Table, Wanted
-from fedveil.tasks.wide_and_deep import wide_and_deep
+from fedveil.tasks.wide_and_deep import Features, wide_and_deep
 from fedveil.vertical.apart.alignment import digests
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import SUBSETS, Columns, Subset, Unit, check_party
@@ -58,10 +58,19 @@ class Tables(ByLabel):
         self.classes = self._settings.classes
         self._held: dict[str, _Held] = {}
 
+    @property
+    def by_shape(self) -> list[str]:
+        """Those whose tables' headers are here to be read, and a leader without features."""
+        held, owners = self._settings.files, self._settings.owners
+        known = [owner for owner in owners if owner in held and held[owner].path is not None]
+        return known if self.leader in owners else [*known, self.leader]
+
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Two parts for each owner, and the top; an owner's are made where its table is read."""
+        """Two parts for each owner, and the top; an owner's need its table's header."""
         owners = {
-            owner: self._of(owner).encoding.features if here is None or owner in here else None
+            owner: _Chosen(self._settings, owner, self.leader).features
+            if here is None or owner in here
+            else None
             for owner in self._settings.owners
         }
         return wide_and_deep(
@@ -115,6 +124,62 @@ class Tables(ByLabel):
         return self._held[party]
 
 
+class _Chosen:
+    """The columns of a party's table that its job chooses: their names, of its header alone."""
+
+    def __init__(self, settings: TablesSettings, party: str, leader: str) -> None:
+        self.place = f"{_PLACE}.files.{party}"
+        self.table = settings.files.get(party, TableSettings())
+        if self.table.path is None:
+            raise JobError([f"{self.place}.path is missing: the file of {party}'s table"])
+        self.path, self._bins = self.table.path, settings.bins
+        self.label = self.table.label if party == leader else None
+        columns = self._checked()
+        self.names = self._found(columns) if party in settings.owners else []
+
+    @property
+    def words(self) -> list[str]:
+        return [name for name in self.names if name in self.table.categories]
+
+    @property
+    def numbers(self) -> list[str]:
+        return [name for name in self.names if name not in self.table.categories]
+
+    @property
+    def features(self) -> Features:
+        """Those of the encoding, whatever the rows are."""
+        return Features(
+            intervals=(self._bins,) * len(self.numbers),
+            places=tuple(self.table.categories[name] for name in self.words),
+        )
+
+    def _checked(self) -> list[str]:
+        """The header, which has all columns that the job names."""
+        table, columns = self.table, table_file.header(self.path)
+        named = {
+            "id": [table.id],
+            "label": [] if self.label is None else [self.label],
+            "features": table.features or [],
+            "without": table.without,
+            "categories": table.categories,
+        }
+        for key, names in named.items():
+            table_file.check_known(self.path, names, columns, f"{self.place}.{key}")
+        return columns
+
+    def _found(self, columns: Sequence[str]) -> list[str]:
+        """The columns that are trained on, in the order of the file."""
+        table = self.table
+        taken = {table.id, self.label, *table.without}
+        chosen = [name for name in table.features or columns if name not in taken]
+        for name in table.categories:
+            if name not in chosen:
+                raise JobError([f"{self.place}.categories.{name} is not one of the features"])
+        if not chosen:
+            raise DataInvalid(f"{self.path} has no features: {', '.join(columns)} are its columns")
+        return chosen
+
+
 class _Held:
     """What a party holds: what is `owned` of each subset, and the `encoding` of its table.
 
@@ -125,19 +190,13 @@ class _Held:
         self, settings: TablesSettings, party: str, leader: str, kept: Path | None
     ) -> None:
         self._settings = settings
-        self._place = f"{_PLACE}.files.{party}"
-        self._table = table = settings.files.get(party, TableSettings())
-        if table.path is None:
-            raise JobError([f"{self._place}.path is missing: the file of {party}'s table"])
-        self._path = table.path
-        self._label = table.label if party == leader else None
-        self._is_owner = party in settings.owners
-        features = self._features()
-        tables = self._subsets(self._wanted(features))
+        self._chosen = chosen = _Chosen(settings, party, leader)
+        self._table, self._path, self._label = chosen.table, chosen.path, chosen.label
+        tables = self._subsets(self._wanted())
         if kept is None or not kept.exists():
-            self.encoding = self._learnt(features, tables["train"])
+            self.encoding = self._learnt(tables["train"])
         else:
-            self.encoding = self._read(kept, features)
+            self.encoding = self._read(kept, chosen.names)
         self.owned = {subset: self._columns(tables[subset]) for subset in SUBSETS}
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
@@ -148,6 +207,8 @@ class _Held:
                 f"{self._path} has other features than when this run began: "
                 f"{shown(list(encoding.columns))} are in {kept}"
             )
+        if not encoding.fits(self._table.categories, self._settings.bins):
+            raise DataInvalid(f"{kept} is damaged: it is no encoding of {self._path}")
         return encoding
 
     def _columns(self, table: Table) -> Columns:
@@ -156,35 +217,11 @@ class _Held:
             labels = torch.from_numpy(self.encoding.label.applied(table, self._label))
         return Columns(table.ids, self.encoding.applied(table), labels)
 
-    def _features(self) -> list[str]:
-        """The columns that are trained on, in the order of the file."""
-        table, columns = self._table, table_file.header(self._path)
-        named = {
-            "id": [table.id],
-            "label": [] if self._label is None else [self._label],
-            "features": table.features or [],
-            "without": table.without,
-            "categories": table.categories,
-        }
-        for key, names in named.items():
-            table_file.check_known(self._path, names, columns, f"{self._place}.{key}")
-        if not self._is_owner:
-            return []
-        taken = {table.id, self._label, *table.without}
-        chosen = [name for name in table.features or columns if name not in taken]
-        for name in table.categories:
-            if name not in chosen:
-                raise JobError([f"{self._place}.categories.{name} is not one of the features"])
-        if not chosen:
-            raise DataInvalid(f"{self._path} has no features: {', '.join(columns)} are its columns")
-        return chosen
-
-    def _wanted(self, features: Sequence[str]) -> Wanted:
-        words = [name for name in features if name in self._table.categories]
-        numbers = [name for name in features if name not in words]
+    def _wanted(self) -> Wanted:
+        numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
-        may_lack = features if self._table.missing == "mean" else ()
+        may_lack = self._chosen.names if self._table.missing == "mean" else ()
         return Wanted(self._table.id, tuple(numbers), tuple(words), may_lack)
 
     def _subsets(self, wanted: Wanted) -> dict[Subset, Table]:
@@ -209,13 +246,13 @@ class _Held:
             )
         return {"train": whole.rows(~out), "test": whole.rows(out)}
 
-    def _learnt(self, features: Sequence[str], train: Table) -> Encoding:
+    def _learnt(self, train: Table) -> Encoding:
         places, bins = self._table.categories, self._settings.bins
         columns = {
             name: Words.of(train, name, places[name])
             if name in places
             else Numbers.of(train, name, bins)
-            for name in features
+            for name in self._chosen.names
         }
         label: Classes | Scale | None = None
         if self._label is not None and self._settings.classes is not None:

@@ -35,8 +35,9 @@ class _Batch(Piece):
         found = self._column(column)
         if not (_is_text(found.type) or types.is_integer(found.type)):
             self._refuse_type(column, "a text or a whole number")
-        trimmed = pc.utf8_trim_whitespace(found.cast("string"))
-        texts: list[str] = trimmed.fill_null("").to_pylist()
+        with _whole(self.path):
+            trimmed = pc.utf8_trim_whitespace(found.cast("string"))
+            texts: list[str] = trimmed.fill_null("").to_pylist()
         return texts
 
     def text(self, column: str, row: int) -> str:
@@ -93,13 +94,25 @@ def _is_text(kind: Any) -> bool:
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
     try:
-        import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise MissingExtra("pyarrow", "parquet", path) from None
+    with (
+        _whole(path),
+        reading(Path(path)),
+        Path(path).open("rb") as raw,
+        parquet.ParquetFile(raw) as file,
+    ):
+        yield file
+
+
+@contextmanager
+def _whole(path: str) -> Iterator[None]:
+    """What pyarrow finds wrong with a file, in one sentence."""
+    import pyarrow
+
     try:
-        with reading(Path(path)), Path(path).open("rb") as raw, parquet.ParquetFile(raw) as file:
-            yield file
-    except pyarrow.ArrowException as error:
+        yield
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         said = str(error).splitlines()[0]
         raise DataInvalid(f"{path} cannot be read as Parquet: {said}") from None

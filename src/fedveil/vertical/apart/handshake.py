@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +40,8 @@ class Standing:
 
     `run` is the identity of the run that its folder holds; empty where that is still to come.
     `examples` are those that it remembers, of these ids. Of another party it takes at most
-    `most_ids` ids, which are as many guesses at its own.
+    `most_ids` ids, which are as many guesses at its own, in all attempts together to find the
+    intersection: `brought` counts them.
     """
 
     party: str
@@ -52,6 +53,7 @@ class Standing:
     align_by: Literal["intersection", "digests"] = "intersection"
     most_ids: int = 10_000_000
     examples: FoundExamples | None = None
+    brought: dict[str, int] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -163,6 +165,8 @@ def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange
             yield Send(leader, _application(own, begin))
             message = yield from received(leader)
             if own.align_by == "intersection" and message.get("kind") == "blinded":
+                if (many := _brought(own, leader, _counts(begin))) > own.most_ids:
+                    raise MessageInvalid(f"it {_too_many(many, own)}")
                 message, order = yield from intersection.follow(
                     own.ids, _counts(begin), leader, take(begin, "attempt", int), message
                 )
@@ -237,6 +241,12 @@ def _too_many(many: int, own: Standing) -> str:
     )
 
 
+def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
+    """How many ids the party has brought, with those of the attempt that begins."""
+    own.brought[party] = own.brought.get(party, 0) + max(counts.values())
+    return own.brought[party]
+
+
 def _aligned(
     own: Standing, applications: Mapping[str, Message], key: bytes, attempt: int
 ) -> Exchange[Mapping[Subset, alignment.Aligned]]:
@@ -245,6 +255,9 @@ def _aligned(
     try:
         if own.align_by == "digests":
             return {s: _aligned_by_digests(own, applications, s, key) for s in SUBSETS}
+        for follower, held in counts.items():
+            if (many := _brought(own, follower, held)) > own.most_ids:
+                raise Unfit(follower, f"{follower} {_too_many(many, own)}")
         found = yield from intersection.lead(own.ids, counts, attempt)
         aligned = {}
         for subset in SUBSETS:

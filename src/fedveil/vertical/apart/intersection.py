@@ -16,8 +16,8 @@ What each learns, if both keep to the protocol:
   in which the leader has them. Nothing of another follower.
 
 A party that does not keep to it may bring ids that it guesses and learns of each whether the other
-has it, a follower only of those that all hold. So many guesses as it brings ids: they are counted,
-and each party refuses more than its job's `alignment.most_ids`.
+has it, a follower only of those that all hold. So many guesses as it brings ids: they are counted
+over all attempts of a process, and each party refuses more than its job's `alignment.most_ids`.
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ class _Table:
         self, follower: str, attempt: int, start: int, blinding: Blinding
     ) -> Exchange[tuple[Points, Points]]:
         message = yield from received(follower)
-        while message.get("attempt") != attempt:
-            message = yield from received(follower)  # it was on its way when the attempt began
         try:
             if take(message, "kind", str) != "raised":
                 raise MessageInvalid(f"it sent {message['kind']!r} where 'raised' was due")
+            if (answered := take(message, "attempt", int)) != attempt:
+                raise MessageInvalid(f"it answers attempt {answered}, not {attempt}")
             own = _points(message, "raised", _size(len(self.ids), start))
             blinded = _points(message, "blinded", _size(self.counts[follower], start))
             return own, blinding.raised(blinded)

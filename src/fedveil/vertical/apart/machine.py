@@ -94,6 +94,7 @@ class Machine:
         self._last: tuple[Agreement, PartyRun] | None = None
         self._run = b""
         self._examples: FoundExamples | None = None
+        self._brought: dict[str, int] = {}
         self.folder: RunFolder | None = None
 
     @classmethod
@@ -143,6 +144,7 @@ class Machine:
             align_by=self.job.alignment.by or by_default(self.task),
             most_ids=self.job.alignment.most_ids,
             examples=self._examples,
+            brought=self._brought,
         )
 
     @property

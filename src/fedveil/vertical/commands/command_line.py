@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,9 @@ def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
     from fedveil.vertical.vertical_job import VerticalJob
 
     if path is not None:
-        sys.path.append(str(path.parent.resolve()))
+        from fedveil.record.kept_job import look_beside
+
+        look_beside(path)
     try:
         return VerticalJob.load(path, overrides or [])
     except JobError:

@@ -113,19 +113,23 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
     """Each part's owner, parameters and memory in training, told before anything is made."""
     settings = load(job, overrides)
     from fedveil.vertical.job_split import make_task
-    from fedveil.vertical.part_memory import memory_of, sized, told
+    from fedveil.vertical.part_memory import memory_of, sizable, sized, told
 
-    split = sized(settings, make_task(settings))
-    if split is None:
+    task = make_task(settings)
+    known = sizable(settings, task)
+    if not known:
         raise JobError(
-            ["the sizes of the parts follow from data or from functions of the job's own: they are "
-             "known when a run makes them"]
+            ["the sizes of the parts follow from data that is not here, or from functions of the "
+             "job's own: they are known when a run makes them"]
         )  # fmt: skip
-    found = memory_of(split)
+    found = memory_of(sized(settings, task, known))
     for part in found:
         say(f"{part.part} of {part.owner}: {told([part])}")
-    for party in split.parties:
+    for party in known:
         say(f"{party} in all: {told([part for part in found if part.owner == party])}")
+    for party in (task.leader, *task.followers):
+        if party not in known:
+            say(f"{party}: the sizes of its parts follow from data that this job does not name")
     return [asdict(part) for part in found]
 
 

@@ -1,0 +1,68 @@
+"""What peers train: fedveil's benchmarks' models on synthetic data of their shapes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1]))
+import federation
+import large_models
+
+IMAGES = federation.SHAPES | {"resnet18": ((3, 32, 32), 10)}
+PARAMETERS = {
+    "cnn": 62_006,
+    "lenet": 61_706,
+    "dense": 1_297_252,
+    "resnet18": 11_173_962,
+    "transformer": 123_505_152,
+}
+
+
+def synthetic(
+    model: str, clients: int, examples: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the model takes and what it is to say, the first axis of each being the client.
+
+    A transformer takes tokens, and is to say the token that follows each.
+    """
+    generator = np.random.default_rng(seed)
+    size = (clients, examples)
+    if model == "transformer":
+        shape = (*size, large_models.CONTEXT + 1)
+        tokens = torch.from_numpy(generator.integers(0, large_models.VOCABULARY, shape))
+        return tokens[..., :-1], tokens[..., 1:]
+    shape, classes = IMAGES[model]
+    features = generator.standard_normal((*size, *shape), dtype=np.float32)
+    return torch.from_numpy(features), torch.from_numpy(generator.integers(0, classes, size))
+
+
+def build(model: str) -> nn.Module:
+    """Return a new network."""
+    network = _network(model)
+    assert sum(p.numel() for p in network.parameters()) == PARAMETERS[model]
+    return network
+
+
+def loss(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy over all that is to be said."""
+    scores = network(x)
+    return nn.functional.cross_entropy(scores.flatten(0, -2), y.flatten())
+
+
+def _network(model: str) -> nn.Module:
+    if model == "transformer":
+        return large_models.transformer((), large_models.VOCABULARY)
+    if model == "resnet18":
+        return large_models.resnet18(*IMAGES[model])
+    if model in ("dense", "cnn"):
+        return federation.dense() if model == "dense" else federation.cnn()
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )

@@ -1,0 +1,152 @@
+"""Writes LLVM's instructions for vectors.
+
+LLVM cuts a vector into whatever registers the machine has (AVX-512, AVX2, NEON).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import binding, ir
+from numba.core import cgutils
+
+INT, _SMALL = ir.IntType(64), ir.IntType(32)
+_cgutils: Any = cgutils
+#: With AVX-512 there are four times as many bytes of registers as elsewhere.
+WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
+
+
+class Code:
+    """Writes one block's instructions; offsets and counts are in entries of the arrays."""
+
+    def __init__(self, context: Any, builder: Any, lanes: int, entry: Any) -> None:
+        self.builder = builder
+        self.scalar = context.get_value_type(entry)
+        self.vector = ir.VectorType(self.scalar, lanes)
+        name = f"llvm.fmuladd.v{lanes}f{8 * self._align}"
+        function = ir.FunctionType(self.vector, [self.vector] * 3)
+        self._fma = _cgutils.get_or_insert_function(builder.module, function, name)
+
+    def number(self, value: int) -> Any:
+        return ir.Constant(INT, value)
+
+    def at(self, base: Any, *offsets: Any) -> Any:
+        """The place that lies so far from another."""
+        for offset in offsets:
+            base = self.builder.gep(base, [offset])
+        return base
+
+    def load(self, place: Any, kind: Any = None) -> Any:
+        kind = kind or self.vector
+        pointer = self.builder.bitcast(place, kind.as_pointer())
+        return self.builder.load(pointer, align=self._align, typ=kind)
+
+    def store(self, value: Any, place: Any) -> None:
+        pointer = self.builder.bitcast(place, value.type.as_pointer())
+        self.builder.store(value, pointer, align=self._align)
+
+    @property
+    def _align(self) -> int:
+        return 4 if isinstance(self.scalar, ir.FloatType) else 8
+
+    def fetch(self, place: Any) -> None:
+        """Have what lies at a place brought near, if it is anything: nothing waits for it."""
+        byte = ir.IntType(8).as_pointer()
+        function = ir.FunctionType(ir.VoidType(), [byte, _SMALL, _SMALL, _SMALL])
+        fetch = _cgutils.get_or_insert_function(self.builder.module, function, "llvm.prefetch.p0")
+        self.builder.call(fetch, [self.builder.bitcast(place, byte), *map(_SMALL, (0, 2, 1))])
+
+    def spread(self, place: Any) -> Any:
+        """A vector that holds one entry in all its lanes."""
+        value = self.builder.load(place, typ=self.scalar)
+        return self.all_lanes(value, self.scalar)
+
+    def part(self, value: Any, count: Any) -> Any:
+        """The first lanes of a vector, and zeros."""
+        builder, lanes = self.builder, self.vector.count
+        numbers = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
+        some = builder.icmp_signed("<", numbers, self.all_lanes(count, INT))
+        return builder.select(some, value, ir.Constant(self.vector, None))
+
+    def all_lanes(self, number: Any, kind: Any) -> Any:
+        """A vector that holds a number in all its lanes."""
+        many = self.vector.count
+        nowhere = ir.Constant(ir.VectorType(kind, many), ir.Undefined)
+        one = self.builder.insert_element(nowhere, number, _SMALL(0))
+        lanes = ir.Constant(ir.VectorType(_SMALL, many), None)
+        return self.builder.shuffle_vector(one, nowhere, lanes)
+
+    def sums(self, vectors: Sequence[Any]) -> Any:
+        """A vector of the sums of each one's lanes; of so many as a power of two."""
+        builder, width, parts = self.builder, self.vector.count, list(vectors)
+
+        def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
+            """Lanes of the two, and those that lie so far behind them, added."""
+            first, second = (
+                builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_SMALL, len(low)), which))
+                for which in (list(low), [lane + step for lane in low])
+            )
+            return builder.fadd(first, second)
+
+        while width > len(vectors):
+            width //= 2
+            parts = [both(part, part, range(width), width) for part in parts]
+        step = width
+        while len(parts) > 1:
+            step //= 2
+            low = [lane for lane in range(2 * width) if lane // step % 2 == 0]
+            parts = [both(a, b, low, step) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        return self.builder.call(self._fma, [a, b, c])
+
+    def zeros(self, count: int) -> list[Any]:
+        return [ir.Constant(self.vector, None)] * count
+
+    def loop(
+        self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
+    ) -> list[Any]:
+        """Values that `body` makes of themselves in so many turns."""
+        builder = self.builder
+        before, head = builder.block, builder.append_basic_block("turn")
+        after = builder.append_basic_block("after")
+        builder.cbranch(builder.icmp_signed(">", count, self.number(0)), head, after)
+        builder.position_at_end(head)
+        turn = builder.phi(INT)
+        turn.add_incoming(self.number(0), before)
+        values = [builder.phi(value.type) for value in start]
+        made = body(turn, list(values))
+        following, last = builder.add(turn, self.number(1)), builder.block
+        turn.add_incoming(following, last)
+        again = builder.cbranch(builder.icmp_signed("<", following, count), head, after)
+        again.set_metadata("llvm.loop", self._as_it_is())
+        builder.position_at_end(after)
+        ends = [builder.phi(value.type) for value in start]
+        for value, end, first, new in zip(values, ends, start, made, strict=True):
+            for phi in (value, end):
+                phi.add_incoming(first, before)
+                phi.add_incoming(new, last)
+        return ends
+
+    def _as_it_is(self) -> Any:
+        """What tells LLVM not to unroll a loop: its body has work enough."""
+        module = self.builder.module
+        told = module.add_metadata(["llvm.loop.unroll.disable"])
+        loop = module.add_metadata([told, told])
+        loop.operands = (loop, told)  # a loop is known by itself
+        return loop
+
+    def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
+        """The code for each number from 1 to `most`, of which the value chooses."""
+        builder = self.builder
+        end = builder.append_basic_block("end")
+        choice = builder.switch(value, end)
+        for number in range(1, most + 1):
+            case = builder.append_basic_block(f"case{number}")
+            choice.add_case(self.number(number), case)
+            builder.position_at_end(case)
+            write(number)
+            builder.branch(end)
+        builder.position_at_end(end)

@@ -1,0 +1,88 @@
+"""Native code that makes reports: the same bytes as NumPy's, and no memory but its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil import packing
+from fedveil._kernels import HAVE_NUMBA
+from fedveil.entropy import Seeded
+from fedveil.mechanisms.exact import discrete_gaussian
+from fedveil.mechanisms.unary import rounding
+from fedveil.secagg import fixed_point, shamir
+from fenced import fenced
+
+pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
+LENGTH = 5003
+
+
+def same(kernel: Any, *arguments: Any) -> tuple[Any, list[np.ndarray]]:
+    """What a kernel gives, and its arrays afterwards: as on its NumPy path, within fences."""
+    plain, inside = (
+        [change(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        for change in (np.copy, fenced)
+    )
+    expected, given = kernel.numpy_path(*plain), kernel(*inside)
+    assert given == expected
+    pairs = [p for p in zip(inside, plain, strict=True) if isinstance(p[0], np.ndarray)]
+    assert [ours.tobytes() for ours, _ in pairs] == [theirs.tobytes() for _, theirs in pairs]
+    return given, [ours for ours, _ in pairs]
+
+
+def normals(scale: float) -> np.ndarray:
+    return (Seeded(1).generator().normal(size=LENGTH) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.int32])
+def test_numbers_are_added_to_wider_ones(kind: type) -> None:
+    numbers = (normals(1000)).astype(kind)
+    _, (_, total) = same(packing._add, numbers, np.arange(LENGTH))
+    assert total.tolist() == (np.arange(LENGTH) + numbers).tolist()
+
+
+def test_an_update_is_added_and_what_lies_beyond_is_counted() -> None:
+    start, update = normals(0.5), normals(1.0)[::-1].copy()
+    beyond, _ = same(rounding.add_update, start, update, np.float32(1.5))
+    assert 0 < beyond == np.count_nonzero(np.abs(start + update) > np.float32(1.5))
+    huge = np.full(LENGTH, np.float32(3e38))
+    assert same(rounding.add_update, huge, huge, np.float32(1.5))[0] == LENGTH
+    for bad in (np.nan, np.inf, -np.inf):
+        update[LENGTH - 1] = bad
+        assert rounding.add_update(start, update, np.float32(1.5)) == -1
+
+
+@pytest.mark.parametrize("variance", [1, 50, 4_000_000])
+def test_cells_are_added_and_what_words_leave_open_is_listed(variance: int) -> None:
+    """Minus zeros, and words that begin as a threshold does."""
+    thresholds, guide = discrete_gaussian._cell_table(variance)
+    words = Seeded(2).words(LENGTH)
+    words[::50] = thresholds[np.arange(len(words[::50])) % (len(thresholds) - 1)] << np.uint64(1)
+    words[7] = 1
+    listed = np.zeros(LENGTH, np.int32)
+    for kind in (np.int64, np.int32):
+        count, (*_, found) = same(
+            discrete_gaussian._add_cells, words, thresholds, guide, np.ones(LENGTH, kind), listed
+        )
+        assert {7, *range(0, LENGTH, 50)} <= {*found[:count].tolist()}
+
+
+def test_entries_are_rounded_to_fixed_point() -> None:
+    part, words = normals(2.0), Seeded(3).words(LENGTH)
+    _, (*_, out) = same(fixed_point._round, part, words, 3.0, 127, np.zeros(LENGTH, np.int64))
+    assert np.abs(out).max() == 127
+    assert (np.abs(out - np.clip(part, -3, 3) * (127 / 3)) <= 1 + 1e-6).all()
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 34])
+def test_polynomials_are_evaluated_in_the_field(threshold: int) -> None:
+    coefficients = np.full((threshold, 10), shamir.PRIME - 1, np.uint64)
+    coefficients[:, ::2] = Seeded(4).integers(shamir.PRIME, 5 * threshold).reshape(-1, 5)
+    _, (_, values) = same(shamir._evaluate, coefficients, np.zeros((100, 10), np.uint64))
+    exact = [
+        sum(int(c) * 100**k for k, c in enumerate(column)) % shamir.PRIME
+        for column in coefficients.T
+    ]
+    assert values[99].tolist() == exact
