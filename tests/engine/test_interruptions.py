@@ -8,6 +8,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import pytest
 
 import fedveil
 import warm_process
+from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.record.run_folder import RunFolder
 
 #: What goes on with a run, here; a run that is killed has workers of its own.
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -29,6 +32,8 @@ training: {epochs: 1, batch_size: 5, lr: 0.05}
 simulation: {workers: 1}
 """
 DEADLINE_S = 120
+#: What makes a round take tenths of a second, so that no run is over before its test has acted.
+UNHURRIED = {"FEDVEIL_TEST_PAUSE_S": "0.05"}
 
 
 def start(
@@ -113,12 +118,25 @@ def whole(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def stay_after(rounds: int) -> None:
+    """So many rounds are done and kept, and no more before the process is killed."""
+    write = Checkpoint.write
+
+    def staying(self: Checkpoint, folder: RunFolder) -> None:
+        write(self, folder)
+        if self.round == rounds:
+            time.sleep(2 * DEADLINE_S)
+
+    Checkpoint.write = staying  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(("at", "workers"), [(0, 2), (19, 1)])
 def test_killed_at_any_moment_it_resumes_to_the_same_bytes(
     at: int, workers: int, job: Path, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    process = start(folder, job, "--set", f"simulation.workers={workers}")
+    before = partial(stay_after, max(at, 1))
+    process = start(folder, job, "--set", f"simulation.workers={workers}", before=before)
     ready = (folder / "job.yaml").exists if at == 0 else lambda: rounds_of(folder) >= at
     wait_for(ready)
     wait_for(lambda: len(workers_of(folder)) == workers)
@@ -160,7 +178,7 @@ def test_killed_in_the_middle_of_writing_the_checkpoint(
 
 def test_ctrl_c_says_how_to_resume_and_exits_130(job: Path, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start(folder, job)
+    process = start(folder, job, **UNHURRIED)
     wait_for(lambda: rounds_of(folder) >= 2)
     assert process.pid is not None
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
@@ -176,7 +194,7 @@ def test_a_worker_that_crashes_ends_the_run_with_a_sentence(
     job: Path, whole: Path, tmp_path: Path
 ) -> None:
     folder, crash = tmp_path / "run", tmp_path / "crash"
-    process = start(folder, job, FEDVEIL_TEST_CRASH=str(crash))
+    process = start(folder, job, FEDVEIL_TEST_CRASH=str(crash), **UNHURRIED)
     wait_for(lambda: rounds_of(folder) >= 2)
     crash.touch()
     code, said = finish(process, folder)
@@ -189,7 +207,7 @@ def test_a_worker_that_crashes_ends_the_run_with_a_sentence(
 
 def test_a_worker_killed_as_the_system_does_when_memory_runs_out(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start(folder, job)
+    process = start(folder, job, **UNHURRIED)
     wait_for(lambda: rounds_of(folder) >= 1)
     os.kill(workers_of(folder)[0], signal.SIGKILL)
     code, said = finish(process, folder)

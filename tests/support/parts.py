@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -229,15 +230,20 @@ def warning() -> nn.Module:
 
 
 class Suicidal(nn.Module):
-    """Ends its own process, as a crash in native code would, when the file named by it exists."""
+    """Ends its own process, as a crash in native code would, when the file named by it exists.
+
+    It may be told to take its time, so that a run is not over before something is done to it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(FEATURES, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and os.path.exists(os.environ.get("FEDVEIL_TEST_CRASH", "")):  # noqa: PTH110
-            os.abort()
+        if self.training:
+            time.sleep(float(os.environ.get("FEDVEIL_TEST_PAUSE_S", "0")))
+            if os.path.exists(os.environ.get("FEDVEIL_TEST_CRASH", "")):  # noqa: PTH110
+                os.abort()
         return self.linear(x)
 
 
