@@ -547,7 +547,7 @@ def test_neither_side_is_silent_while_a_client_trains(
             super().__init__(0.01, tell)
 
         def stop(self) -> None:
-            assert self.said.wait(5)
+            assert self.said.wait(60)
             super().stop()
 
     monkeypatch.setattr(client_training, "Quiet", Eager)

@@ -25,7 +25,7 @@ from fedveil.link.tls import Credentials, write_certificates
 from fedveil.message import decode, encode
 
 LOOPBACK = Address("127.0.0.1", 0)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Meeting:
@@ -75,10 +75,15 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def meet(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Meeting]]:
-    monkeypatch.setattr(listener, "_HANDSHAKE_S", 0.5)
     monkeypatch.setattr(dialer, "LONGEST_WAIT_S", 0.2)
     with ExitStack() as stack:
         yield lambda **options: Meeting(certificates / "ours", stack, **options)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that soon says of a handshake that it came to nothing."""
+    monkeypatch.setattr(listener, "_HANDSHAKE_S", 0.5)
 
 
 def refused(link: Link) -> str:
@@ -186,13 +191,14 @@ def test_a_new_process_takes_the_place_of_the_old_one(meet: Any) -> None:
         old.receive()
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_certificate_of_another_authority(meet: Any, certificates: Path) -> None:
     meeting = meet()
     theirs = Credentials.read(certificates / "theirs", "bank")
     assert refused(meeting.dial(own=theirs)).startswith(
         f"the certificate at 127.0.0.1:{meeting.port} is not of the authority in "
     )
-    assert meeting.spoken.wait(5)
+    assert meeting.spoken.wait(PATIENCE_S)
     assert meeting.said[0] == (
         "refused: a connection that showed no certificate of this authority, or broke off"
     )
@@ -218,6 +224,7 @@ def test_a_slow_handshake_is_not_spoken_of_until_it_is_given_up(
     assert len(said) == 1
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_follower_that_trusts_the_leader_and_is_not_trusted(
     meet: Any, certificates: Path, tmp_path: Path
 ) -> None:
@@ -227,7 +234,7 @@ def test_a_follower_that_trusts_the_leader_and_is_not_trusted(
     assert refused(meeting.dial(own=mixed)) == (
         f"lead at 127.0.0.1:{meeting.port} does not accept this party's certificate"
     )
-    assert meeting.spoken.wait(5)
+    assert meeting.spoken.wait(PATIENCE_S)
 
 
 def test_a_certificate_of_a_party_that_is_no_follower(meet: Any) -> None:
@@ -284,12 +291,13 @@ def test_a_greeting_is_checked(changes: dict[str, Any], why: str) -> None:
         Greeting.from_bytes(encode({**hello, **changes}), "hello", "bank", "lead")
 
 
+@pytest.mark.usefixtures("hasty")
 def test_plaintext_to_a_leader_that_speaks_tls(meet: Any) -> None:
     meeting = meet()
     assert refused(meeting.dial(plaintext=True)) == (
         f"what listens at 127.0.0.1:{meeting.port} speaks TLS: --insecure does not, --tls DIR does"
     )
-    assert meeting.spoken.wait(5)
+    assert meeting.spoken.wait(PATIENCE_S)
 
 
 def test_tls_to_a_leader_that_speaks_plaintext(meet: Any) -> None:
