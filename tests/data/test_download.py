@@ -115,7 +115,7 @@ class Mirror:
             request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         if self.stall is not None:
-            self.stall.wait(20)
+            self.stall.wait(60)
         sent = body[: self.cuts.pop(0)] if self.cuts else body
         if self.chunked:
             request.wfile.write(b"%x\r\n%s\r\n" % (len(sent), sent) if sent else b"")
@@ -312,7 +312,7 @@ def test_a_refusal_leads_to_the_next_mirror_and_is_told(tmp_path, mirrors, statu
 
 
 def test_a_stalled_mirror_is_left(tmp_path, mirrors, monkeypatch):
-    monkeypatch.setattr(download, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(download, "TIMEOUT_S", 2)
     mirrors[0].stall = threading.Event()
     fetch_images(tmp_path, *mirrors)
     assert_genuine(tmp_path, FILES[:1])

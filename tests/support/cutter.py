@@ -17,6 +17,7 @@ class Cutter:
         self.carried = 0
         self.cuts = 0
         self._left: int | None = None
+        self._over = False  # one relay cuts, and not each that has come to the end of the bytes
         self._sockets: list[socket.socket] = []
         self._frozen: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -37,7 +38,7 @@ class Cutter:
     def cut_after(self, count: int) -> None:
         """Let so many more bytes through, both ways together, and then break all connections."""
         with self._lock:
-            self._left = count
+            self._left, self._over = count, False
 
     def cut(self) -> None:
         with self._lock:
@@ -70,7 +71,8 @@ class Cutter:
                     continue
                 with self._lock:
                     self.carried += len(data)
-                    over = self._left is not None and self._left < len(data)
+                    over = self._left is not None and self._left < len(data) and not self._over
+                    self._over |= over
                     if self._left is not None:
                         data = data[: self._left]
                         self._left -= len(data)

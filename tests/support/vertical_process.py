@@ -54,7 +54,7 @@ def _arrange_death(event: str, time: int) -> None:
         calls[0] += 1
         if calls[0] == time:
             if event == "play":  # what was agreed is to arrive
-                sleep(0.5)
+                sleep(2)
             os.kill(os.getpid(), signal.SIGKILL)
         return method(*arguments, **options)
 

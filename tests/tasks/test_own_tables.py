@@ -710,21 +710,21 @@ def apart(folder: Path, leader: str, follower: str) -> None:
 
     def start(party: str, command: str, option: str, address: str) -> Any:
         keys = str(folder / "keys" / party)
-        words = [*command.split(), option, address, "--tls", keys, "--patience", "30"]
+        words = [*command.split(), option, address, "--tls", keys, "--patience", "120"]
         # As in one process, where first weights follow from the job's seed.
         return vertical_process.start(["vertical", *words], logs[party], draws=0)
 
     leading = start("clinic", leader, "--listen", "127.0.0.1:0")
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while (found := _listens_on(logs["clinic"])) is None:
         assert leading.is_alive(), logs["clinic"].read_text()
         assert time.monotonic() < end
         time.sleep(0.01)
     following = start("laboratory", follower, "--connect", found)
-    leading.join(60)
+    leading.join(120)
     if "--serve" in follower:
         os.kill(following.pid or 0, signal.SIGINT)
-    following.join(60)
+    following.join(120)
     said = "".join(log.read_text() for log in logs.values())
     assert leading.exitcode == 0, said
     assert following.exitcode == (130 if "--serve" in follower else 0), said

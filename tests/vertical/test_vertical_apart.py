@@ -45,8 +45,8 @@ from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.split import module_of
 from fedveil.vertical.step_checkpoint import Checkpoint
 
-DEADLINE_S = 60.0
-PATIENCE_S = 20.0
+DEADLINE_S = 180.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -374,23 +374,23 @@ def test_a_follower_with_another_model_is_refused(
     """The same job, and another shape of what its function builds."""
     apart = parties()
     job = job_of()
-    apart.lead(job, patience_s=2)
+    apart.lead(job, patience_s=3)
     monkeypatch.setattr("vertical_apart.WIDTH", 9)
     apart.follow(job, "bank")
     ends = apart.end()
     reason = "the model of bank is another one: left.output = [9] where lead has [8]"
     assert says(ends["bank"], PeerRefused) == f"lead refuses: {reason}"
     assert apart.said["lead"] == [f"refused: {reason}"]
-    assert says(ends["lead"], LinkLost).startswith("bank was away for 2 seconds")
+    assert says(ends["lead"], LinkLost).startswith("bank was away for 3 seconds")
 
 
 def test_a_follower_that_never_comes(parties: Any) -> None:
     apart = parties()
     job = job_of()
-    apart.lead(job, patience_s=1)
-    apart.follow(job, "bank", patience_s=30)
+    apart.lead(job, patience_s=3)
+    apart.follow(job, "bank")
     ends = apart.end()
-    assert says(ends["lead"], LinkLost) == "shop did not come for 1 seconds"
+    assert says(ends["lead"], LinkLost) == "shop did not come for 3 seconds"
     assert says(ends["bank"], LinkLost) == "lead has ended: it has lost another party"
 
 

@@ -27,7 +27,7 @@ checkpoint: {every_steps: 4}
 record: {every_steps: 1}
 """
 PARTIES = ("lead", "bank", "shop")
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ class Run:
             command, what = arguments[0], list(arguments[1:])
         certificates = str(self.place / "certificates" / party)
         security = ["--tls", certificates] if tls else ["--insecure"]
-        link = [option, self.address, *security, "--patience", "30"]
+        link = [option, self.address, *security, "--patience", "120"]
         self.processes[party] = vertical_process.start(
             ["vertical", command, *what, *link],
             self.folder / f"{party}.log",

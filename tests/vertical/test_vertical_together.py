@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +177,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole: VerticalRun) ->
     assert len(told) == len(whole.metrics)
 
 
-def write_slowly() -> None:
+def write_slowly(lines: int) -> None:
+    """So many lines and one more are written, each in its time, and then no more."""
     keep = PartyRun._keep
 
     def slowly(self: PartyRun, **figures: float) -> None:
         keep(self, **figures)
-        time.sleep(0.1)
+        assert self._recorder is not None
+        time.sleep(0.1 if len(self._recorder.records) <= lines else 2 * DEADLINE_S)
 
     PartyRun._keep = slowly  # type: ignore[method-assign]
 
@@ -195,7 +198,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     (tmp_path / "job.yaml").write_text(settings.to_yaml())
     folder = tmp_path / "run"
     words = ("vertical", "run", tmp_path / "job.yaml", "--out", folder)
-    process = warm_process.start(words, tmp_path / "log", before=write_slowly)
+    process = warm_process.start(words, tmp_path / "log", before=partial(write_slowly, at))
     metrics = folder / "lead" / "metrics.jsonl"
     end = time.monotonic() + DEADLINE_S
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < at:
