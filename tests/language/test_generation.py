@@ -66,7 +66,7 @@ def test_a_seed_gives_the_same_text_every_time(runs: dict[str, Path], name: str)
 
     assert text(1) == text(1) == text(1, encoded=True)
     assert len({text(seed) for seed in range(4)}) > 1
-    assert len({text(None) for _ in range(4)}) > 1
+    assert len({text(None) for _ in range(8)}) > 1  # one text in fifteen is the text by heart
 
 
 def test_pieces_come_as_they_are_found(runs: dict[str, Path]) -> None:
