@@ -127,7 +127,7 @@ def test_a_training_that_is_too_slow_counts_as_an_update_of_zero(
     def slow(self: Training, client: int, function: str | None) -> Any:
         if client == 3:
             stuck.append(threading.current_thread())
-            never.wait(60)
+            never.wait(20)
         return train(self, client, function)
 
     def patient(self: Any, timeout: float | None = None) -> None:
@@ -166,7 +166,7 @@ def test_an_app_that_is_too_slow_gives_an_update_of_zero_and_no_metric(
     never: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     def slow(arrays: dict[str, np.ndarray], node: int) -> Any:
-        never.wait(60)
+        never.wait(20)
         return stay(arrays, node)
 
     with caplog.at_level(logging.WARNING, "flwr.fedveil"):
@@ -209,7 +209,7 @@ def accounts_of(grid: FakeGrid) -> list[Ledger]:
 
 def test_an_evaluation_that_is_too_slow_reveals_nothing(never: threading.Event) -> None:
     def slow(message: Any, context: Any, call_next: Any) -> Any:
-        never.wait(60)
+        never.wait(20)
         return call_next(message, context)
 
     mods = [ProtectMod(reveal="loss", answer_after_s=0.02), slow]
