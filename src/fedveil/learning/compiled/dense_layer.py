@@ -1,4 +1,4 @@
-"""A dense layer: y = x W' + b, and the way back; and what the other operations share."""
+"""A dense layer: y = x W' + b, and the way back."""
 
 from __future__ import annotations
 
@@ -8,38 +8,18 @@ from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.native import OPERATION, call, native
-
-
-@compiled()
-def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
-    """Set so many entries."""
-    for i in range(begin, begin + count):
-        m[i] = value
-
-
-@compiled()
-def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
-    """Add `count` rows that begin at a to the row at `total`."""
-    for i in range(count):
-        for j in range(length):
-            m[total + j] += m[a + i * row + j]
-
-
-@compiled(reorder=True)
-def total(m: Float32s, begin: int, count: int) -> float:
-    """The sum of so many entries."""
-    found = np.float32(0)
-    for i in range(begin, begin + count):
-        found += m[i]
-    return found  # type: ignore[return-value]
+from fedveil.learning.compiled.row_passes import add_rows
 
 
 @compiled()
 def _shares(op: Int64s, count: int) -> tuple[int, int, int, int]:
     """How many products there are, of how many rows, and from a row of x and of y to the next."""
-    if op[f.RUNS] == 1:
+    runs, xs, ys = op[f.RUNS], op[f.C], op[f.OC]
+    if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
-    return count, op[f.RUNS], op[f.C], op[f.OC]
+    if op[f.XS] == runs * xs and op[f.YS] == runs * ys:  # examples follow each other without a gap
+        return 1, count * runs, xs, ys
+    return count, runs, xs, ys
 
 
 @compiled(reorder=True)
