@@ -80,10 +80,18 @@ class Op:
         if isinstance(self.layer, nn.Conv2d):
             return up(self.layer.kernel_size[1] * self.layer.in_channels)
         if isinstance(self.layer, nn.Linear | nn.Embedding):
-            return filled(self.layer.weight.shape[1])
+            return filled(self.layer.weight.shape[0 if self.across else 1])
         if isinstance(self.layer, Heads):
             return filled(self.x.shape[0])
         return filled(prod(self.x.shape))
+
+    @property
+    def across(self) -> bool:
+        """Whether a weight lies as inputs by outputs: longer rows are met faster."""
+        if not isinstance(self.layer, nn.Linear) or not self.y.rows:
+            return False
+        inputs, outputs = self.layer.in_features, self.layer.out_features
+        return outputs > inputs and outputs == filled(outputs)
 
     def weights(self) -> list[tuple[nn.Parameter, int, Sequence[int]]]:
         """Each weight, its entries here, and for four dimensions the size and the steps there and
@@ -97,7 +105,8 @@ class Op:
             found.append((weight, o * r * row, steps))
         elif isinstance(self.layer, nn.Linear | nn.Embedding):
             o, i = weight.shape
-            found.append((weight, o * row, (1, 1, o, i, 0, 0, i, 1, 0, 0, row, 1)))
+            steps = (1, 1, i, o, 0, 0, 1, i) if self.across else (1, 1, o, i, 0, 0, i, 1)
+            found.append((weight, steps[2] * row, (*steps, 0, 0, row, 1)))
         elif weight is not None:
             found.append((weight, weight.numel(), _vector(weight)))
         return [*found, *([(bias, bias.numel(), _vector(bias))] if bias is not None else [])]
