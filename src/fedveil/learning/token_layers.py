@@ -34,9 +34,7 @@ class CausalLayer(nn.TransformerEncoderLayer):
         hidden: int,
         activation: Callable[[torch.Tensor], torch.Tensor] = functional.relu,
     ) -> None:
-        super().__init__(
-            width, heads, hidden, 0.0, activation, batch_first=True, norm_first=True
-        )
+        super().__init__(width, heads, hidden, 0.0, activation, batch_first=True, norm_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         later = nn.Transformer.generate_square_subsequent_mask(

@@ -35,8 +35,9 @@ _NOTHING = np.empty(0, np.int64)
 _OPTIMISERS = ("sgd", "adam", "adamw", "adagrad")
 #: The losses whose targets are a class each, and those with a number for each score.
 _OF_CLASSES, _OF_NUMBERS = ("cross_entropy", WEIGHTED), ("mean_square", "binary_cross_entropy")
-#: And that whose targets are a token each.
+#: And that with a token for each token.
 _OF_TOKENS = ("next_token",)
+_LOSSES = (*_OF_CLASSES, *_OF_NUMBERS, *_OF_TOKENS)
 
 
 class Start:
@@ -104,7 +105,7 @@ class CompiledTrainer:
     @classmethod
     def of(cls, model: nn.Module, plan: TrainingPlan) -> CompiledTrainer | None:
         """The trainer of such a model under a plan that it knows; None for another."""
-        known = plan.optimizer in _OPTIMISERS and plan.loss in (*_OF_CLASSES, *_OF_NUMBERS, *_OF_TOKENS)
+        known = plan.optimizer in _OPTIMISERS and plan.loss in _LOSSES
         known = known and plan.precision == "float32" and not plan.corrected
         layers = plain_layers(model) if HAVE_NUMBA and known else None
         return None if layers is None else cls(model, plan, layers)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from fedveil._arrays import Float32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
@@ -54,7 +56,7 @@ def next_token(
                     m, scores[f.Y] + at, scores[f.DY] + at, many, y[first + t], scale / learnt
                 )
             else:
-                fill(m, scores[f.DY] + at, many, 0)
+                fill(m, scores[f.DY] + at, many, np.float32(0))
 
 
 @compiled()

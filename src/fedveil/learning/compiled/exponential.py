@@ -46,24 +46,27 @@ def _two_to(typing: Any, power: Any) -> Any:
     return _types.float32(_types.float32), generate
 
 
+_scale: Any = _two_to
+
+
 def _power(x: Any) -> Any:
     """e^x of a number up to 0, or of what is none."""
     return math.exp(x)
 
 
-@overload(_power, inline="always")
+@overload(_power)
 def _compiled_power(x: Any) -> Any:
-    if x != _types.float32:
-        return lambda x: math.exp(x)
+    def double(x: Any) -> Any:
+        return math.exp(x)
 
     def single(x: Any) -> Any:
         whole = np.floor(x * _PER_LOG_2 + _HALF)
         r = x - whole * _LOG_2 - whole * _LOG_2_REST
         curve = ((((_P5 * r + _P4) * r + _P3) * r + _P2) * r + _P1) * r + _P0
-        value = (curve * r * r + r + _ONE) * _two_to(whole)
+        value = (curve * r * r + r + _ONE) * _scale(whole)
         return np.float32(0) if x < _LOWEST else value
 
-    return single
+    return single if x == _types.float32 else double
 
 
 @compiled()

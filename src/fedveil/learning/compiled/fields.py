@@ -23,7 +23,8 @@ from __future__ import annotations
     PLACES, LISTS,
     # Contiguous runs of values: how many (to a dense layer: tokens), how far apart, how long.
     RUNS, RUN_STEP, RUN,
-    # The activation, the number of groups or heads, the first of an example's draws, and how many each has.
+    # The activation, the number of groups or heads, the first of an example's draws, and how many
+    # each has.
     CURVE, GROUPS, DRAWS, EACH,
     # Whether a token sees none of those that follow; whether a weight is inputs by outputs.
     CAUSAL, ACROSS,

@@ -40,9 +40,9 @@ def _unrolled(model: nn.Module) -> list[nn.Module] | None:
     """The layers in their order, those of nested chains too; None where one is not known."""
     if not _is_untouched(model):
         return None
-    if type(model) in (nn.TransformerEncoderLayer, CausalLayer):
-        untouched = all(_is_untouched(part) for part in model.modules())
-        return chain_of(model) if untouched else None
+    if isinstance(model, nn.TransformerEncoderLayer):
+        plain = type(model) in (nn.TransformerEncoderLayer, CausalLayer)
+        return chain_of(model) if plain and all(map(_is_untouched, model.modules())) else None
     if type(model) is not nn.Sequential:
         return [model] if type(model) in KNOWN else None
     parts = [_unrolled(child) for child in model]

@@ -106,9 +106,11 @@ def normalise_rows(
     width, kept = op[f.W], op[f.PARTS] - op[f.X]
     for t in range(count * op[f.C]):
         x = op[f.X] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
-        mean = total(m, x, width) / width
-        factor = 1.0 / np.sqrt(_squares(m, x, width, mean) / width + setting)
-        m[op[f.VALUES] + t] = factor
+        at = op[f.VALUES] + t
+        m[at] = total(m, x, width) / width
+        mean = m[at]
+        m[at] = 1.0 / np.sqrt(_squares(m, x, width, mean) / width + setting)
+        factor = m[at]
         for i in range(x, x + width):
             m[i + kept] = (m[i] - mean) * factor
         for i in range(width):
@@ -124,6 +126,7 @@ def normalise_rows_back(
 ) -> None:
     """The gradients of the weights change nothing before the last row has met them."""
     width, kept, change = op[f.W], op[f.PARTS] - op[f.DX], op[f.TURNED]
+    ends = change + 2 * width  # where two numbers become such as the others are
     fill(m, change, 2 * op[f.ROW], np.float32(0))
     for t in range(count * op[f.C]):
         g = op[f.DX] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
@@ -134,8 +137,9 @@ def normalise_rows_back(
                 m[change + width + i] += m[g + i]
             for i in range(width):
                 m[g + i] *= m[op[f.WEIGHT] + i]
-        mean, met = total(m, g, width) / width, inner_product(m, g, g + kept, width) / width
-        factor = m[op[f.VALUES] + t]
+        m[ends] = total(m, g, width) / width
+        m[ends + 1] = inner_product(m, g, g + kept, width) / width
+        mean, met, factor = m[ends], m[ends + 1], m[op[f.VALUES] + t]
         for i in range(g, g + width):
             m[i] = factor * (m[i] - mean - m[i + kept] * met)
     if op[f.BIASED]:

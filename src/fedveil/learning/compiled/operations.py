@@ -105,8 +105,8 @@ class Op:
             found.append((weight, o * r * row, steps))
         elif isinstance(self.layer, nn.Linear | nn.Embedding):
             o, i = weight.shape
-            steps = (1, 1, i, o, 0, 0, 1, i) if self.across else (1, 1, o, i, 0, 0, i, 1)
-            found.append((weight, steps[2] * row, (*steps, 0, 0, row, 1)))
+            lies = (i, o, 0, 0, 1, i) if self.across else (o, i, 0, 0, i, 1)
+            found.append((weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)))
         elif weight is not None:
             found.append((weight, weight.numel(), _vector(weight)))
         return [*found, *([(bias, bias.numel(), _vector(bias))] if bias is not None else [])]

@@ -151,7 +151,7 @@ def _row(op: Op, memory: _Memory, batch: int, changed: bool) -> _Row:
             return row | {
                 f.ROW: width if biased else 0,
                 f.PARTS: memory.floats(batch * op.x.size), f.VALUES: memory.floats(batch * tokens),
-                f.TURNED: memory.floats(2 * width),
+                f.TURNED: memory.floats(2 * width + 2),
             }  # fmt: skip
         case f.ATTENTION:
             return row | _attention(op, memory, batch)

@@ -36,26 +36,25 @@ class Heads(nn.Module):
 def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
     """The layers of a transformer layer; None where it is anything but torch's plain one."""
     attention, curve = layer.self_attn, _curve(layer.activation)
-    first, second = [layer.norm1], [layer.norm2]
-    asked = _asked(attention)
-    kinds = [(layer.linear1, nn.Linear), (layer.linear2, nn.Linear),
-             (attention.out_proj, NonDynamicallyQuantizableLinear),
-             *((norm, nn.LayerNorm) for norm in (*first, *second)),
-             *((drop, nn.Dropout) for drop in (layer.dropout, layer.dropout1, layer.dropout2))]  # fmt: skip
-    if asked is None or curve is None or any(type(part) is not kind for part, kind in kinds):
+    drops, asked = (layer.dropout, layer.dropout1, layer.dropout2), _asked(attention)
+    plain = all(type(dense) is nn.Linear for dense in (layer.linear1, layer.linear2))
+    plain = plain and all(type(norm) is nn.LayerNorm for norm in (layer.norm1, layer.norm2))
+    plain = plain and all(type(drop) is nn.Dropout for drop in drops)
+    if asked is None or curve is None or not plain:
         return None
     heads = Heads(attention.num_heads, type(layer) is CausalLayer)
     attend = [asked, heads, attention.out_proj, layer.dropout1]
     feed = [layer.linear1, curve, layer.dropout, layer.linear2, layer.dropout2]
     if layer.norm_first:
-        return [Branch(), *first, *attend, Join(), Branch(), *second, *feed, Join()]
-    return [Branch(), *attend, Join(), *first, Branch(), *feed, Join(), *second]
+        return [Branch(), layer.norm1, *attend, Join(), Branch(), layer.norm2, *feed, Join()]
+    return [Branch(), *attend, Join(), layer.norm1, Branch(), *feed, Join(), layer.norm2]
 
 
 def _asked(attention: nn.MultiheadAttention) -> nn.Linear | None:
     """The layer that makes queries, keys and values; None where they are made in another way."""
     plain = type(attention) is nn.MultiheadAttention and attention.batch_first
     plain = plain and attention.bias_k is None and not attention.add_zero_attn
+    plain = plain and type(attention.out_proj) is NonDynamicallyQuantizableLinear
     if not plain or attention.dropout or attention.in_proj_weight is None:
         return None
     outputs, inputs = attention.in_proj_weight.shape
