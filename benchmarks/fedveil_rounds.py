@@ -45,7 +45,7 @@ def main() -> None:
             f"rounds={rounds + 1}",  # the last one evaluates, and is not timed
             "data={name: 'federation:data', split: by_client}",
             f"clients={{number: {options.clients}, fraction: {fraction}}}",
-            f"model={options.model if options.model in BUILT_IN else f'federation:{options.model}'}",
+            f"model={'' if options.model in BUILT_IN else 'federation:'}{options.model}",
             f"task={'next_token' if options.model == 'transformer' else 'classification'}",
             f"training={{epochs: {options.epochs}, batch_size: {options.batch}, lr: {options.lr}}}",
             f"evaluation.every={rounds + 1}",

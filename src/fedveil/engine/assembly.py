@@ -167,8 +167,9 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
     if auto and settings.device == "cpu":
-        compiled, of_examples = CompiledTrainer.of(model, plan), shape if seen is model else ()
-        if compiled is not None and (not of_examples or compiled.serves(tuple(of_examples))):
+        assert not isinstance(shape, dict)  # which is uneven
+        compiled = CompiledTrainer.of(model, plan, shape if seen is model else ())
+        if compiled is not None:
             return compiled
     return LoopTrainer(model, plan, settings.device)
 

@@ -103,12 +103,18 @@ class CompiledTrainer:
         self._numbers = np.array(numbers)
 
     @classmethod
-    def of(cls, model: nn.Module, plan: TrainingPlan) -> CompiledTrainer | None:
-        """The trainer of such a model under a plan that it knows; None for another."""
+    def of(
+        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = ()
+    ) -> CompiledTrainer | None:
+        """The trainer of such a model under a plan that it knows; None for another.
+
+        `shape` is that of examples, where it is known.
+        """
         known = plan.optimizer in _OPTIMISERS and plan.loss in _LOSSES
         known = known and plan.precision == "float32" and not plan.corrected
         layers = plain_layers(model) if HAVE_NUMBA and known else None
-        return None if layers is None else cls(model, plan, layers)
+        trainer = None if layers is None else cls(model, plan, layers)
+        return trainer if trainer and (not shape or trainer.serves(shape)) else None
 
     def beside(self) -> CompiledTrainer:
         """Another, for another thread, that trains from the weights that this one starts at."""
