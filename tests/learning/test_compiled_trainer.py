@@ -28,10 +28,7 @@ from known_chains import SIZES, TOKENS, chains, of_tokens, signed, token_chains
 from native_training import Double, by_loop, compiled, in_double, trained_as_torch_trains
 from training_parts import Doubled, clients, plan, tied, train
 
-pytestmark = [
-    pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
 
 
 @given(

@@ -26,10 +26,7 @@ from fenced import fenced
 from known_chains import SIZES, chains, of_words, signed, word_chains
 from training_parts import clients, plan, train
 
-pytestmark = [
-    pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
 
 
 @given(

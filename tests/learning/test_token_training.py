@@ -26,7 +26,6 @@ from training_parts import clients, plan, train
 
 WIDTH, LENGTH = 16, 5
 plan_of_words = partial(plan, loss="next_token", lr=0.05)
-pytestmark = pytest.mark.usefixtures("one_thread")
 natively = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
 
 
