@@ -11,14 +11,21 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+#: Tokens that there are, and those of a window, whose next ones are learnt.
+TOKENS, WINDOW = 2340, 20
 SHAPES = {"lenet": ((1, 28, 28), 10), "cnn": ((3, 32, 32), 10), "dense": ((600,), 100)}
 
 
 def data() -> dict[str, Any]:
     """Synthetic examples with owners; sizes come from the environment, as the job has no keys."""
-    shape, classes = SHAPES[os.environ["BENCHMARK_MODEL"]]
     clients, examples = int(os.environ["BENCHMARK_CLIENTS"]), int(os.environ["BENCHMARK_EXAMPLES"])
     generator = np.random.default_rng(int(os.environ["BENCHMARK_SEED"]))
+    owners = np.repeat(np.arange(clients), examples)
+    if os.environ["BENCHMARK_MODEL"] == "transformer":
+        words = generator.integers(0, TOKENS, (clients * examples, WINDOW + 1))
+        words[:1, 0] = TOKENS - 1
+        return {"x_train": words, "x_test": words[:examples], "client_ids": owners}
+    shape, classes = SHAPES[os.environ["BENCHMARK_MODEL"]]
     size = (clients * examples, *shape)
     if os.environ["BENCHMARK_BYTES"] == "True":
         x = generator.integers(-2, 3, size, np.int8)
@@ -31,7 +38,7 @@ def data() -> dict[str, Any]:
         "y_train": y,
         "x_test": x[:examples],
         "y_test": y[:examples],
-        "client_ids": np.repeat(np.arange(clients), examples),
+        "client_ids": owners,
         "classes": classes,
     }
 

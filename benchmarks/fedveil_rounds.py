@@ -21,6 +21,9 @@ from typing import Any
 import fedveil
 from fedveil.federated.job import Job
 
+#: The models that a job names; the others are this benchmark's.
+BUILT_IN = ("lenet", "transformer")
+
 
 def main() -> None:
     """Run and print."""
@@ -42,7 +45,8 @@ def main() -> None:
             f"rounds={rounds + 1}",  # the last one evaluates, and is not timed
             "data={name: 'federation:data', split: by_client}",
             f"clients={{number: {options.clients}, fraction: {fraction}}}",
-            f"model={'lenet' if options.model == 'lenet' else f'federation:{options.model}'}",
+            f"model={'' if options.model in BUILT_IN else 'federation:'}{options.model}",
+            f"task={'next_token' if options.model == 'transformer' else 'classification'}",
             f"training={{epochs: {options.epochs}, batch_size: {options.batch}, lr: {options.lr}}}",
             f"evaluation.every={rounds + 1}",
             f"protection={options.protection}",
@@ -94,7 +98,9 @@ def describe(
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=["lenet", "cnn", "dense"], default="lenet")
+    parser.add_argument(
+        "--model", choices=["lenet", "cnn", "dense", "transformer"], default="lenet"
+    )
     parser.add_argument("--clients", type=int, default=1000, help="clients in all")
     parser.add_argument("--per-round", type=int, default=100, help="clients in each round")
     parser.add_argument("--examples", type=int, default=60, help="examples of each client")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import settings
+
+# The tests' own processes share the cores: threads of torch's would be in each other's way.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from warm_workers import warm_workers as warm_workers
 
@@ -28,7 +31,8 @@ def pytest_runtest_setup() -> None:
     Models' weights are drawn from torch's generator, and Flower's clients from Python's.
     """
     random.seed(0)
-    np.random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 
@@ -58,17 +62,6 @@ def command(
         return code, said.out, said.err
 
     return call
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors lose more by torch's threads than they gain."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

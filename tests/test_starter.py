@@ -18,7 +18,7 @@ FEDERATED = [name for name, template in TEMPLATES.items() if "model.py" in templ
 
 
 @pytest.fixture(autouse=True)
-def own_modules(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each template has a module `model` of its own."""
     for name in ("model", "app"):
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -33,7 +33,6 @@ SHAPE, CLASSES = (1, 8, 8), 4
 SQUARED = Search("squared", 150, restarts=2)
 COSINE = Search("cosine", 250, variation=0.0005)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 FEW = {"reconstruct_secrets_threshold": 2}
 

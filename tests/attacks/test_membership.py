@@ -29,7 +29,6 @@ from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.reading import Reading
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = [loss, calibrated_loss, shadow_attack, lira]
 EXAMPLES, FEATURES, CLASSES = 240, 30, 4
 

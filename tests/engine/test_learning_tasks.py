@@ -46,6 +46,10 @@ RUNS = {
     "regression": (job("slope", "linear", "regression"), "rmse", "compiled"),
     "multilabel": (job("signs", "linear", "multilabel"), "f1", "compiled"),
     "next_token": (job("counting", "tokens", "next_token"), "perplexity", "loop"),
+    "transformer": (
+        job("counting", "", "next_token", model="transformer", training={"lr": 0.1}),
+        *("perplexity", "compiled"),
+    ),
     "uneven": (job("uneven_counting", "tokens", "next_token"), "perplexity", "task"),
     "inputs": (job("inputs", "words", "classification"), "accuracy", "task"),
     "own": (job("slope", "linear", "task_parts:Pinball"), "kept", "task"),

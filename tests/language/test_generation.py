@@ -38,9 +38,6 @@ from small_pangu import SIZES, small_job
 VERSE = b"abcdefghijklmnopqrstuvwxyz\n" * 120
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run that knows the alphabet by heart, and one that learnt it under EmbeddingDP."""

@@ -22,9 +22,6 @@ from fedveil.language.transformer import (
 SMALL = Shape(vocabulary=50, context=12, width=16, layers=3, heads=4)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def model(shape: Shape = SMALL, seed: int = 0) -> tuple[WordAndPosition, Backbone, TiedHead]:
     torch.manual_seed(seed)
     embedding = WordAndPosition(shape)

@@ -7,6 +7,7 @@ here. A step over an end ends the process.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,9 @@ from torch import nn
 from fedveil._kernels import HAVE_NUMBA
 from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.compiled.program import _Memory
-from fedveil.learning.trainer import TrainingPlan
+from fedveil.learning.trainer import ClientData, TrainingPlan
 from fenced import fenced
-from known_chains import SIZES, chains, signed
+from known_chains import SIZES, chains, of_words, signed, word_chains
 from training_parts import clients, plan, train
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
@@ -39,9 +40,32 @@ def test_nothing_is_touched_beyond_the_ends(
     monkeypatch: pytest.MonkeyPatch, made: tuple[nn.Module, tuple[int, ...]], plan: TrainingPlan
 ) -> None:
     model, shape = made
+    _within_fences(monkeypatch, model, plan, signed(clients(shape, 5, SIZES)))
+
+
+@given(
+    word_chains(),
+    st.sampled_from(
+        [plan(loss="next_token"), plan(loss="next_token", optimizer="adam", batch_size=3)]
+    ),
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nor_by_layers_over_tokens(
+    monkeypatch: pytest.MonkeyPatch, made: tuple[nn.Module, tuple[int, ...]], plan: TrainingPlan
+) -> None:
+    model, shape = made
+    _within_fences(monkeypatch, model, plan, of_words(clients(shape, 5, SIZES)))
+
+
+def _within_fences(
+    monkeypatch: pytest.MonkeyPatch,
+    model: nn.Module,
+    plan: TrainingPlan,
+    open_cohort: Sequence[ClientData],
+) -> None:
     cohort = [
-        replace(client, x=torch.from_numpy(fenced(client.x.numpy())), y=_fenced_labels(client.y))
-        for client in signed(clients(shape, 5, SIZES))
+        replace(client, x=_fenced_tensor(client.x), y=_fenced_tensor(client.y))
+        for client in open_cohort
     ]
     trainer = CompiledTrainer.of(model, plan)
     assert trainer is not None
@@ -72,5 +96,5 @@ def test_what_is_given_away_is_given_once(asked: list[tuple[bool, int]]) -> None
     assert memory.int_end >= ends[False]
 
 
-def _fenced_labels(y: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(fenced(y.numpy()))
+def _fenced_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(fenced(tensor.numpy()))

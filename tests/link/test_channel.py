@@ -14,8 +14,6 @@ from fedveil.link.channel import Exchange
 from fedveil.message import Message
 from fedveil.vertical import Batch, Party, Receive, Send, drive, drive_together
 
-torch.set_num_threads(1)
-
 
 def parties() -> dict[str, Party]:
     task = vertical_parts.Bottoms()

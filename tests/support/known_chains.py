@@ -8,7 +8,10 @@ from dataclasses import replace
 import torch
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
+from fedveil.learning.losses import IGNORED
+from fedveil.learning.token_layers import CausalLayer, Positions
 from fedveil.learning.trainer import ClientData
 
 CURVES = [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, lambda: nn.GELU("tanh")]
@@ -77,6 +80,43 @@ def token_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
         layers.append(draw(st.sampled_from(CURVES))())
         width = wide
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(length * width, 5)), (length,)
+
+
+@st.composite
+def word_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
+    """A chain from tokens to the scores of the token after each, with layers of every kind."""
+    torch.manual_seed(draw(st.integers(0, 1 << 30)))
+    length, width = draw(st.integers(1, 6)), draw(st.sampled_from([8, 16]))
+    layers: list[nn.Module] = [nn.Embedding(TOKENS, width)]
+    if draw(st.booleans()):
+        layers.append(Positions(draw(st.integers(length, 7)), width))
+    for _ in range(draw(st.integers(0, 2))):
+        layers.append(transformer_layer(width, draw(st.integers(0, 23))))
+    if draw(st.booleans()):
+        layers.append(nn.LayerNorm(width))
+    return nn.Sequential(*layers, nn.Linear(width, TOKENS, bias=draw(st.booleans()))), (length,)
+
+
+def transformer_layer(width: int, kind: int) -> nn.Module:
+    """One of 24: of one head or more, ours or torch's, its hidden rows shorter or longer."""
+    heads, hidden = max(1, kind % 2 * width // 8), (24, 40, 8)[kind // 2 % 3]
+    curve = (functional.relu, functional.gelu)[kind // 6 % 2]
+    if kind < 12:
+        return CausalLayer(width, heads, hidden, curve)
+    return nn.TransformerEncoderLayer(
+        width, heads, hidden, 0.0, curve, batch_first=True, norm_first=kind % 5 == 0
+    )
+
+
+def of_words(cohort: Sequence[ClientData]) -> list[ClientData]:
+    """The same clients with tokens as examples and as targets, some of which say nothing."""
+    made = []
+    for client in of_tokens(cohort):
+        y = (client.x * 3 + 1) % TOKENS
+        y[client.x == 2] = IGNORED
+        y[2:3] = IGNORED
+        made.append(replace(client, y=y))
+    return made
 
 
 def of_tokens(cohort: Sequence[ClientData]) -> list[ClientData]:

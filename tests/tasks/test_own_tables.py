@@ -51,7 +51,7 @@ ROWS = 60
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an empty folder, on one thread."""
     monkeypatch.chdir(tmp_path)
 

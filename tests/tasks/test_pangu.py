@@ -28,9 +28,6 @@ from small_pangu import SIZES, small_job
 TEXT = b"".join(b"%d sheep jumped over %d fences\n" % (i, i * i) for i in range(150))
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def small(folder: Path, **settings: Any) -> PanguSettings:
     """Settings of a model that trains in a second, on a text in `folder`."""
     (folder / "sheep.txt").write_bytes(TEXT)

@@ -28,9 +28,6 @@ TASKS = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def parties(task: Task) -> tuple[str, ...]:
     return (task.leader, *task.followers)
 

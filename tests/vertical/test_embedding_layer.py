@@ -14,8 +14,6 @@ from fedveil.errors import InvalidValue
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.vertical.embedding_layer import EmbeddingDPLayer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_it_sends_what_the_mechanism_sends() -> None:
     values = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))

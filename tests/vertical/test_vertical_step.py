@@ -33,7 +33,6 @@ from fedveil.vertical.crossing import check_not_abort
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.step import Occasion
 
-torch.set_num_threads(1)
 ROWS = 11
 SGD, ADAM = Optimizer("sgd", 0.1, 0.9, 1e-3), Optimizer("adam", 0.01, weight_decay=1e-3)
 SHAPES = ("bottoms", "u_shape", "wide_and_deep", "tied")

@@ -131,7 +131,7 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
     A task's own loss, and batches that are no tensor, are the task's own loop's.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
-    model = TrainedPart.of(model).module
+    seen, model = model, TrainedPart.of(model).module
     check_device("training.device", settings.device)
     uneven = isinstance(shape, dict) or -1 in shape
     if job.privacy.unit == "example":
@@ -167,7 +167,8 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
     if auto and settings.device == "cpu":
-        compiled = CompiledTrainer.of(model, plan)
+        assert not isinstance(shape, dict)  # which is uneven
+        compiled = CompiledTrainer.of(model, plan, shape if seen is model else ())
         if compiled is not None:
             return compiled
     return LoopTrainer(model, plan, settings.device)

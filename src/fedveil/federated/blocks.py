@@ -38,6 +38,7 @@ MODELS = (
     "tanh_cnn",
     "filters_linear",
     "scattering_linear",
+    "transformer",
 )
 TASKS = ("classification", "regression", "multilabel", "next_token")
 DatasetName = Annotated[str, or_function(*DATASETS)]

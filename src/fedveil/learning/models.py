@@ -13,6 +13,7 @@ from fedveil.entropy import Entropy
 from fedveil.errors import ModelInvalid
 from fedveil.example_arrays import Shape
 from fedveil.learning.oriented_filters import FilterBank, OrientedFilters
+from fedveil.learning.token_layers import CausalLayer, Positions
 from fedveil.learning.trained_part import only_head
 
 
@@ -119,6 +120,21 @@ def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
     return _head_on(OrientedFilters(shape, FilterBank(twice=True)), classes)
 
 
+def transformer(shape: Sequence[int], classes: int) -> nn.Module:
+    """Scores of the token after each, by two layers of 128; a million parameters with 2,340 tokens.
+
+    For `task: next_token`; `classes` is how many tokens there are.
+    """
+    if len(shape) != 1:
+        raise ModelInvalid(f"model = transformer needs rows of tokens, not examples of {shape}")
+    width = 128
+    return nn.Sequential(
+        nn.Embedding(classes, width), Positions(shape[0], width),
+        CausalLayer(width, 4, 4 * width), CausalLayer(width, 4, 4 * width),
+        nn.LayerNorm(width), nn.Linear(width, classes),
+    )  # fmt: skip
+
+
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
     """A head that begins at zero: its loss has one minimum, and a draw would only be noise."""
     head = nn.Linear(filters.outputs, classes)
@@ -147,6 +163,7 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "tanh_cnn": tanh_cnn,
     "filters_linear": filters_linear,
     "scattering_linear": scattering_linear,
+    "transformer": transformer,
 }
 
 

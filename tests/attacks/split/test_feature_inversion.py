@@ -23,7 +23,6 @@ from fedveil.errors import AttackImpossible
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.vertical import EmbeddingPrivacy, VerticalJob
 
-torch.set_num_threads(1)
 FEATURES, OUTPUTS = 4, 64
 
 

@@ -17,7 +17,6 @@ from fedveil.vertical.rows import Order
 from fedveil.vertical.step import Step
 from fedveil.vertical.vertical_blocks import PrivacySettings
 
-torch.set_num_threads(1)
 SIZE = 10
 AT = np.arange(SIZE)
 

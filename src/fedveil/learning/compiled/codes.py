@@ -6,6 +6,8 @@ import numpy.typing as npt
 
 from fedveil._arrays import Int64s
 from fedveil.learning.compiled import (
+    attention,
+    beside,
     convolution,
     cost,
     dense_layer,
@@ -26,12 +28,18 @@ _WAYS: dict[int, tuple[Native, Native]] = {
     f.AVERAGE: (window.average, window.average_back),
     f.POINTWISE: (pointwise.curve, pointwise.curve_back),
     f.NORM: (normalisation.normalise, normalisation.normalise_back),
+    f.NORM_OF_ROWS: (normalisation.normalise_rows, normalisation.normalise_rows_back),
     f.DROPOUT: (pointwise.drop, pointwise.drop_back),
     f.LOOKUP: (lookup.look_up, lookup.look_up_back),
+    f.PLACE: (beside.place, beside.place_back),
+    f.ATTENTION: (attention.attend, attention.attend_back),
+    f.BRANCH: (beside.branch, beside.branch_back),
+    f.JOIN: (beside.join, beside.join_back),
 }
 _USES = {
     f.DENSE: [f.PRODUCT, f.MEET_ROWS, f.PRODUCT_OF_FEW],
     f.CONVOLUTION: [f.PRODUCT, f.MEET_WINNERS],
+    f.ATTENTION: [f.PRODUCT, f.MEET_ROWS],
 }
 _PRODUCTS = {
     f.PRODUCT: product.product,

@@ -23,9 +23,9 @@ from fedveil._arrays import Float32s, Int32s
 from fedveil._kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
 from fedveil.learning.compiled.known_layers import plain_layers
-from fedveil.learning.compiled.operations import NotServedError
+from fedveil.learning.compiled.operations import ROW, TOKENS, NotServedError
 from fedveil.learning.compiled.program import Model, Program
-from fedveil.learning.losses import WEIGHTED
+from fedveil.learning.losses import IGNORED, WEIGHTED
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 
@@ -35,6 +35,9 @@ _NOTHING = np.empty(0, np.int64)
 _OPTIMISERS = ("sgd", "adam", "adamw", "adagrad")
 #: The losses whose targets are a class each, and those with a number for each score.
 _OF_CLASSES, _OF_NUMBERS = ("cross_entropy", WEIGHTED), ("mean_square", "binary_cross_entropy")
+#: And that with a token for each token.
+_OF_TOKENS = ("next_token",)
+_LOSSES = (*_OF_CLASSES, *_OF_NUMBERS, *_OF_TOKENS)
 
 
 class Start:
@@ -100,12 +103,18 @@ class CompiledTrainer:
         self._numbers = np.array(numbers)
 
     @classmethod
-    def of(cls, model: nn.Module, plan: TrainingPlan) -> CompiledTrainer | None:
-        """The trainer of such a model under a plan that it knows; None for another."""
-        known = plan.optimizer in _OPTIMISERS and plan.loss in (*_OF_CLASSES, *_OF_NUMBERS)
+    def of(
+        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = ()
+    ) -> CompiledTrainer | None:
+        """The trainer of such a model under a plan that it knows; None for another.
+
+        `shape` is that of examples, where it is known.
+        """
+        known = plan.optimizer in _OPTIMISERS and plan.loss in _LOSSES
         known = known and plan.precision == "float32" and not plan.corrected
         layers = plain_layers(model) if HAVE_NUMBA and known else None
-        return None if layers is None else cls(model, plan, layers)
+        trainer = None if layers is None else cls(model, plan, layers)
+        return trainer if trainer and (not shape or trainer.serves(shape)) else None
 
     def beside(self) -> CompiledTrainer:
         """Another, for another thread, that trains from the weights that this one starts at."""
@@ -125,8 +134,10 @@ class CompiledTrainer:
         """
         model = self._compiled_for(tuple(shape))
         if model is not None:
-            of_numbers = self._plan.loss in _OF_NUMBERS
-            y = torch.zeros(1, model.scores) if of_numbers else torch.zeros(1, dtype=torch.int64)
+            sizes = {_OF_CLASSES: (1,), _OF_NUMBERS: (1, model.scores), _OF_TOKENS: (1, *shape)}
+            (size,) = (size for losses, size in sizes.items() if self._plan.loss in losses)
+            whole = self._plan.loss not in _OF_NUMBERS
+            y = torch.zeros(size, dtype=torch.int64 if whole else torch.float32)
             self.start(np.zeros(self._row.shape[1], np.float32))
             self._train(model, ClientData(torch.zeros(1, *shape), y, Seeded(0)))
         return model is not None
@@ -149,23 +160,26 @@ class CompiledTrainer:
         model = self._compiled_for(tuple(client.x.shape[1:]))
         if model is None or not _readable(client.x, model.tokens):
             return None
-        return model if self._known(client.y, len(client.x), model.scores) else None
+        return model if self._known(client.y, client.x, model.scores) else None
 
-    def _known(self, y: torch.Tensor, examples: int, scores: int) -> bool:
-        """Whether these are targets of so many examples, of the kind that the loss takes."""
+    def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
+        """Whether these are targets of such examples, of the kind that the loss takes."""
+        examples, classes = len(x), min(scores, len(self._plan.class_weights or range(scores)))
         if self._plan.loss in _OF_NUMBERS:
             return (
                 y.dtype == torch.float32 and len(y) == examples and y.numel() == examples * scores
             )
-        if y.dtype != torch.int64 or y.shape != (examples,):
+        of_tokens = self._plan.loss in _OF_TOKENS
+        if y.dtype != torch.int64 or y.shape != (x.shape if of_tokens else (examples,)):
             return False
-        classes = min(scores, len(self._plan.class_weights or range(scores)))
-        return bool((y.numpy().view(np.uint64) < classes).all())  # below zero is far above
+        known = y.numpy().view(np.uint64) < classes  # below zero is far above
+        return bool((known | (y.numpy() == IGNORED) if of_tokens else known).all())
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Model | None:
         if shape not in self._models:
             try:
-                self._models[shape] = Model(self._layers, shape, self._flat)
+                scores_of = TOKENS if self._plan.loss in _OF_TOKENS else ROW
+                self._models[shape] = Model(self._layers, shape, self._flat, scores_of)
             except NotServedError:
                 self._models[shape] = None
         return self._models[shape]

@@ -12,8 +12,8 @@ import numpy as np
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.dense_layer import add_rows, fill, total
 from fedveil.learning.compiled.native import OPERATION, call, native
+from fedveil.learning.compiled.row_passes import add_rows, fill, total
 from fedveil.learning.compiled.tiles import list_winners
 from fedveil.learning.compiled.window import pool
 

@@ -7,11 +7,24 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from fedveil._arrays import Float32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
+from fedveil.learning.compiled.exponential import exponentials
 from fedveil.learning.compiled.native import Native, native
-from fedveil.learning.losses import WEIGHTED
+from fedveil.learning.compiled.row_passes import fill
+from fedveil.learning.losses import IGNORED, WEIGHTED
+
+
+@compiled()
+def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
+    """The gradient of -log softmax(scores)[label], times `scale`: p, but p - 1 at the label."""
+    share = scale / exponentials(m, z, g, many, 1.0)
+    for k in range(g, g + many):
+        m[k] *= share
+    m[g + label] -= scale
 
 
 @native("FLLLFid")
@@ -21,21 +34,29 @@ def cross_entropy(
 ) -> None:  # fmt: skip
     """Of -log softmax(scores)[label], times the weight of that class."""
     for n in range(count):
-        z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
-        highest = m[z]
-        for k in range(1, scores[f.H]):
-            # A score that is no number makes all of them so.
-            if m[z + k] > highest or m[z + k] != m[z + k]:
-                highest = m[z + k]
-        total = 0.0
-        for k in range(scores[f.H]):
-            m[g + k] = math.exp(m[z + k] - highest)
-            total += m[g + k]
-        label = y[rows[n]]
-        share = scale * weights[label]
-        for k in range(scores[f.H]):
-            p = m[g + k] / total
-            m[g + k] = share * (p - 1 if k == label else p)
+        z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
+        _softmax_less_one(m, z, g, scores[f.H], label, scale * weights[label])
+
+
+@native("FLLLFid")
+def next_token(
+    m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
+    scale: float,
+) -> None:  # fmt: skip
+    """Of the mean of -log softmax(scores)[token] over the tokens of which something is learnt."""
+    tokens, many = scores[f.OC], scores[f.OW]
+    for n in range(count):
+        first, learnt = rows[n] * tokens, 0
+        for t in range(first, first + tokens):
+            learnt += y[t] != IGNORED
+        for t in range(tokens):
+            at = n * scores[f.YS] + t * many
+            if y[first + t] != IGNORED:
+                _softmax_less_one(
+                    m, scores[f.Y] + at, scores[f.DY] + at, many, y[first + t], scale / learnt
+                )
+            else:
+                fill(m, scores[f.DY] + at, many, np.float32(0))
 
 
 @compiled()
@@ -69,10 +90,11 @@ def binary_cross_entropy(
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 
-#: What a plan may call its loss; the first two take a class, the others a number for each score.
+#: What a plan may call its loss, and what of a client's targets it takes.
 COSTS: dict[str, Native] = {
     "cross_entropy": cross_entropy,
     WEIGHTED: cross_entropy,
+    "next_token": next_token,
     "mean_square": mean_square,
     "binary_cross_entropy": binary_cross_entropy,
 }

@@ -1,4 +1,4 @@
-"""A dense layer: y = x W' + b, and the way back; and what the other operations share."""
+"""A dense layer: y = x W' + b, and the way back."""
 
 from __future__ import annotations
 
@@ -8,45 +8,28 @@ from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.native import OPERATION, call, native
-
-
-@compiled()
-def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
-    """Set so many entries."""
-    for i in range(begin, begin + count):
-        m[i] = value
-
-
-@compiled()
-def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
-    """Add `count` rows that begin at a to the row at `total`."""
-    for i in range(count):
-        for j in range(length):
-            m[total + j] += m[a + i * row + j]
-
-
-@compiled(reorder=True)
-def total(m: Float32s, begin: int, count: int) -> float:
-    """The sum of so many entries."""
-    found = np.float32(0)
-    for i in range(begin, begin + count):
-        found += m[i]
-    return found  # type: ignore[return-value]
+from fedveil.learning.compiled.row_passes import add_rows
 
 
 @compiled()
 def _shares(op: Int64s, count: int) -> tuple[int, int, int, int]:
     """How many products there are, of how many rows, and from a row of x and of y to the next."""
-    if op[f.RUNS] == 1:
+    runs, xs, ys = op[f.RUNS], op[f.C], op[f.OC]
+    if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
-    return count, op[f.RUNS], op[f.C], op[f.OC]
+    if op[f.XS] == runs * xs and op[f.YS] == runs * ys:  # examples follow each other without a gap
+        return 1, count * runs, xs, ys
+    return count, runs, xs, ys
 
 
 @compiled(reorder=True)
 def _has_zeros(
     m: Float32s, dy: int, ys: int, x: int, xs: int, rows: int, outputs: int, inputs: int
 ) -> bool:
-    """Whether a third of dy are zeros, and no x is infinite: zero times infinity is no number."""
+    """Whether a third of dy are zeros, and no x is infinite: zero times infinity is no number.
+
+    Or the other way round, as the weight lies.
+    """
     zeros, odd = 0, np.float32(0)
     for n in range(rows):
         for i in range(dy + n * ys, dy + n * ys + outputs):
@@ -63,9 +46,31 @@ def dense(
     """y = x W' + b, of every example or of every token of each."""
     times, rows, xs, ys = _shares(op, count)
     for n in range(times):
+        x, y = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
+        if op[f.ACROSS]:
+            call(
+                op[f.PRODUCT], m, y, ys, m, op[f.BIAS], 0, m, x, xs, 1, 0,
+                m, op[f.WEIGHT], op[f.ROW], 0, rows, op[f.OC], op[f.C], 1,
+            )  # fmt: skip
+        else:
+            call(
+                op[f.MEET_ROWS], m, y, ys, op[f.BIAS], x, xs, op[f.WEIGHT], op[f.ROW],
+                rows, op[f.OC], op[f.C],
+            )  # fmt: skip
+
+
+@compiled()
+def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int, ys: int) -> None:
+    """dx = dy W."""
+    if op[f.ACROSS]:
         call(
-            op[f.MEET_ROWS], m, op[f.Y] + n * op[f.YS], ys, op[f.BIAS],
-            op[f.X] + n * op[f.XS], xs, op[f.WEIGHT], op[f.ROW], rows, op[f.OC], op[f.C],
+            op[f.MEET_ROWS], m, dx, xs, op[f.TURNED], dy, ys, op[f.WEIGHT], op[f.ROW],
+            rows, op[f.C], op[f.OC],
+        )  # fmt: skip
+    else:
+        call(
+            op[f.PRODUCT], m, dx, xs, m, 0, -1, m, dy, ys, 1, 0,
+            m, op[f.WEIGHT], op[f.ROW], 0, rows, op[f.ROW], op[f.OC], 1,
         )  # fmt: skip
 
 
@@ -77,26 +82,26 @@ def dense_back(
 
     Every gradient of x comes first: under bare SGD those of W change W itself.
     """
-    row, outputs, weight = op[f.ROW], op[f.OC], op[f.WEIGHT]
+    row, weight = op[f.ROW], op[f.WEIGHT] + to
     times, rows, xs, ys = _shares(op, count)
     if op[f.DX] >= 0:
         for n in range(times):
-            call(
-                op[f.PRODUCT], m, op[f.DX] + n * op[f.XS], xs, m, 0, -1,
-                m, op[f.DY] + n * op[f.YS], ys, 1, 0,
-                m, weight, row, 0, rows, row, outputs, 1,
-            )  # fmt: skip
+            dy, dx = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
+            _gradient_of_x(m, op, dy, dx, rows, xs, ys)
     for n in range(times):
-        dy, x = op[f.DY] + n * op[f.YS], op[f.X] + n * op[f.XS]
-        if _has_zeros(m, dy, ys, x, xs, rows, outputs, op[f.C]):
+        a, am, outputs = op[f.DY] + n * op[f.YS], ys, op[f.OC]
+        b, bm, inputs = op[f.X] + n * op[f.XS], xs, op[f.C]
+        if op[f.BIASED]:
+            add_rows(m, op[f.BIAS] + to, a, ys, rows, outputs)
+        if op[f.ACROSS]:
+            a, am, outputs, b, bm, inputs = b, bm, inputs, a, am, outputs
+        if _has_zeros(m, a, am, b, bm, rows, outputs, inputs):
             call(
-                op[f.PRODUCT_OF_FEW], m, weight + to, row, m, dy, 1, ys, m, x, xs,
+                op[f.PRODUCT_OF_FEW], m, weight, row, m, a, 1, am, m, b, bm,
                 outputs, row, rows, w, op[f.LISTS], m, op[f.VALUES],
             )  # fmt: skip
         else:
             call(
-                op[f.PRODUCT], m, weight + to, row, m, weight + to, row, m, dy, 1, ys, 0,
-                m, x, xs, 0, outputs, row, rows, 1,
+                op[f.PRODUCT], m, weight, row, m, weight, row, m, a, 1, am, 0,
+                m, b, bm, 0, outputs, row, rows, 1,
             )  # fmt: skip
-        if op[f.BIASED]:
-            add_rows(m, op[f.BIAS] + to, dy, ys, rows, outputs)

@@ -23,12 +23,18 @@ from __future__ import annotations
     PLACES, LISTS,
     # Contiguous runs of values: how many (to a dense layer: tokens), how far apart, how long.
     RUNS, RUN_STEP, RUN,
-    # The activation, the number of groups, the first of an example's draws, and how many each has.
+    # The activation, the number of groups or heads, the first of an example's draws, and how many
+    # each has.
     CURVE, GROUPS, DRAWS, EACH,
+    # Whether a token sees none of those that follow; whether a weight is inputs by outputs.
+    CAUSAL, ACROSS,
     # Where the code of its ways lies, and of the products.
     FORWARD, BACKWARD, PRODUCT, MEET_ROWS, MEET_WINNERS, PRODUCT_OF_FEW,
     FIELDS,
-) = range(61)  # fmt: skip
+) = range(63)  # fmt: skip
 
-(DENSE, CONVOLUTION, LARGEST, AVERAGE, POINTWISE, NORM, DROPOUT, LOOKUP) = range(8)
+(
+    DENSE, CONVOLUTION, LARGEST, AVERAGE, POINTWISE, NORM, NORM_OF_ROWS, DROPOUT, LOOKUP, PLACE,
+    ATTENTION, BRANCH, JOIN,
+) = range(13)  # fmt: skip
 (RELU, TANH, SIGMOID, GELU, GELU_TANH) = range(5)

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from fedveil.learning.compiled.residual import chain_of
+from fedveil.learning.token_layers import CausalLayer, Positions
+
 #: Activations that keep the order of values: they may as well follow a max-pooling.
 RISING = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 KNOWN = (
     nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, *RISING, nn.GELU, nn.GroupNorm, nn.LayerNorm,
-    nn.Dropout, nn.Embedding, nn.Flatten, nn.Identity,
+    nn.Dropout, nn.Embedding, Positions, nn.Flatten, nn.Identity,
 )  # fmt: skip
 
 
@@ -37,6 +40,9 @@ def _unrolled(model: nn.Module) -> list[nn.Module] | None:
     """The layers in their order, those of nested chains too; None where one is not known."""
     if not _is_untouched(model):
         return None
+    if isinstance(model, nn.TransformerEncoderLayer):
+        plain = type(model) in (nn.TransformerEncoderLayer, CausalLayer)
+        return chain_of(model) if plain and all(map(_is_untouched, model.modules())) else None
     if type(model) is not nn.Sequential:
         return [model] if type(model) in KNOWN else None
     parts = [_unrolled(child) for child in model]

@@ -10,8 +10,8 @@ import numpy as np
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.dense_layer import add_rows, fill
 from fedveil.learning.compiled.native import OPERATION, native
+from fedveil.learning.compiled.row_passes import add_rows, fill, inner_product, total
 
 
 @compiled()
@@ -87,3 +87,61 @@ def normalise_back(
     if op[f.BIASED]:
         add_rows(m, op[f.WEIGHT] + to, change, 0, 1, entries)
         add_rows(m, op[f.BIAS] + to, change + entries, 0, 1, entries)
+
+
+@compiled(reorder=True)
+def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
+    """The sum of the squares of so many entries' distances from their mean."""
+    found = np.float32(0)
+    for i in range(begin, begin + count):
+        found += (m[i] - mean) ** 2
+    return found  # type: ignore[return-value]
+
+
+@native(OPERATION)
+def normalise_rows(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """The same of each token's row, which lies as it is read."""
+    width, kept = op[f.W], op[f.PARTS] - op[f.X]
+    for t in range(count * op[f.C]):
+        x = op[f.X] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
+        at = op[f.VALUES] + t
+        m[at] = total(m, x, width) / width
+        mean = m[at]
+        m[at] = 1.0 / np.sqrt(_squares(m, x, width, mean) / width + setting)
+        factor = m[at]
+        for i in range(x, x + width):
+            m[i + kept] = (m[i] - mean) * factor
+        for i in range(width):
+            value = m[x + kept + i]
+            if op[f.BIASED]:
+                value = value * m[op[f.WEIGHT] + i] + m[op[f.BIAS] + i]
+            m[x + i] = value
+
+
+@native(OPERATION)
+def normalise_rows_back(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """The gradients of the weights change nothing before the last row has met them."""
+    width, kept, change = op[f.W], op[f.PARTS] - op[f.DX], op[f.TURNED]
+    ends = change + 2 * width  # where two numbers become such as the others are
+    fill(m, change, 2 * op[f.ROW], np.float32(0))
+    for t in range(count * op[f.C]):
+        g = op[f.DX] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
+        if op[f.BIASED]:
+            for i in range(width):
+                m[change + i] += m[g + i] * m[g + kept + i]
+            for i in range(width):
+                m[change + width + i] += m[g + i]
+            for i in range(width):
+                m[g + i] *= m[op[f.WEIGHT] + i]
+        m[ends] = total(m, g, width) / width
+        m[ends + 1] = inner_product(m, g, g + kept, width) / width
+        mean, met, factor = m[ends], m[ends + 1], m[op[f.VALUES] + t]
+        for i in range(g, g + width):
+            m[i] = factor * (m[i] - mean - m[i + kept] * met)
+    if op[f.BIASED]:
+        add_rows(m, op[f.WEIGHT] + to, change, 0, 1, width)
+        add_rows(m, op[f.BIAS] + to, change + width, 0, 1, width)

@@ -11,10 +11,14 @@ from torch import nn
 
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.known_layers import ordered, pair
+from fedveil.learning.compiled.residual import Branch, Heads, Join
+from fedveil.learning.token_layers import Positions
 
 _Shape = tuple[int, int, int]
 #: What an example is: a row of numbers, an image, or a row for each of its tokens.
-_ROW, _IMAGE, _TOKENS = "row", "image", "tokens"
+ROW, _IMAGE, TOKENS = "row", "image", "tokens"
+#: Tokens of which each may look at each: that takes memory for every pair.
+_LONGEST = 512
 #: Every whole number up to this is a float32.
 _EXACT = 1 << 24
 
@@ -30,6 +34,8 @@ class Value:
     shape: _Shape
     #: Channels after one another, as torch has them, and not side by side.
     apart: bool = False
+    #: A row for each token; examples follow each other without a gap.
+    rows: bool = False
     #: Rows and columns of zeros around it, which a convolution reads.
     border: tuple[int, int] = (0, 0)
     place: int = 0
@@ -44,6 +50,8 @@ class Value:
     @property
     def size(self) -> int:
         """Entries of an example."""
+        if self.rows:
+            return up(prod(self.shape))
         return filled(
             prod(self.shape) if self.apart else (self.shape[1] + 2 * self.border[0]) * self.steps[0]
         )
@@ -72,14 +80,18 @@ class Op:
         if isinstance(self.layer, nn.Conv2d):
             return up(self.layer.kernel_size[1] * self.layer.in_channels)
         if isinstance(self.layer, nn.Linear | nn.Embedding):
-            return filled(self.layer.weight.shape[1])
+            return filled(self.layer.weight.shape[0 if self.across else 1])
+        if isinstance(self.layer, Heads):
+            return filled(self.x.shape[0])
         return filled(prod(self.x.shape))
 
     @property
-    def by_token(self) -> bool:
-        """Whether a layer that norms values norms those of each token alone."""
-        norm = isinstance(self.layer, nn.LayerNorm) and len(self.layer.normalized_shape) == 1
-        return norm and self.x.shape[0] > 1
+    def across(self) -> bool:
+        """Whether a weight lies as inputs by outputs: longer rows are met faster."""
+        if not isinstance(self.layer, nn.Linear) or not self.y.rows:
+            return False
+        inputs, outputs = self.layer.in_features, self.layer.out_features
+        return outputs > inputs and outputs == filled(outputs)
 
     def weights(self) -> list[tuple[nn.Parameter, int, Sequence[int]]]:
         """Each weight, its entries here, and for four dimensions the size and the steps there and
@@ -93,7 +105,8 @@ class Op:
             found.append((weight, o * r * row, steps))
         elif isinstance(self.layer, nn.Linear | nn.Embedding):
             o, i = weight.shape
-            found.append((weight, o * row, (1, 1, o, i, 0, 0, i, 1, 0, 0, row, 1)))
+            lies = (i, o, 0, 0, 1, i) if self.across else (o, i, 0, 0, i, 1)
+            found.append((weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)))
         elif weight is not None:
             found.append((weight, weight.numel(), _vector(weight)))
         return [*found, *([(bias, bias.numel(), _vector(bias))] if bias is not None else [])]
@@ -103,31 +116,40 @@ def _vector(weight: nn.Parameter) -> Sequence[int]:
     return (1, 1, 1, weight.numel(), 0, 0, 0, 1, 0, 0, 0, 1)
 
 
-def follow(layers: Sequence[nn.Module], shape: Sequence[int]) -> tuple[list[Op], Value, Value]:
-    """The operations, what comes in and what comes out; raises `NotServedError`."""
+def follow(
+    layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
+) -> tuple[list[Op], Value, Value]:
+    """The operations, what comes in and what comes out; raises `NotServedError`.
+
+    `scores_of`: whether scores are a row, or one for each of the tokens.
+    """
     if len(shape) not in (1, 3) or min(shape) < 1:
         raise NotServedError("an example is a row or an image")
-    form = _ROW if len(shape) == 1 else _IMAGE
-    sides = (1, 1, shape[0]) if form == _ROW else (shape[0], shape[1], shape[2])
+    form = ROW if len(shape) == 1 else _IMAGE
+    sides = (1, 1, shape[0]) if form == ROW else (shape[0], shape[1], shape[2])
     entry = value = Value(sides, apart=True)
-    left, ops = ordered(layers), list[Op]()
+    left, ops, aside = ordered(layers), list[Op](), list[Value]()
     while left:
         layer = left.pop(0)
         if isinstance(layer, nn.Flatten):
             if (layer.start_dim, layer.end_dim) != (1, -1):
                 raise NotServedError("flattening a part")
-            value.apart, form = True, _ROW
+            value.apart, value.rows, form = True, False, ROW
             continue
         takes = isinstance(layer, nn.Conv2d) and bool(left) and isinstance(left[0], nn.MaxPool2d)
         pool = left.pop(0) if takes else None
         if isinstance(layer, nn.Embedding):
-            _need(not ops and form == _ROW)
-            form = _TOKENS
+            _need(not ops and form == ROW)
+            form = TOKENS
+        if isinstance(layer, Join):
+            ops.append(Op(f.JOIN, layer, None, aside.pop(), value))
+            continue
         kind, y = _after(layer, pool, value, form)
         ops.append(Op(kind, layer, pool, value, y))
+        aside += [value] if kind == f.BRANCH else []
         value = y
-    if form != _ROW:
-        raise NotServedError("the scores are no row")
+    if form != scores_of:
+        raise NotServedError("the scores are not those of the loss")
     return ops, entry, value
 
 
@@ -137,13 +159,25 @@ def _after(layer: nn.Module, pool: nn.Module | None, x: Value, form: str) -> tup
             plain = layer.padding_idx is None and layer.max_norm is None
             _need(plain and not layer.scale_grad_by_freq and not layer.sparse)
             _need(layer.num_embeddings <= _EXACT)
-            return f.LOOKUP, Value((x.shape[2], 1, layer.embedding_dim), apart=True)
+            return f.LOOKUP, _rows(x.shape[2], layer.embedding_dim)
+        case Positions():
+            _need(form == TOKENS and layer.weight.shape[1] == x.shape[2])
+            _need(x.shape[0] <= layer.weight.shape[0])
+            return f.PLACE, x
+        case Branch():
+            _need(form == TOKENS)
+            return f.BRANCH, _rows(x.shape[0], x.shape[2])
+        case Heads():
+            width = x.shape[2] // 3
+            _need(width // layer.heads == filled(width // layer.heads))
+            _need(x.shape[0] <= _LONGEST)
+            return f.ATTENTION, _rows(x.shape[0], width)
         case nn.Linear():
             inputs, outputs = layer.in_features, layer.out_features
-            if form == _TOKENS:  # which lie without a gap, so that their rows must fill vectors
+            if form == TOKENS:  # which lie without a gap, so that their rows must fill vectors
                 _need(x.shape[2] == inputs == filled(inputs))
-                return f.DENSE, Value((x.shape[0], 1, outputs), apart=True)
-            _need(form == _ROW and prod(x.shape) == inputs)
+                return f.DENSE, _rows(x.shape[0], outputs)
+            _need(form == ROW and prod(x.shape) == inputs)
             return f.DENSE, Value((1, 1, outputs), apart=True)
         case nn.Conv2d():
             _need(form == _IMAGE and layer.in_channels == x.shape[0] and layer.groups == 1)
@@ -166,12 +200,16 @@ def _after(layer: nn.Module, pool: nn.Module | None, x: Value, form: str) -> tup
         case nn.LayerNorm():
             last = form != _IMAGE
             _need(tuple(layer.normalized_shape) == (x.shape[2:] if last else x.shape))
-            _need(form != _ROW or x.shape[:2] == (1, 1))
+            _need(form != ROW or x.shape[:2] == (1, 1))
             _need((layer.weight is None) == (layer.bias is None))
-            return f.NORM, x
+            return f.NORM_OF_ROWS if x.rows else f.NORM, x
         case nn.Dropout():
             return f.DROPOUT, x
     return f.POINTWISE, x
+
+
+def _rows(tokens: int, width: int) -> Value:
+    return Value((tokens, 1, width), apart=True, rows=True)
 
 
 def _pooled(shape: _Shape, pool: nn.Module) -> _Shape:

@@ -12,8 +12,9 @@ from torch import nn
 from fedveil._arrays import Float64s, Int64s
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.known_layers import pair
-from fedveil.learning.compiled.operations import Op, Value, follow, up, windows
+from fedveil.learning.compiled.operations import ROW, Op, Value, follow, up, windows
 from fedveil.learning.compiled.product import LISTED
+from fedveil.learning.compiled.residual import Heads
 
 #: Every memory ends with so many entries that nobody reads: a vector may be longer than a row.
 SLACK = 128
@@ -44,10 +45,17 @@ class Program:
 class Model:
     """A chain of layers for examples of one shape."""
 
-    def __init__(self, layers: Sequence[nn.Module], shape: Sequence[int], flat: Mapping[int, int]):
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        shape: Sequence[int],
+        flat: Mapping[int, int],
+        scores_of: str = ROW,
+    ) -> None:
         """`flat`: where each parameter begins in the model's vector, by the parameter's id."""
-        self._ops, *self._ends = follow(layers, shape)
-        self.scores = prod(self._ends[1].shape)
+        self._ops, *self._ends = follow(layers, shape, scores_of)
+        #: Of an example, or of each of its tokens.
+        self.scores = prod(self._ends[1].shape) if scores_of == ROW else self._ends[1].shape[2]
         first = self._ops[0].layer
         #: How many tokens there are, where examples are such; 0 where they are numbers.
         self.tokens = first.num_embeddings if isinstance(first, nn.Embedding) else 0
@@ -70,7 +78,8 @@ class Model:
         """The operations for batches of `batch`; `states`: an optimiser remembers something."""
         memory = _Memory(self.size * (_STATES if states else 1) + SLACK)
         first = self._ops[self.first]
-        for value in (self._ends[0], *(op.y for op in self._ops if op.y is not op.x)):
+        written = (op.y for op in self._ops if op.y is not op.x and op.kind != f.JOIN)
+        for value in (self._ends[0], *written):
             value.place = memory.floats(batch * value.size) + value.inside
             unwanted = value is first.x is not first.y
             value.gradient = -1 if unwanted else memory.floats(batch * value.size) + value.inside
@@ -122,11 +131,12 @@ def _row(op: Op, memory: _Memory, batch: int, changed: bool) -> _Row:
             assert isinstance(op.layer, nn.Linear)
             inputs, outputs = op.layer.in_features, op.layer.out_features
             runs = prod(op.x.shape) // inputs
-            terms = batch if runs == 1 else runs
+            terms = batch * runs
             return row | {
                 f.C: inputs, f.OC: outputs, f.RUNS: runs,
                 f.LISTS: memory.ints(terms + LISTED * (1 + terms)),
                 f.VALUES: memory.floats(LISTED * terms),
+                f.ACROSS: int(op.across), f.TURNED: memory.floats(inputs if op.across else 0),
             }  # fmt: skip
         case f.CONVOLUTION:
             return row | _convolution(op, memory, batch)
@@ -136,6 +146,15 @@ def _row(op: Op, memory: _Memory, batch: int, changed: bool) -> _Row:
             return row | _window(op.layer) | room | {f.ZH: op.x.shape[1], f.ZW: op.x.shape[2]}
         case f.NORM:
             return row | _norm(op, memory, batch, biased)
+        case f.NORM_OF_ROWS:
+            tokens, _, width = op.x.shape
+            return row | {
+                f.ROW: width if biased else 0,
+                f.PARTS: memory.floats(batch * op.x.size), f.VALUES: memory.floats(batch * tokens),
+                f.TURNED: memory.floats(2 * width + 2),
+            }  # fmt: skip
+        case f.ATTENTION:
+            return row | _attention(op, memory, batch)
         case f.POINTWISE:
             return row | _curve(op, memory, batch, changed)
     return row
@@ -187,14 +206,22 @@ def _window(pool: nn.Module) -> _Row:
 def _norm(op: Op, memory: _Memory, batch: int, biased: bool) -> _Row:
     (c, h, w), groups = op.x.shape, getattr(op.layer, "num_groups", 0)
     size, index = (c, (0, 0, 1)) if groups else (c * h * w, (w, 1, h * w))
-    if op.by_token:
-        groups, size, index = c, w, (0, 1, 0)
     size = size if biased else 0
     return {
         f.GROUPS: groups or 1, f.AR: index[0], f.AC: index[1], f.AF: index[2], f.ROW: size,
         f.PARTS: memory.floats(batch * op.x.size) + op.x.inside,
         f.VALUES: memory.floats(batch * (groups or 1)), f.TURNED: memory.floats(2 * size),
         f.PLACES: memory.ints(2 * c * h * w),
+    }  # fmt: skip
+
+
+def _attention(op: Op, memory: _Memory, batch: int) -> _Row:
+    assert isinstance(op.layer, Heads)
+    tokens, pairs = op.x.shape[0], op.x.shape[0] * op.row
+    return {
+        f.GROUPS: op.layer.heads, f.CAUSAL: int(op.layer.causal),
+        f.PARTS: memory.floats(batch * op.layer.heads * pairs), f.VALUES: memory.floats(pairs),
+        f.TURNED: memory.floats(tokens),
     }  # fmt: skip
 
 

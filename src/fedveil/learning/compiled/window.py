@@ -7,8 +7,8 @@ import numpy as np
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.dense_layer import fill
 from fedveil.learning.compiled.native import OPERATION, native
+from fedveil.learning.compiled.row_passes import fill
 from fedveil.learning.compiled.tiles import largest_tile
 
 _largest_8 = largest_tile(8)

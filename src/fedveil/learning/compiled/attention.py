@@ -1,0 +1,87 @@
+"""Attention of several heads, o = softmax(q k' / sqrt(size)) v, and the way back.
+
+A token's row holds its queries, its keys and its values, those of each head after one another.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fedveil._arrays import Float32s, Int32s, Int64s
+from fedveil._kernels import compiled
+from fedveil.learning.compiled import fields as f
+from fedveil.learning.compiled.exponential import exponentials
+from fedveil.learning.compiled.native import OPERATION, call, native
+from fedveil.learning.compiled.row_passes import inner_product
+
+
+@compiled()
+def _sizes(op: Int64s) -> tuple[int, int, int, int]:
+    """How many tokens and heads there are, a head's size, and how long a row of shares is."""
+    return op[f.C], op[f.GROUPS], op[f.OW] // op[f.GROUPS], op[f.ROW]
+
+
+@native(OPERATION)
+def attend(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """The shares that each token has of each that it sees are kept."""
+    tokens, heads, size, row = _sizes(op)
+    step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
+    for n in range(count):
+        for head in range(heads):
+            q = op[f.X] + n * op[f.XS] + head * size
+            shares = op[f.PARTS] + (n * heads + head) * tokens * row
+            call(
+                op[f.MEET_ROWS], m, shares, row, op[f.TURNED],
+                q, step, q + width, step, tokens, tokens, size,
+            )  # fmt: skip
+            for i in range(tokens):
+                at, seen = shares + i * row, i + 1 if op[f.CAUSAL] else tokens
+                total = exponentials(m, at, at, seen, scale)
+                for j in range(seen):
+                    m[at + j] /= total
+                for j in range(seen, tokens):
+                    m[at + j] = 0
+            call(
+                op[f.PRODUCT], m, op[f.Y] + n * op[f.YS] + head * size, width, m, 0, -1,
+                m, shares, row, 1, 0, m, q + 2 * width, step, 0, tokens, size, tokens, 1,
+            )  # fmt: skip
+
+
+@native(OPERATION)
+def attend_back(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """With p the shares and g their gradients, that of what they are made of is
+
+    p (g - sum of p g) / sqrt(size).
+    """
+    tokens, heads, size, row = _sizes(op)
+    step, width, scale, slopes = op[f.W], op[f.OW], 1 / math.sqrt(size), op[f.VALUES]
+    for n in range(count):
+        for head in range(heads):
+            begin = n * op[f.XS] + head * size
+            q, dq, dy = op[f.X] + begin, op[f.DX] + begin, op[f.DY] + n * op[f.YS] + head * size
+            shares = op[f.PARTS] + (n * heads + head) * tokens * row
+            call(
+                op[f.PRODUCT], m, dq + 2 * width, step, m, 0, -1,
+                m, shares, 1, row, 0, m, dy, width, 0, tokens, size, tokens, 1,
+            )  # fmt: skip
+            call(
+                op[f.MEET_ROWS], m, slopes, row, op[f.TURNED],
+                dy, width, q + 2 * width, step, tokens, tokens, size,
+            )  # fmt: skip
+            for i in range(tokens):
+                p, g = shares + i * row, slopes + i * row
+                mean = inner_product(m, p, g, tokens)
+                for j in range(tokens):
+                    m[g + j] = m[p + j] * (m[g + j] - mean) * scale
+            call(
+                op[f.PRODUCT], m, dq, step, m, 0, -1,
+                m, slopes, row, 1, 0, m, q + width, step, 0, tokens, size, tokens, 1,
+            )  # fmt: skip
+            call(
+                op[f.PRODUCT], m, dq + width, step, m, 0, -1,
+                m, slopes, 1, row, 0, m, q, step, 0, tokens, size, tokens, 1,
+            )  # fmt: skip

@@ -1,0 +1,71 @@
+"""What goes beside a chain and comes back: a copy, its sum, and what each token's place adds."""
+
+from __future__ import annotations
+
+from fedveil._arrays import Float32s, Int32s, Int64s
+from fedveil._kernels import compiled
+from fedveil.learning.compiled import fields as f
+from fedveil.learning.compiled.native import OPERATION, native
+
+
+@compiled()
+def _add(m: Float32s, op: Int64s, count: int, to: int, begin: int, also: bool) -> None:
+    """Copy what begins there, of each example, to what begins at `to`; `also`: add it."""
+    for n in range(count):
+        a, b = begin + n * op[f.XS], to + n * op[f.YS]
+        for i in range(op[f.RUN]):
+            m[b + i] = m[a + i] + m[b + i] if also else m[a + i]
+
+
+@native(OPERATION)
+def branch(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """y = x."""
+    _add(m, op, count, op[f.Y], op[f.X], False)
+
+
+@native(OPERATION)
+def branch_back(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """dx, which the join has begun, and dy."""
+    _add(m, op, count, op[f.DX], op[f.DY], True)
+
+
+@native(OPERATION)
+def join(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """y + x, of the x that was copied."""
+    _add(m, op, count, op[f.Y], op[f.X], True)
+
+
+@native(OPERATION)
+def join_back(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """dx = dy."""
+    _add(m, op, count, op[f.DX], op[f.DY], False)
+
+
+@native(OPERATION)
+def place(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """x + the first rows of the weight, in place."""
+    for n in range(count):
+        at = op[f.X] + n * op[f.XS]
+        for i in range(op[f.RUN]):
+            m[at + i] += m[op[f.WEIGHT] + i]
+
+
+@native(OPERATION)
+def place_back(
+    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
+) -> None:
+    """Every example's gradient is added to that of the weight."""
+    for n in range(count):
+        at = op[f.DX] + n * op[f.XS]
+        for i in range(op[f.RUN]):
+            m[op[f.WEIGHT] + to + i] += m[at + i]

@@ -1,0 +1,73 @@
+"""A transformer layer as a chain of known ones: what goes aside, and comes back to be added.
+
+x + f(x) is `Branch`, which copies x, the layers of f on the copy, and `Join`, which adds x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from fedveil.learning.token_layers import CausalLayer
+
+_Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Branch(nn.Module):
+    """What follows works on a copy."""
+
+
+class Join(nn.Module):
+    """The value that was copied last is added."""
+
+
+class Heads(nn.Module):
+    """Attention of queries, keys and values that lie side by side."""
+
+    def __init__(self, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+
+
+def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
+    """The layers of a transformer layer; None where it is anything but torch's plain one."""
+    attention, curve = layer.self_attn, _curve(layer.activation)
+    drops, asked = (layer.dropout, layer.dropout1, layer.dropout2), _asked(attention)
+    plain = all(type(dense) is nn.Linear for dense in (layer.linear1, layer.linear2))
+    plain = plain and all(type(norm) is nn.LayerNorm for norm in (layer.norm1, layer.norm2))
+    plain = plain and all(type(drop) is nn.Dropout for drop in drops)
+    if asked is None or curve is None or not plain:
+        return None
+    heads = Heads(attention.num_heads, type(layer) is CausalLayer)
+    attend = [asked, heads, attention.out_proj, layer.dropout1]
+    feed = [layer.linear1, curve, layer.dropout, layer.linear2, layer.dropout2]
+    if layer.norm_first:
+        return [Branch(), layer.norm1, *attend, Join(), Branch(), layer.norm2, *feed, Join()]
+    return [Branch(), *attend, Join(), layer.norm1, Branch(), *feed, Join(), layer.norm2]
+
+
+def _asked(attention: nn.MultiheadAttention) -> nn.Linear | None:
+    """The layer that makes queries, keys and values; None where they are made in another way."""
+    plain = type(attention) is nn.MultiheadAttention and attention.batch_first
+    plain = plain and attention.bias_k is None and not attention.add_zero_attn
+    plain = plain and type(attention.out_proj) is NonDynamicallyQuantizableLinear
+    if not plain or attention.dropout or attention.in_proj_weight is None:
+        return None
+    outputs, inputs = attention.in_proj_weight.shape
+    layer = nn.Linear(inputs, outputs, bias=attention.in_proj_bias is not None, device="meta")
+    layer.weight = attention.in_proj_weight
+    if attention.in_proj_bias is not None:
+        layer.bias = attention.in_proj_bias
+    return layer
+
+
+def _curve(activation: _Activation) -> nn.Module | None:
+    if activation is functional.relu:
+        return nn.ReLU()
+    if activation is functional.gelu:
+        return nn.GELU()
+    return activation if type(activation) in (nn.ReLU, nn.GELU) else None  # type: ignore[return-value]

@@ -1,0 +1,41 @@
+"""Plain passes over rows of the float memory, which many operations share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedveil._arrays import Float32s
+from fedveil._kernels import compiled
+
+
+@compiled()
+def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
+    """Set so many entries."""
+    for i in range(begin, begin + count):
+        m[i] = value
+
+
+@compiled()
+def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
+    """Add `count` rows that begin at a to the row at `total`."""
+    for i in range(count):
+        for j in range(length):
+            m[total + j] += m[a + i * row + j]
+
+
+@compiled(reorder=True)
+def total(m: Float32s, begin: int, count: int) -> float:
+    """The sum of so many entries."""
+    found = np.float32(0)
+    for i in range(begin, begin + count):
+        found += m[i]
+    return found  # type: ignore[return-value]
+
+
+@compiled(reorder=True)
+def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
+    """The sum of the products of two rows' entries."""
+    found = np.float32(0)
+    for i in range(count):
+        found += m[a + i] * m[b + i]
+    return found  # type: ignore[return-value]

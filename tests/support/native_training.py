@@ -1,0 +1,69 @@
+"""Training in native code, and what it is held against."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
+from fedveil.learning.losses import mean_loss
+from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan, make_optimizer
+from training_parts import train
+
+
+class Double(CompiledTrainer):
+    kind = np.float64
+
+
+def compiled(model: nn.Module, plan: TrainingPlan, kind: type = CompiledTrainer) -> Any:
+    trainer = kind.of(copy.deepcopy(model), plan)
+    assert trainer is not None
+    return trainer
+
+
+def by_loop(model: nn.Module, plan: TrainingPlan, cohort: Sequence[ClientData]) -> np.ndarray:
+    return train(LoopTrainer(copy.deepcopy(model), plan), model, cohort)
+
+
+def in_double(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.ndarray:
+    """The plainest loop there is, in float64."""
+    model = copy.deepcopy(model).double().train()
+    parameters = [*model.parameters()]
+    before = torch.cat([p.detach().reshape(-1) for p in parameters])
+    optimizer = make_optimizer(parameters, plan)
+    for batch in client.batches(plan):
+        optimizer.zero_grad()
+        y = client.y[batch]
+        loss = mean_loss(plan.loss, plan.class_weights)
+        x = client.x[batch]
+        scores = model(x.double() if x.is_floating_point() else x)
+        loss(scores, y.double() if y.is_floating_point() else y).backward()
+        if plan.proximal:
+            begin = 0
+            for p in parameters:
+                was = before[begin : begin + p.numel()].view(p.shape)
+                p.grad += plan.proximal * (p.detach() - was)
+                begin += p.numel()
+        if plan.gradient_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, plan.gradient_norm)
+        optimizer.step()
+    after = torch.cat([p.detach().reshape(-1) for p in parameters])
+    return (after - before).numpy()
+
+
+def trained_as_torch_trains(
+    model: nn.Module, shape: tuple[int, ...], plan: TrainingPlan, cohort: Sequence[ClientData]
+) -> None:
+    """To 1e-6, or where single precision itself is worse, to some times what torch's loop errs."""
+    trainer = compiled(model, plan)
+    assert trainer.serves(shape)
+    found, torchs = train(trainer, model, cohort), by_loop(model, plan, cohort)
+    for row, single, client in zip(found, torchs, cohort, strict=True):
+        exact = in_double(model, plan, client)
+        errs = float(np.abs(single - exact).max())
+        np.testing.assert_allclose(row, exact, atol=max(1e-6, 4 * errs))
