@@ -16,6 +16,8 @@ _Whole = npt.NDArray[np.integer[Any]]
 # A multiple of 8, so that every part but the last begins and ends with a byte.
 _PART = 1 << 14
 _STRETCH = 1 << 16
+#: Numbers that one loop leaves to the next in the cache; a multiple of 8.
+_SOME = 1 << 11
 
 
 def packed_size(count: int, width: int) -> int:
@@ -48,6 +50,18 @@ def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -
         if _unpack(padded, lowest, width, part) > highest - lowest:
             return False
     return True
+
+
+def add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
+    """Add the numbers of `packed`, which int32 holds, to those of `total`.
+
+    Returns whether that can be the work of `pack`, as `unpack` does. Otherwise nothing is added.
+    """
+    if len(packed) != packed_size(len(total), width):
+        return False
+    if not spare_bits_zero(packed, len(total), width):
+        return False
+    return bool(_add_within(packed, lowest, highest, width, total))
 
 
 def add(numbers: _Whole, total: _Whole) -> None:
@@ -121,18 +135,60 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 @compiled(_unpack_numpy)
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
     """Overwrite `out`; returns the largest number before `lowest` was added."""
-    mask = np.uint64((1 << width) - 1)
-    largest = np.uint64(0)
-    for i in range(len(out)):
-        at = np.uint64(i) * np.uint64(width)
-        byte = at >> np.uint64(3)
-        eight = np.uint64(0)
-        for k in range(8):  # one load, for a compiler
-            eight |= np.uint64(padded[byte + np.uint64(k)]) << np.uint64(8 * k)
-        number = (eight >> (at & np.uint64(7))) & mask
+    mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
+    eights = len(out) // 8 * 8
+    for i in range(0, eights, 8):  # eight numbers begin with a byte: their shifts are always these
+        for k in range(8):
+            number = _number(padded, i // 8 * width, k * width) & mask
+            largest = max(largest, number)
+            out[i + k] = np.int64(number) + lowest
+    for i in range(eights, len(out)):
+        number = _number(padded, 0, i * width) & mask
         largest = max(largest, number)
         out[i] = np.int64(number) + lowest
     return int(largest)
+
+
+@compiled()
+def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
+    """What begins with a bit of a byte, and at least 57 bits of it."""
+    first = np.uint64(byte + (bit >> 3))
+    eight = np.uint64(0)
+    for k in range(8):  # one load, for a compiler
+        eight |= np.uint64(padded[first + np.uint64(k)]) << np.uint64(8 * k)
+    return eight >> np.uint64(bit & 7)
+
+
+def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
+    numbers = np.empty(len(total), np.int64)
+    if _unpack_numpy(packed, lowest, width, numbers) > highest - lowest:
+        return False
+    total += numbers
+    return True
+
+
+@compiled(_add_within_numpy)
+def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
+    """Add some numbers at a time, in the cache; take them back where one is wrong."""
+    padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
+    for start in range(0, len(total), _SOME):
+        part = numbers[: len(total[start : start + _SOME])]
+        if _some(packed, start, lowest, width, padded, part) > highest - lowest:
+            for before in range(0, start, _SOME):
+                _some(packed, before, lowest, width, padded, numbers)
+                _add(-numbers, total[before : before + _SOME])
+            return False
+        _add(part, total[start : start + _SOME])
+    return True
+
+
+@compiled()
+def _some(packed: Uint8s, start: int, lowest: int, width: int, padded: Uint8s, out: _Whole) -> int:
+    """`_unpack` of the numbers from `start` on, a multiple of 8."""
+    source = packed[start // 8 * width :][: (len(out) * width + 7) // 8]
+    for k in range(len(source)):
+        padded[k] = source[k]
+    return _unpack(padded, lowest, width, out)
 
 
 def _add_numpy(numbers: _Whole, total: _Whole) -> None:

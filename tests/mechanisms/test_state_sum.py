@@ -179,6 +179,26 @@ def test_compiled_and_numpy_draws_are_the_same(monkeypatch: pytest.MonkeyPatch) 
     assert Seeded(5).token(read + 16)[-16:] != after, "no draw was undecided"
 
 
+def test_draws_from_one_row_are_those_of_that_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undecided draws among them, in one block and with and without numba."""
+    tables = sum_tables(*probabilities("rr", 0.5), 100)
+    alone, among = np.empty(60_000, np.int16), np.empty(60_000, np.int16)
+    seed = next(seed for seed in range(100) if _undecided(tables, seed))
+    tables.draw(np.full(60_000, 7, np.int16), Seeded(seed), among)
+    tables.draw_from(7, Seeded(seed), alone)
+    np.testing.assert_array_equal(alone, among)
+    plain = getattr(alias_table._pick_from, "numpy_path", None) or alias_table._pick_from
+    monkeypatch.setattr(alias_table, "_pick_from", plain)
+    tables.draw_from(7, Seeded(seed), alone)
+    np.testing.assert_array_equal(alone, among)
+
+
+def _undecided(tables: AliasTables, seed: int) -> bool:
+    words = np.empty(60_000, np.uint32)
+    Seeded(seed).fill(words)
+    return bool(alias_table._tied(tables._entries[107], tables._bits, words).any())
+
+
 def test_a_table_refuses_what_is_no_law() -> None:
     with pytest.raises(ArithmeticError, match="do not sum to one"):
         AliasTables(np.array([[0.5, 0.25]]), exact=lambda row: [2, 1])

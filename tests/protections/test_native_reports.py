@@ -11,7 +11,7 @@ from fedveil import packing
 from fedveil._kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.exact import discrete_gaussian
-from fedveil.mechanisms.unary import rounding
+from fedveil.mechanisms.unary import lies, rounding
 from fedveil.secagg import fixed_point, shamir
 from fenced import fenced
 
@@ -52,6 +52,66 @@ def test_an_update_is_added_and_what_lies_beyond_is_counted() -> None:
     for bad in (np.nan, np.inf, -np.inf):
         update[LENGTH - 1] = bad
         assert rounding.add_update(start, update, np.float32(1.5)) == -1
+
+
+def test_the_states_of_a_moved_model_are_those_of_the_sum() -> None:
+    start, update, states = normals(0.5), normals(1.0)[::-1].copy(), np.zeros(LENGTH, np.int16)
+    clip = np.float32(1.5)
+    arguments = (clip, 50, 1.5, states)
+    beyond, (*_, given) = same(rounding._nearest_moved, start, update, *arguments)
+    assert beyond == np.count_nonzero(np.abs(start + update) > clip) > 0
+    np.testing.assert_array_equal(given, rounding.nearest_states(start + update, 50, 1.5))
+    for bad in (np.nan, np.inf, -np.inf):
+        update[LENGTH - 1] = bad
+        assert rounding._nearest_moved(start, update, *arguments) == -1
+    update[LENGTH - 1], start[0] = 0, np.nan
+    assert rounding._nearest_moved(start, update, *arguments) == -2
+
+
+def test_coins_leave_the_state_or_nothing() -> None:
+    states, coins = normals(20).astype(np.int16), Seeded(5).words(LENGTH).astype(np.uint8)
+    _, (*_, sums) = same(lies._toss, states, coins, np.zeros(LENGTH, np.int16))
+    np.testing.assert_array_equal(sums, np.where(coins % 2, states, 0))
+
+
+@pytest.mark.parametrize("own", [-1, 0])
+@pytest.mark.parametrize("place", [0, 101 * LENGTH - 60_000])
+def test_lies_are_added_as_bit_by_bit(own: int, place: int) -> None:
+    """Long gaps, lies side by side, lies of the own bit, and gaps that lead beyond the codes."""
+    states = normals(10).astype(np.int16)
+    gaps = Seeded(6).integers(120, 3000).astype(np.int16)
+    gaps[::7], gaps[3::11] = lies._LONGEST_GAP, 0
+    behind, (*_, sums) = same(lies._add_lies, gaps, place, states, 50, own, states.copy())
+    expected, at = states.astype(int), place
+    for gap in gaps.tolist():
+        at += gap
+        if gap == lies._LONGEST_GAP:
+            continue
+        parameter, state = at // 101, at % 101 - 50
+        if parameter < LENGTH:
+            expected[parameter] += own * state if state == states[parameter] else state
+        at += 1
+    assert behind == at
+    assert (at > 101 * LENGTH) == (place > 0)
+    np.testing.assert_array_equal(sums, expected)
+
+
+@pytest.mark.parametrize(("width", "count"), [(1, 1), (12, LENGTH), (25, 4097), (31, 9)])
+def test_packed_numbers_are_added_or_none_of_them(width: int, count: int) -> None:
+    low, high = -3, (1 << width) - 5
+    numbers = Seeded(7).integers((1 << width) - 1, count) + low
+    packed, total = packing.pack(numbers, low, width), np.arange(count)
+    right, (_, added) = same(packing._add_within, packed, low, high, width, total)
+    assert right
+    np.testing.assert_array_equal(added, total + numbers)
+    assert packing.add_within(packed, low, high, width, total.copy())
+    numbers[-1] = high + 1
+    wrong = packing.pack(numbers, low, width)
+    fine, (_, kept) = same(packing._add_within, wrong, low, high, width, total)
+    assert not fine
+    np.testing.assert_array_equal(kept, total)
+    assert not packing.add_within(packed[:-1], low, high, width, total)
+    np.testing.assert_array_equal(total, np.arange(count))
 
 
 @pytest.mark.parametrize("variance", [1, 50, 4_000_000])

@@ -232,7 +232,7 @@ def test_weights_beyond_floats_are_clipped_as_others_are() -> None:
 def test_a_model_that_has_no_code_is_withheld() -> None:
     half = protection()
     model = np.full(6, np.nan, np.float32)
-    with pytest.raises(ClientWithheld, match="the model cannot be coded"):
+    with pytest.raises(ClientWithheld, match="this cannot be coded"):
         client(half, model).respond({"round": 7, "eps": 4.8}, np.zeros(6, np.float32))
 
 

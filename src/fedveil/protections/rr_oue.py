@@ -16,9 +16,8 @@ from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
-from fedveil.mechanisms.unary.encoding import Kind, Report, ReportKind, Running, UnaryEncoding
+from fedveil.mechanisms.unary.encoding import Kind, ReportKind, Running, UnaryEncoding
 from fedveil.mechanisms.unary.likelihood import log_rounded, stated_log_likelihood
-from fedveil.mechanisms.unary.rounding import add_update
 from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import PrivacyLoss, as_written
@@ -244,14 +243,6 @@ class _ServerRound(OneReportRound):
         blank: dict[str, Value] = {self.packed: np.empty(size, np.uint8), **self.beside}
         return encoded_bytes({"round": self._context.round, **blank})
 
-    def _unpack(self, message: Message, name: str) -> Report:
-        size = self._encoding.packed_size(self._dimension)
-        packed = take_array(message, name, "uint8", (size,))
-        try:
-            return self._encoding.unpack(packed, self._dimension)
-        except InvalidValue as error:
-            raise MessageInvalid(f"field {name}: {error}") from None
-
     def _aggregate(self) -> Aggregate:
         update = self._encoding.estimate(self._sums(), self.reports)
         if self._protection.settings.target == "weights":
@@ -283,7 +274,11 @@ class UnaryServerRound(_ServerRound):
 
     def _fold(self, client: ClientId, message: Message) -> None:
         only_fields(message, "round", "report")
-        self._encoding.add(self._running, self._unpack(message, "report"))
+        packed = take_array(message, "report", "uint8", (None,))
+        try:
+            self._encoding.add_packed(self._running, packed)
+        except InvalidValue as error:
+            raise MessageInvalid(f"field report: {error}") from None
 
     def _merge_sums(self, other: UnaryServerRound) -> None:
         self._running += other._running
@@ -314,7 +309,11 @@ class UnaryCohortRound(_ServerRound):
         token = take(message, "token", bytes)
         if len(token) != _TOKEN_BYTES:
             raise MessageInvalid("field token has the wrong length")
-        states = self._unpack(message, "states")
+        packed = take_array(message, "states", "uint8", (None,))
+        try:
+            states = self._encoding.unpack(packed, self._dimension)
+        except InvalidValue as error:
+            raise MessageInvalid(f"field states: {error}") from None
         if np.abs(states).max(initial=0) > self._encoding.cells:
             raise MessageInvalid("field states holds a state outside its range")
         self._cohort.add(states.astype(np.int16, copy=False))
@@ -346,15 +345,12 @@ class UnaryClientRound(OneReportClient):
         encoding = self._protection.encoding(self._accept(opening))
         job = self._protection.settings
         entropy, model = self._context.entropy, self._context.model
-        values = model.copy() if job.target == "weights" else np.zeros_like(update)
-        beyond = add_update(values, update, np.float32(job.clip))
-        if beyond < 0:
-            raise ClientWithheld("the update is not finite")
-        self.saturated = beyond / len(values)
+        start = model if job.target == "weights" else np.zeros_like(update)
         try:
-            states = encoding.encode(values, entropy)
+            states, beyond = encoding.encode_moved(start, update, entropy)
         except InvalidValue as error:
-            raise ClientWithheld(f"the model cannot be coded: {error}") from None
+            raise ClientWithheld(f"this cannot be coded: {error}") from None
+        self.saturated = beyond / len(update)
         if job.fidelity == "aggregate":
             packed, token = encoding.pack(states), entropy.token(_TOKEN_BYTES)
             return {"round": self._context.round, "states": packed, "token": token}

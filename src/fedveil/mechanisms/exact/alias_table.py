@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array, Float64s, Int32s, Uint32s, Uint64s
+from fedveil._arrays import Array, Bools, Float64s, Int32s, Uint32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 
@@ -80,10 +80,16 @@ class AliasTables:
 
     def draw_from(self, row: int, entropy: Entropy, out: Array) -> None:
         """Overwrite all of `out` with independent symbols from the one law `row`."""
-        rows = np.full(min(len(out), _BLOCK), row, np.int16)
+        entries = self._entries[row - self._first_row]
         for begin in range(0, len(out), _BLOCK):
             part = out[begin : begin + _BLOCK]
-            self._draw_block(rows[: len(part)], entropy, part)
+            words = np.empty(len(part), np.uint32)
+            entropy.fill(words)
+            ties = _pick_from(entries, self._bits, self._first_symbol, words, part)
+            undecided = np.flatnonzero(_tied(entries, self._bits, words)) if ties else ()
+            for i in undecided:
+                part[i] = self._decide(row - self._first_row, int(words[i]), entropy)
+                part[i] += self._first_symbol
 
     def _draw_block(
         self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array
@@ -210,3 +216,36 @@ def _pick(
             undecided[count] = i
             count += 1
     return count
+
+
+def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
+    """Which words begin as the thresholds of their columns do, in the one row `entries`."""
+    upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
+    tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper
+    return tied
+
+
+def _pick_from_numpy(
+    entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array
+) -> bool:
+    rows, undecided = np.zeros(len(words), np.int16), np.empty(len(words), np.int32)
+    return _pick_numpy(entries[np.newaxis], bits, 0, first_symbol, rows, words, out, undecided) > 0
+
+
+@compiled(_pick_from_numpy)
+def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
+    """As `_pick` from one row; whether there are draws that are not decided, which is seldom."""
+    column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
+    digit_mask = np.uint32((1 << (32 - bits)) - 1)
+    partner_mask = np.uint32((1 << bits) - 1)
+    ties = False
+    for i in range(len(words)):
+        word = words[i]
+        column = word >> column_shift
+        entry = entries[column]
+        digits = word & digit_mask
+        upper = entry >> upper_shift
+        symbol = np.int32(column) if digits < upper else np.int32(entry & partner_mask)
+        out[i] = symbol + first_symbol
+        ties |= digits == upper
+    return ties

@@ -16,17 +16,24 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array, Float64s, Int64s, Uint8s
+from fedveil._arrays import Array, Float32s, Float64s, Int64s, Uint8s
 from fedveil._validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.alias_table import AliasTables
 from fedveil.mechanisms.exact.biased_bits import double_above_q
 from fedveil.mechanisms.unary import code_bits
+from fedveil.mechanisms.unary.lies import MAX_LIES, LyingBits
 from fedveil.mechanisms.unary.release import UnaryRelease
-from fedveil.mechanisms.unary.rounding import States, nearest_states, stochastic_states
+from fedveil.mechanisms.unary.rounding import (
+    States,
+    add_update,
+    nearest_moved,
+    nearest_states,
+    stochastic_states,
+)
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
-from fedveil.packing import add, pack, packed_size, unpack
+from fedveil.packing import add, add_within, pack, packed_size, unpack
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 
@@ -42,6 +49,7 @@ MAX_CELLS = 4096
 MAX_EPS = 700.0
 #: Code bits drawn at once where `sum` has no tables.
 _BITS_AT_ONCE = 1 << 22
+_WRONG = "the packed report has the wrong length, padding or range"
 
 
 class UnaryEncoding:
@@ -56,7 +64,8 @@ class UnaryEncoding:
     estimate of the mean is the same.
 
     q is rounded up to a double and p = 1 - q (rr) has no rounding at all; with these two numbers
-    the law is exact, for `sum` by tables up to 127 cells and from the bits above.
+    the law is exact. `sum` is drawn from lie to lie where bits seldom lie, else by tables up to 127
+    cells and from the bits above.
 
     Privacy, pure, replace-one: two inputs of one parameter differ in two bits of its code, and
         rr:  2 eps per parameter, eps per single bit
@@ -134,6 +143,21 @@ class UnaryEncoding:
             raise InvalidValue("entropy = None: stochastic rounding draws from an entropy")
         return stochastic_states(values, self.cells, self.value_range, entropy)
 
+    def encode_moved(
+        self, start: Float32s, update: Float32s, entropy: Entropy
+    ) -> tuple[States, int]:
+        """The states of `start + update`, and how many of these values the clip changes.
+
+        Raises `InvalidValue` where the update is not finite, or a sum is NaN.
+        """
+        if self.rounding == "nearest":
+            return nearest_moved(start, update, self.cells, self.value_range)
+        values = start.copy()
+        beyond = add_update(values, update, np.float32(self.value_range))
+        if beyond < 0:
+            raise InvalidValue("the update is not finite")
+        return self.encode(values, entropy), beyond
+
     def values(self, states: States) -> Float64s:
         """The values that states stand for."""
         return states.astype(np.float64) * (self.value_range / self.cells)
@@ -155,11 +179,19 @@ class UnaryEncoding:
         if self.report == "bits":
             return self._codes(states, entropy)
         sums = np.empty(len(states), self.sum_dtype)
-        if self.cells <= MAX_TABLE_CELLS:
+        if self._lies is not None:
+            self._lies.draw(states, entropy, sums)
+        elif self.cells <= MAX_TABLE_CELLS:
             self._tables.draw(states, entropy, sums)
         else:
             self._sum_of_bits(states, entropy, sums)
         return sums
+
+    @functools.cached_property
+    def _lies(self) -> LyingBits | None:
+        """What draws S where bits seldom lie."""
+        few = 2 * self.cells * self.q <= MAX_LIES
+        return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
     @functools.cached_property
     def _tables(self) -> AliasTables:
@@ -286,6 +318,21 @@ class UnaryEncoding:
             return report
         return pack(report, -self.largest_sum, self.sum_bits)
 
+    def add_packed(self, running: Running, packed: Uint8s) -> None:
+        """Fold a packed report, of untrusted bytes, into the running Σ S of every parameter.
+
+        Raises `InvalidValue`, and adds nothing, for bytes that are not the packing of any report.
+        """
+        if self.report == "bits":
+            self.add(running, self.unpack(packed, len(running)))
+        elif not add_within(packed, *self._span, running):
+            raise InvalidValue(_WRONG)
+
+    @property
+    def _span(self) -> tuple[int, int, int]:
+        """The least and the largest S, and the bits that one takes on the wire."""
+        return -self.largest_sum, self.largest_sum, self.sum_bits
+
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
         """The report of a vector from untrusted bytes: the inverse of `pack`.
 
@@ -296,6 +343,6 @@ class UnaryEncoding:
                 raise InvalidValue("the packed report has the wrong length")
             return packed
         sums = np.empty(dimension, self.sum_dtype)
-        if not unpack(packed, -self.largest_sum, self.largest_sum, self.sum_bits, sums):
-            raise InvalidValue("the packed report has the wrong length, padding or range")
+        if not unpack(packed, *self._span, sums):
+            raise InvalidValue(_WRONG)
         return sums

@@ -29,6 +29,17 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
     return states
 
 
+def nearest_moved(
+    start: Float32s, update: Float32s, cells: int, value_range: float
+) -> tuple[States, int]:
+    """The nearest states of `start + update`, and how many of those lie beyond `value_range`."""
+    states = np.empty(len(update), np.int16)
+    beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
+    if beyond < 0:
+        raise InvalidValue("the update is not finite" if beyond == -1 else "values holds NaN")
+    return states, beyond
+
+
 def stochastic_states(
     values: npt.ArrayLike, cells: int, value_range: float, entropy: Entropy
 ) -> States:
@@ -115,6 +126,47 @@ def _nearest(values: _Values, cells: int, value_range: float, states: States) ->
         fine &= scaled == scaled
         states[i] = np.int16(min(max(np.rint(scaled), -cells), cells))
     return fine
+
+
+def _nearest_moved_numpy(
+    start: Float32s,
+    update: Float32s,
+    clip: np.float32,
+    cells: int,
+    value_range: float,
+    states: States,
+) -> int:
+    values = start.copy()
+    beyond: int = _add_update_numpy(values, update, clip)
+    if beyond < 0:
+        return -1
+    return beyond if _nearest_numpy(values, cells, value_range, states) else -2
+
+
+@compiled(_nearest_moved_numpy)
+def _nearest_moved(
+    start: Float32s,
+    update: Float32s,
+    clip: np.float32,
+    cells: int,
+    value_range: float,
+    states: States,
+) -> int:
+    """What `add_update` and `_nearest` do, in one loop; -1 or -2 where there are no states."""
+    most = np.float64(cells)
+    beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)
+    for i in range(len(states)):
+        value = start[i] + update[i]
+        beyond += np.int32(abs(value) > clip)
+        scaled = np.float64(value) * most / value_range
+        infinite |= np.int32(not abs(update[i]) < np.inf)
+        undefined |= np.int32(scaled != scaled)
+        state = np.rint(scaled)
+        state = state if state > -most else -most
+        states[i] = np.int16(np.int32(state if state < most else most))
+    if infinite:
+        return -1
+    return -2 if undefined else int(beyond)
 
 
 def _stochastic_numpy(
