@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
+from typing import TypeAlias
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from fedveil._kernels import HAVE_NUMBA
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.secagg.secret import SECRET_BYTES, Secret
@@ -30,6 +32,11 @@ _NONCE = bytes(12)
 #: Some 30 MB; pairs grow with the square of the clients.
 _MOST_KEPT = 1 << 17
 _ENDS = struct.Struct("<qq").pack
+#: So many agreements take longer than to load native code, or to compile it once.
+_WORTH_COMPILING = 1 << 13
+_agreed = 0
+
+Name: TypeAlias = tuple[object, ...]
 
 
 @cache
@@ -70,9 +77,16 @@ class Pairs:
 
     simulated = False
 
-    def once(self, name: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
-        """What `make` gives; `name` holds all that it is made of and both ends have."""
-        return make()
+    def agreed(self, mine: KeyPair, others: Sequence[bytes]) -> list[bytes]:
+        """The secret with each of the public keys; raises `InvalidValue` for one of low order."""
+        return [mine.agree(public_key(other)) for other in others]
+
+    def once(self, names: Sequence[Name], make: Callable[[list[int]], list[bytes]]) -> list[bytes]:
+        """What `make` gives for the places of some names, for all of them, in order.
+
+        A name holds all that its value is made of and both ends have.
+        """
+        return make([*range(len(names))])
 
 
 class BothEnds(Pairs):
@@ -85,16 +99,38 @@ class BothEnds(Pairs):
     simulated = True
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], bytes] = {}
+        self._kept: dict[Name, bytes] = {}
 
-    def once(self, name: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
-        found = self._kept.pop(name, None)
-        if found is not None:
-            return found
-        value = make()
-        if len(self._kept) < _MOST_KEPT:
-            self._kept[name] = value
-        return value
+    def agreed(self, mine: KeyPair, others: Sequence[bytes]) -> list[bytes]:
+        """Where there are many, the processor's wide instructions give the same bytes faster."""
+        if not _worth_compiling(len(others)):
+            return super().agreed(mine, others)
+        from fedveil.secagg import wide_x25519
+
+        if not wide_x25519.AVAILABLE:
+            return super().agreed(mine, others)
+        shared = wide_x25519.agreements([mine.secret.reveal()] * len(others), others)
+        if bytes(KEY_BYTES) in shared:
+            raise InvalidValue("a key of low order")
+        return shared
+
+    def once(self, names: Sequence[Name], make: Callable[[list[int]], list[bytes]]) -> list[bytes]:
+        kept = self._kept
+        found = [kept.pop(name, b"") for name in names]
+        missing = [place for place, value in enumerate(found) if not value]
+        if missing:
+            for place, value in zip(missing, make(missing), strict=True):
+                found[place] = value
+                if len(kept) < _MOST_KEPT:
+                    kept[names[place]] = value
+        return found
+
+
+def _worth_compiling(more: int) -> bool:
+    """Whether so many agreements more are enough for native code, of all that were made here."""
+    global _agreed
+    _agreed += more
+    return HAVE_NUMBA and _agreed > _WORTH_COMPILING
 
 
 @lru_cache(maxsize=1)
