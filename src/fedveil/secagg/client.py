@@ -190,7 +190,7 @@ class Client:
         return dict(zip(cipher_keys, self._pairs.once(names, make), strict=True))
 
     def _seal_keys(self, ends: list[tuple[int, int]]) -> dict[int, bytes]:
-        """By peer the key of a box that goes between it and this client, from sender to receiver."""
+        """The keys of the boxes from senders to receivers, by whoever is not this client."""
         view, channels = self._view, self._channels
         peers = [receiver if sender == self.client else sender for sender, receiver in ends]
         names = [(channels[peer], view, *end) for peer, end in zip(peers, ends, strict=True)]
