@@ -10,7 +10,7 @@ from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.message import Message, Value, only_fields, take
 from fedveil.packing import pack
 from fedveil.secagg import keys, phases, shamir
-from fedveil.secagg.keys import Identity, KeyPair, Pairs, pair_seed
+from fedveil.secagg.keys import Identity, KeyPair, Pairs
 from fedveil.secagg.masking import Ring, add_masks
 from fedveil.secagg.phases import Phase, as_ids, as_rows, as_table, take_ids, take_rows, take_table
 from fedveil.secagg.secret import SECRET_BYTES, Secret
@@ -166,17 +166,16 @@ class Client:
         ends = [(self.client, peer) for peer in members for _ in (SEED, KEY)]
         all_dealt = shamir.encode_shares(shares)
         tags = self._tagger.tags(ends, [SEED, KEY] * len(members), all_dealt)
+        del cipher_keys[self.client]
+        self._channels = self._agreed(cipher_keys)
         dealt = {
             peer: all_dealt[place * _DEALT_BYTES : (place + 1) * _DEALT_BYTES]
             for place, peer in enumerate(members)
         }
-        self._held[self.client] = dealt[self.client]
-        del cipher_keys[self.client]
-        self._channels = self._agreed(cipher_keys)
-        boxes = {self.client: bytes(phases.SEALED_BYTES)}
-        for peer, key in self._seal_keys([(self.client, peer) for peer in cipher_keys]).items():
-            boxes[peer] = keys.seal(key, self._view, self.client, peer, dealt[peer])
-        sealed = [boxes[peer] for peer in members]
+        self._held[self.client] = dealt.pop(self.client)
+        locks = [(self._channels[peer], self._view, self.client, peer) for peer in dealt]
+        sealed = self._pairs.sealed(locks, list(dealt.values()))
+        sealed.insert(members.index(self.client), bytes(phases.SEALED_BYTES))
         return {"sealed": as_rows(sealed, phases.SEALED_BYTES), "tags": as_rows(tags, TAG_BYTES)}
 
     def _agreed(self, cipher_keys: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -185,20 +184,9 @@ class Client:
         names = [(mine.public, k) if mine.public < k else (k, mine.public) for k in others]
 
         def make(places: list[int]) -> list[bytes]:
-            return self._pairs.agreed(mine, [others[place] for place in places])
+            return self._pairs.agreed(mine, [others[i] for i in places])
 
         return dict(zip(cipher_keys, self._pairs.once(names, make), strict=True))
-
-    def _seal_keys(self, ends: list[tuple[int, int]]) -> dict[int, bytes]:
-        """The keys of the boxes from senders to receivers, by whoever is not this client."""
-        view, channels = self._view, self._channels
-        peers = [receiver if sender == self.client else sender for sender, receiver in ends]
-        names = [(channels[peer], view, *end) for peer, end in zip(peers, ends, strict=True)]
-
-        def make(places: list[int]) -> list[bytes]:
-            return [keys.seal_key(*names[place]) for place in places]
-
-        return dict(zip(peers, self._pairs.once(names, make), strict=True))
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
         """Keep the neighbourhood's mask keys and their view; give its cipher keys. Check all."""
@@ -252,14 +240,10 @@ class Client:
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
         """Keep the shares that dealers have sealed for this client; those whose are none."""
-        refused = []
-        for dealer, key in self._seal_keys([(dealer, self.client) for dealer in sealed]).items():
-            dealt = keys.unseal(key, self._view, dealer, self.client, sealed[dealer])
-            if dealt is None:
-                refused.append(dealer)
-            else:
-                self._held[dealer] = dealt
-        return refused
+        locks = [(self._channels[dealer], self._view, dealer, self.client) for dealer in sealed]
+        dealt = dict(zip(sealed, self._pairs.opened(locks, list(sealed.values())), strict=True))
+        self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
+        return [dealer for dealer, shares in dealt.items() if shares is None]
 
     def _mask_vector(self, senders: list[int], vector: Array | None) -> Uint8s:
         if vector is None or vector.shape != (self.terms.length,):
@@ -274,18 +258,20 @@ class Client:
         return pack(lanes, 0, ring.bits)
 
     def _pair_seeds(self, peers: list[int]) -> list[bytes]:
-        """The seeds of the masks between this client and these."""
+        """The seeds of the masks between this client and these: as `keys.pair_seed`."""
         mine, view, me = self._mask, self._view, self.client
-        others = [(peer, self._mask_keys[peer]) for peer in peers]
-        own = (me, mine.public)
-        names = [(view, *own, *it) if me < it[0] else (view, *it, *own) for it in others]
+        others = [self._mask_keys[peer] for peer in peers]
+        ends = [(min(me, peer), max(me, peer)) for peer in peers]
+        own = mine.public
+        names = [
+            (view, *two, *((own, other) if two[0] == me else (other, own)))
+            for two, other in zip(ends, others, strict=True)
+        ]
 
         def make(places: list[int]) -> list[bytes]:
-            shared = self._pairs.agreed(mine, [others[place][1] for place in places])
-            return [
-                pair_seed(secret, view, me, peers[place])
-                for place, secret in zip(places, shared, strict=True)
-            ]
+            shared = self._pairs.agreed(mine, [others[i] for i in places])
+            locks = [(one, view, *ends[i]) for one, i in zip(shared, places, strict=True)]
+            return self._pairs.derived(keys.PAIR_MASK, locks)
 
         return self._pairs.once(names, make)
 
