@@ -97,6 +97,30 @@ def test_native_agreements_change_no_byte_of_a_simulated_round(
         assert natively_sent == sent
 
 
+@pytest.mark.parametrize("simulated", [True, False])
+def test_both_sides_of_a_simulation_mask_in_native_code_and_nobody_else(
+    simulated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    from fedveil.secagg import masking, wide_aes
+
+    if not wide_aes.AVAILABLE:
+        pytest.skip("not on this processor")
+    wide, real = list[int](), wide_aes.add_keystreams
+
+    def counted(vector: np.ndarray, seeds: list[tuple[bytes, bool]]) -> None:
+        wide.append(len(seeds))
+        real(vector, seeds)
+
+    monkeypatch.setattr(wide_aes, "add_keystreams", counted)
+    monkeypatch.setattr(masking, "_WORTH_COMPILING", 0)
+    played = Round(protection(simulated=simulated), updates()).play({"masked": {0}})
+    # Each of three survivors has a mask of its own and three with others; all of what is left of
+    # them comes off: three of their own, and three of the client that is silent.
+    assert wide == ([4, 4, 4, 3 + 3] if simulated else [])
+    assert played.server.aggregate().reports == 3
+
+
 class Round:
     """One round of a protection, with clients that may be silent from a phase on."""
 
