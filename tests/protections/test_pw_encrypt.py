@@ -48,8 +48,13 @@ def protection(clients: int = 4, **options: Any) -> PWEncrypt:
     return PWEncrypt(PWEncryptSettings(**options), JobContext(**context))
 
 
-def agreements(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[int, list[bytes]]:
-    """How many secrets four clients' keys agree on in a round, and all that the clients send."""
+def agreements(
+    monkeypatch: pytest.MonkeyPatch, *, worth: float = math.inf, **options: Any
+) -> tuple[int, list[bytes]]:
+    """How many secrets four clients' keys agree on in a round, and all that the clients send.
+
+    `worth`: after how many of them native code works them out, and none is counted.
+    """
     count = 0
     real = keys.KeyPair.agree
 
@@ -59,6 +64,7 @@ def agreements(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[int, li
         return real(self, public)
 
     monkeypatch.setattr(keys.KeyPair, "agree", counted)
+    monkeypatch.setattr(keys, "_WORTH_COMPILING", worth)
     sent = Round(protection(**options), updates()).play().sent
     return count, sent
 
@@ -74,6 +80,45 @@ def test_a_simulation_agrees_once_for_both_ends_of_a_pair_and_nobody_else_does(
     assert not keys.both_ends(0, 2)._kept  # every secret was taken by its second end
     monkeypatch.setattr(keys, "_MOST_KEPT", 1)  # ... and there is room for so many alone
     assert agreements(monkeypatch)[0] > together
+
+
+def test_native_agreements_change_no_byte_of_a_simulated_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("numba")
+    from fedveil.secagg import wide_x25519
+
+    if not wide_x25519.AVAILABLE:
+        pytest.skip("not on this processor")
+    for options in ({}, {"active_security": True}):
+        found, sent = agreements(monkeypatch, **options)
+        native, natively_sent = agreements(monkeypatch, worth=0, **options)
+        assert (found, native) == (2 * 6, 0)
+        assert natively_sent == sent
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_both_sides_of_a_simulation_mask_in_native_code_and_nobody_else(
+    simulated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    from fedveil.secagg import masking, wide_aes
+
+    if not wide_aes.AVAILABLE:
+        pytest.skip("not on this processor")
+    wide, real = list[int](), wide_aes.add_keystreams
+
+    def counted(vector: np.ndarray, seeds: list[tuple[bytes, bool]]) -> None:
+        wide.append(len(seeds))
+        real(vector, seeds)
+
+    monkeypatch.setattr(wide_aes, "add_keystreams", counted)
+    monkeypatch.setattr(masking, "_WORTH_COMPILING", 0)
+    played = Round(protection(simulated=simulated), updates()).play({"masked": {0}})
+    # Each of three survivors has a mask of its own and three with others; all of what is left of
+    # them comes off: three of their own, and three of the client that is silent.
+    assert wide == ([4, 4, 4, 3 + 3] if simulated else [])
+    assert played.server.aggregate().reports == 3
 
 
 class Round:

@@ -248,6 +248,7 @@ class MaskedServerRound:
             protection.graph_entropy(context.round),
             origin=protection.origin(context, words),
             processes=len(os.sched_getaffinity(0)),
+            simulated=protection.context.simulated,
         )
         self._context, self._words = context, words
         self._void: RoundVoid | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fedveil._arrays import Array, Signed, Uint8s
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.message import Message, Value, only_fields, take
 from fedveil.packing import pack
 from fedveil.secagg import keys, phases, shamir
-from fedveil.secagg.keys import Identity, KeyPair, Pairs, pair_seed, public_key
+from fedveil.secagg.keys import Identity, KeyPair, Pairs
 from fedveil.secagg.masking import Ring, add_masks
 from fedveil.secagg.phases import Phase, as_ids, as_rows, as_table, take_ids, take_rows, take_table
 from fedveil.secagg.secret import SECRET_BYTES, Secret
@@ -164,26 +166,27 @@ class Client:
         ends = [(self.client, peer) for peer in members for _ in (SEED, KEY)]
         all_dealt = shamir.encode_shares(shares)
         tags = self._tagger.tags(ends, [SEED, KEY] * len(members), all_dealt)
-        sealed = []
-        for place, peer in enumerate(members):
-            dealt = all_dealt[place * _DEALT_BYTES : (place + 1) * _DEALT_BYTES]
-            if peer == self.client:
-                self._held[peer] = dealt
-                sealed.append(bytes(phases.SEALED_BYTES))
-                continue
-            self._channels[peer] = self._agreed(self._cipher, cipher_keys[peer])
-            key = self._seal_key(peer, self.client, peer)
-            sealed.append(keys.seal(key, self._view, self.client, peer, dealt))
+        del cipher_keys[self.client]
+        self._channels = self._agreed(cipher_keys)
+        dealt = {
+            peer: all_dealt[place * _DEALT_BYTES : (place + 1) * _DEALT_BYTES]
+            for place, peer in enumerate(members)
+        }
+        self._held[self.client] = dealt.pop(self.client)
+        locks = [(self._channels[peer], self._view, self.client, peer) for peer in dealt]
+        sealed = self._pairs.sealed(locks, list(dealt.values()))
+        sealed.insert(members.index(self.client), bytes(phases.SEALED_BYTES))
         return {"sealed": as_rows(sealed, phases.SEALED_BYTES), "tags": as_rows(tags, TAG_BYTES)}
 
-    def _agreed(self, mine: KeyPair, other: bytes) -> bytes:
-        ends = (mine.public, other) if mine.public < other else (other, mine.public)
-        return self._pairs.once(ends, lambda: mine.agree(public_key(other)))
+    def _agreed(self, cipher_keys: Mapping[int, bytes]) -> dict[int, bytes]:
+        """The secret with each of the others, of the keys that shares are sealed with."""
+        mine, others = self._cipher, list(cipher_keys.values())
+        names = [(mine.public, k) if mine.public < k else (k, mine.public) for k in others]
 
-    def _seal_key(self, peer: int, sender: int, receiver: int) -> bytes:
-        shared, view = self._channels[peer], self._view
-        name = (shared, view, sender, receiver)
-        return self._pairs.once(name, lambda: keys.seal_key(shared, view, sender, receiver))
+        def make(places: list[int]) -> list[bytes]:
+            return self._pairs.agreed(mine, [others[i] for i in places])
+
+        return dict(zip(cipher_keys, self._pairs.once(names, make), strict=True))
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
         """Keep the neighbourhood's mask keys and their view; give its cipher keys. Check all."""
@@ -230,19 +233,17 @@ class Client:
         if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
         self._check_enough(len(sealed) + 1)
-        refused = [peer for peer, box in sealed.items() if not self._open(peer, box)]
+        refused = self._open(sealed)
         self._sharers = sorted([*sealed, self.client])
         self._view = vectors_view(self.terms, self._view, self._sharers, origin)
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
-    def _open(self, dealer: int, sealed: bytes) -> bool:
-        """Keep the shares that a dealer has sealed for this client, if that is what they are."""
-        key = self._seal_key(dealer, dealer, self.client)
-        dealt = keys.unseal(key, self._view, dealer, self.client, sealed)
-        if dealt is None:
-            return False
-        self._held[dealer] = dealt
-        return True
+    def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
+        """Keep the shares that dealers have sealed for this client; those whose are none."""
+        locks = [(self._channels[dealer], self._view, dealer, self.client) for dealer in sealed]
+        dealt = dict(zip(sealed, self._pairs.opened(locks, list(sealed.values())), strict=True))
+        self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
+        return [dealer for dealer, shares in dealt.items() if shares is None]
 
     def _mask_vector(self, senders: list[int], vector: Array | None) -> Uint8s:
         if vector is None or vector.shape != (self.terms.length,):
@@ -250,20 +251,29 @@ class Client:
         ring = Ring(self.terms.bits)
         lanes = ring.elements(vector, used_up=True)
         seeds = [(self._seed.reveal(), True)]
-        for peer in senders:
-            seeds.append((self._pair_seed(peer), self.client < peer))
+        for peer, seed in zip(senders, self._pair_seeds(senders), strict=True):
+            seeds.append((seed, self.client < peer))
         add_masks(lanes, seeds, simulated=self._pairs.simulated)
         ring.reduce(lanes)
         return pack(lanes, 0, ring.bits)
 
-    def _pair_seed(self, peer: int) -> bytes:
-        mine, raw, view, me = self._mask, self._mask_keys[peer], self._view, self.client
+    def _pair_seeds(self, peers: list[int]) -> list[bytes]:
+        """The seeds of the masks between this client and these: as `keys.pair_seed`."""
+        mine, view, me = self._mask, self._view, self.client
+        others = [self._mask_keys[peer] for peer in peers]
+        ends = [(min(me, peer), max(me, peer)) for peer in peers]
+        own = mine.public
+        names = [
+            (view, *two, *((own, other) if two[0] == me else (other, own)))
+            for two, other in zip(ends, others, strict=True)
+        ]
 
-        def make() -> bytes:
-            return pair_seed(mine.agree(public_key(raw)), view, me, peer)
+        def make(places: list[int]) -> list[bytes]:
+            shared = self._pairs.agreed(mine, [others[i] for i in places])
+            locks = [(one, view, *ends[i]) for one, i in zip(shared, places, strict=True)]
+            return self._pairs.derived(keys.PAIR_MASK, locks)
 
-        ends = (me, mine.public, peer, raw) if me < peer else (peer, raw, me, mine.public)
-        return self._pairs.once((view, *ends), make)
+        return self._pairs.once(names, make)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
         """Sign the list of survivors, and all else that this client was shown."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
+from typing import TypeAlias
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from fedveil._kernels import HAVE_NUMBA
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.secagg.secret import SECRET_BYTES, Secret
@@ -27,9 +29,18 @@ SEAL_BYTES = 16
 _ID_BYTES = 8
 # A `seal_key` seals one message and is forgotten: the nonce never meets its key again.
 _NONCE = bytes(12)
-#: Some 30 MB; pairs grow with the square of the clients.
+#: Some 60 MB; pairs grow with the square of the clients.
 _MOST_KEPT = 1 << 17
 _ENDS = struct.Struct("<qq").pack
+#: What is derived of a shared secret.
+PAIR_MASK, SEALED_SHARES = b"pair mask", b"sealed shares"
+#: So many agreements take longer than to load native code, or to compile it once.
+_WORTH_COMPILING = 1 << 13
+_agreed = 0
+
+Name: TypeAlias = tuple[object, ...]
+#: A shared secret, a view, and the two ends: who seals and who opens, or the smaller one first.
+Lock: TypeAlias = tuple[bytes, bytes, int, int]
 
 
 @cache
@@ -70,9 +81,32 @@ class Pairs:
 
     simulated = False
 
-    def once(self, name: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
-        """What `make` gives; `name` holds all that it is made of and both ends have."""
-        return make()
+    def agreed(self, mine: KeyPair, others: Sequence[bytes]) -> list[bytes]:
+        """The secret with each of the public keys; raises `InvalidValue` for one of low order."""
+        return [mine.agree(public_key(other)) for other in others]
+
+    def derived(self, label: bytes, locks: Sequence[Lock]) -> list[bytes]:
+        """Of each lock's secret what `pair_seed` or `seal_key` makes of it, by the label."""
+        return [_derive(secret, view, label + _ENDS(*ends)) for secret, view, *ends in locks]
+
+    def sealed(self, locks: Sequence[Lock], shares: Sequence[bytes]) -> list[bytes]:
+        """Shares in boxes, each under its `seal_key`."""
+        made = self.derived(SEALED_SHARES, locks)
+        boxes = zip(made, locks, shares, strict=True)
+        return [seal(key, *lock[1:], one) for key, lock, one in boxes]
+
+    def opened(self, locks: Sequence[Lock], boxes: Sequence[bytes]) -> list[bytes | None]:
+        """What `sealed` has sealed; None for whatever else is in a box."""
+        made = self.derived(SEALED_SHARES, locks)
+        sealed = zip(made, locks, boxes, strict=True)
+        return [unseal(key, *lock[1:], box) for key, lock, box in sealed]
+
+    def once(self, names: Sequence[Name], make: Callable[[list[int]], list[bytes]]) -> list[bytes]:
+        """What `make` gives for the places of some names, for all of them, in order.
+
+        A name holds all that its value is made of and both ends have.
+        """
+        return make([*range(len(names))])
 
 
 class BothEnds(Pairs):
@@ -85,16 +119,65 @@ class BothEnds(Pairs):
     simulated = True
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], bytes] = {}
+        self._kept: dict[Name, bytes] = {}
 
-    def once(self, name: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
-        found = self._kept.pop(name, None)
-        if found is not None:
-            return found
-        value = make()
+    def agreed(self, mine: KeyPair, others: Sequence[bytes]) -> list[bytes]:
+        """Where there are many, the processor's wide instructions give the same bytes faster."""
+        if _worth_compiling(len(others)):
+            from fedveil.secagg import wide_x25519
+
+            if wide_x25519.AVAILABLE:
+                shared = wide_x25519.agreements([mine.secret.reveal()] * len(others), others)
+                if bytes(KEY_BYTES) in shared:
+                    raise InvalidValue("a key of low order")
+                return shared
+        return super().agreed(mine, others)
+
+    def derived(self, label: bytes, locks: Sequence[Lock]) -> list[bytes]:
+        """As `agreed`."""
+        if _worth_compiling(0) and len({view for _, view, *_ in locks}) == 1:
+            from fedveil.secagg import wide_hkdf
+
+            if wide_hkdf.AVAILABLE:
+                return wide_hkdf.derived(label, locks)
+        return super().derived(label, locks)
+
+    def sealed(self, locks: Sequence[Lock], shares: Sequence[bytes]) -> list[bytes]:
+        boxes = super().sealed(locks, shares)
+        for lock, box, one in zip(locks, boxes, shares, strict=True):
+            self._keep((*lock, box), one)
+        return boxes
+
+    def opened(self, locks: Sequence[Lock], boxes: Sequence[bytes]) -> list[bytes | None]:
+        """Nothing that this process has sealed, for these ends and so, is opened once more."""
+        kept = self._kept
+        found = [kept.pop((*lock, box), None) for lock, box in zip(locks, boxes, strict=True)]
+        unknown = [place for place, one in enumerate(found) if one is None]
+        rest = super().opened([locks[i] for i in unknown], [boxes[i] for i in unknown])
+        for place, one in zip(unknown, rest, strict=True):
+            found[place] = one
+        return found
+
+    def once(self, names: Sequence[Name], make: Callable[[list[int]], list[bytes]]) -> list[bytes]:
+        kept = self._kept
+        found = [kept.pop(name, b"") for name in names]
+        missing = [place for place, value in enumerate(found) if not value]
+        if missing:
+            for place, value in zip(missing, make(missing), strict=True):
+                found[place] = value
+                self._keep(names[place], value)
+        return found
+
+    def _keep(self, name: Name, value: bytes) -> None:
         if len(self._kept) < _MOST_KEPT:
             self._kept[name] = value
-        return value
+
+
+def _worth_compiling(more: int) -> bool:
+    """Whether so many agreements more are enough for native code, of all that were made here."""
+    global _agreed
+    _agreed += more
+    return HAVE_NUMBA and _agreed > _WORTH_COMPILING
 
 
 @lru_cache(maxsize=1)
@@ -124,12 +207,12 @@ def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
     keys, info a label and both identities, the smaller first.
     """
     low, high = min(one, other), max(one, other)
-    return _derive(shared, view, b"pair mask" + _ENDS(low, high))
+    return _derive(shared, view, PAIR_MASK + _ENDS(low, high))
 
 
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
     """The key of one sealed message, the same on both sides."""
-    return _derive(shared, view, b"sealed shares" + _ENDS(sender, receiver))
+    return _derive(shared, view, SEALED_SHARES + _ENDS(sender, receiver))
 
 
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:

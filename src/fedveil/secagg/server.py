@@ -33,7 +33,7 @@ class Server:
     not answered when `advance` closes a phase has dropped out. `advance` raises `RoundVoid`
     where too few are left, and the sum is never unmasked. `entropy` draws the sparse graph, and
     who goes on where more clients are there than may share secrets. `origin`: as a client's.
-    `processes`: how many the unmasking may use.
+    `processes`: how many the unmasking may use. `simulated`: nobody is to be kept from anything.
 
     Memory: the sum, and for each client and neighbour a sealed pair of shares until they are
     passed on, two tags, and in the end one share.
@@ -50,12 +50,14 @@ class Server:
         *,
         origin: bytes = b"",
         processes: int = 1,
+        simulated: bool = False,
     ) -> None:
         self.terms = terms
         self.ring = Ring(terms.bits)
         self._entropy = entropy
         self._origin = origin
         self._processes = integer("processes", processes, 1)
+        self._simulated = simulated
         self._cohort = frozenset(cohort)
         self._state = server_state(terms.active_security)
         self._asked: frozenset[int] = self._cohort
@@ -307,6 +309,7 @@ class Server:
             [secrets[client] for client in sorted(self.survivors)],
             pairs,
             {client: self._public[client][1] for client in sorted(self.survivors)},
+            self._simulated,
         )
 
 

@@ -27,13 +27,14 @@ class Masks:
 
     `view`: the digest of what clients were shown. `seeds`: the seeds of the survivors' own masks.
     `pairs`: for each client that dropped out, its mask key and the survivors that masked with it.
-    `public`: the survivors' public mask keys.
+    `public`: the survivors' public mask keys. `simulated`: as `add_masks` has it.
     """
 
     view: bytes
     seeds: Sequence[Secret]
     pairs: Mapping[int, tuple[Secret, Sequence[int]]]
     public: Mapping[int, bytes]
+    simulated: bool = False
 
     def remove_from(self, total: Lanes, ring: Ring, helpers: Sequence[Helper] = ()) -> None:
         """Take the masks off; each helper does as much as this process."""
@@ -49,7 +50,8 @@ class Masks:
         parts = []
         for i in range(count):
             pairs = {client: (key, peers[i::count]) for client, (key, peers) in self.pairs.items()}
-            parts.append(Masks(self.view, self.seeds[i::count], pairs, self.public))
+            seeds = self.seeds[i::count]
+            parts.append(Masks(self.view, seeds, pairs, self.public, self.simulated))
         return parts
 
     def _remove(self, total: Lanes) -> None:
@@ -62,9 +64,9 @@ class Masks:
                 # The survivor has added the mask where its number is the smaller one.
                 signed.append((seed, client < peer))
             if len(signed) > _SEEDS_AT_ONCE:
-                add_masks(total, signed)
+                add_masks(total, signed, simulated=self.simulated)
                 signed.clear()
-        add_masks(total, signed)
+        add_masks(total, signed, simulated=self.simulated)
 
     def to_message(self, ring: Ring, length: int) -> Message:
         """This work, on a vector of that length, for a helper process."""
