@@ -33,7 +33,8 @@ Charge: TypeAlias = tuple[PrivacyLoss, int]
 
 #: More releases of one kind than this are composed by Rényi divergences alone.
 _MAX_COUNT = 10**12
-#: Share of delta that may stand for errors before a second tilt is tried.
+#: Share of delta that may stand for errors before a second tilt is tried; where epsilon is large,
+#: the share that is as much of it.
 _DOUBT = 1e-5
 
 
@@ -221,7 +222,8 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
     for tilt in tilts:
         found, doubt = _untilt(groups, delta, *_total(groups, tilt), epsilon)
         epsilon = min(epsilon, found)
-        if doubt < _DOUBT:
+        # Near there delta falls by e^-tilt for each unit of epsilon, with the last of the tilts.
+        if doubt < _DOUBT * max(1.0, tilts[-1] * epsilon):
             break
     return epsilon
 

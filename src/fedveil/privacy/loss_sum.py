@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -56,14 +57,21 @@ class Tilted:
 
         Runs of 16 neighbours count as one, at the end where the exponential is larger.
         """
-        size = len(self.weights)
-        run = 16 if size > 1024 else 1
-        weights = np.add.reduceat(self.weights, np.arange(0, size, run))
-        outer = np.arange(0, size, run) + (run - 1 if order > 0 else 0)
-        some = weights > 0
-        exponents = np.log(weights[some]) + order * (self.origin + self.step * outer[some])
+        logarithms, lowest, highest = self._runs
+        exponents = logarithms + order * (highest if order > 0 else lowest)
         largest = float(exponents.max())
         return largest + math.log(float(np.exp(exponents - largest).sum()))
+
+    @cached_property
+    def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
+        """The logarithm of each run's weight, and its lowest and its highest loss."""
+        size = len(self.weights)
+        run = 16 if size > 1024 else 1
+        weights: Float64s = np.add.reduceat(self.weights, np.arange(0, size, run))
+        lowest = self.losses[::run]
+        highest = lowest + self.step * (run - 1)
+        some = weights > 0
+        return np.log(weights[some]), lowest[some], highest[some]
 
     def variance(self) -> float:
         """The variance of the tilted loss."""
@@ -164,9 +172,28 @@ def _window(parts: Sequence[Part]) -> tuple[float, float]:
     deviation = math.sqrt(math.fsum(n * p.variance() for p, n in parts))
     if deviation <= 1e-12 * (highest - lowest):
         return lowest, highest
-    low, high = lowest, highest
-    for factor in _FACTORS:
-        order = factor * math.sqrt(2 * _LOG_TAIL) / deviation
-        high = min(high, (math.fsum(n * p.log_moment(order) for p, n in parts) + _LOG_TAIL) / order)
-        low = max(low, -(math.fsum(n * p.log_moment(-order) for p, n in parts) + _LOG_TAIL) / order)
-    return low, high
+    orders = [factor * math.sqrt(2 * _LOG_TAIL) / deviation for factor in _FACTORS]
+
+    def bound(order: float) -> float:
+        return (math.fsum(n * p.log_moment(order) for p, n in parts) + _LOG_TAIL) / order
+
+    high = _lowest(bound, orders)
+    low = -_lowest(lambda order: -bound(-order), orders)
+    return max(low, lowest), min(high, highest)
+
+
+def _lowest(bound: Callable[[float], float], orders: Sequence[float]) -> float:
+    """The lowest of the bounds at these orders, of which each holds.
+
+    One begins where a Gaussian has the lowest and goes down: a moment's logarithm is convex, so
+    that behind a higher one none is lower.
+    """
+    first = _FACTORS.index(1.0)
+    best = bound(orders[first])
+    for way in (orders[first + 1 :], orders[:first][::-1]):
+        for order in way:
+            value = bound(order)
+            if not value < best:
+                break
+            best = value
+    return best
