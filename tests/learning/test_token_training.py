@@ -83,14 +83,33 @@ def test_the_built_in_model_and_its_two_ways_of_summing() -> None:
 
 
 @natively
-def test_a_transformer_in_front_of_a_single_row_of_scores() -> None:
+@pytest.mark.parametrize("length", [LENGTH, 64])  # 64 rows of 16 are 4 kB, which get a gap
+@pytest.mark.parametrize("kind", [0, 13, 15])
+def test_a_transformer_in_front_of_a_single_row_of_scores(kind: int, length: int) -> None:
     torch.manual_seed(0)
-    layers = (transformer_layer(WIDTH, 13), nn.Flatten())
-    model = nn.Sequential(nn.Embedding(TOKENS, WIDTH), *layers, nn.Linear(LENGTH * WIDTH, 5))
-    (client,) = of_words(clients((LENGTH,), 5, (6,)))
+    layers = (transformer_layer(WIDTH, kind), nn.Flatten())
+    model = nn.Sequential(nn.Embedding(TOKENS, WIDTH), *layers, nn.Linear(length * WIDTH, 5))
+    (client,) = of_words(clients((length,), 5, (9,)))
     client = replace(client, y=client.y[:, 0].clamp(0, 4))
-    trained_as_torch_trains(model, (LENGTH,), plan(), [client])
-    assert not compiled(model, plan_of_words()).serves((LENGTH,))
+    trained_as_torch_trains(model, (length,), plan(), [client])
+    assert not compiled(model, plan_of_words()).serves((length,))
+
+
+@natively
+def test_rows_of_4_kb() -> None:
+    wide, narrow = nn.Linear(WIDTH, 1024), nn.Linear(1024, WIDTH)
+    model = of_layers(CausalLayer(WIDTH, 2, 1024), wide, nn.ReLU(), narrow)
+    cohort = of_words(clients((LENGTH,), 5, (6,)))
+    trained_as_torch_trains(model, (LENGTH,), plan_of_words(), cohort)
+
+
+@natively
+def test_a_norm_that_divides_by_zero_gives_what_torch_gives() -> None:
+    model = of_layers(nn.LayerNorm(WIDTH, eps=0.0))
+    nn.init.constant_(model[0].weight, 0.5)
+    cohort, chosen = of_words(clients((LENGTH,), 5, (6,))), plan_of_words(epochs=1)
+    found = train(compiled(model, chosen), model, cohort)
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(by_loop(model, chosen, cohort)))
 
 
 @natively
@@ -143,6 +162,13 @@ def replaced() -> nn.Module:
     return layer
 
 
+def narrower() -> nn.Module:
+    """What torch itself refuses to add."""
+    layer = transformer_layer(WIDTH, 1)
+    layer.linear2 = nn.Linear(24, 8)
+    return nn.Sequential(layer, nn.Linear(8, WIDTH))
+
+
 def inherited() -> nn.Module:
     class Own(CausalLayer):
         pass
@@ -160,6 +186,7 @@ def test_a_layer_that_is_not_torchs_plain_one_is_the_loops(made: Callable[[], nn
     ("layers", "length"),
     [
         ((CausalLayer(WIDTH, 4, 24),), LENGTH),  # heads of four numbers
+        ((narrower(),), LENGTH),
         ((CausalLayer(WIDTH, 2, 20),), LENGTH),  # rows that fill no vectors
         ((Positions(LENGTH, WIDTH),), LENGTH + 1),
         ((CausalLayer(WIDTH, 2, 24),), 513),

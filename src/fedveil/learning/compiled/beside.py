@@ -9,10 +9,13 @@ from fedveil.learning.compiled.native import OPERATION, native
 
 
 @compiled()
-def _add(m: Float32s, op: Int64s, count: int, to: int, begin: int, also: bool) -> None:
-    """Copy what begins there, of each example, to what begins at `to`; `also`: add it."""
+def _add(m: Float32s, op: Int64s, count: int, back: bool, also: bool) -> None:
+    """Copy each example's x to its y, or `back` the gradients; `also`: add it to what is there."""
     for n in range(count):
-        a, b = begin + n * op[f.XS], to + n * op[f.YS]
+        if back:
+            a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
+        else:
+            a, b = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
         for i in range(op[f.RUN]):
             m[b + i] = m[a + i] + m[b + i] if also else m[a + i]
 
@@ -22,7 +25,7 @@ def branch(
     m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
 ) -> None:
     """y = x."""
-    _add(m, op, count, op[f.Y], op[f.X], False)
+    _add(m, op, count, False, False)
 
 
 @native(OPERATION)
@@ -30,7 +33,7 @@ def branch_back(
     m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
 ) -> None:
     """dx, which the join has begun, and dy."""
-    _add(m, op, count, op[f.DX], op[f.DY], True)
+    _add(m, op, count, True, True)
 
 
 @native(OPERATION)
@@ -38,7 +41,7 @@ def join(
     m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
 ) -> None:
     """y + x, of the x that was copied."""
-    _add(m, op, count, op[f.Y], op[f.X], True)
+    _add(m, op, count, False, True)
 
 
 @native(OPERATION)
@@ -46,7 +49,7 @@ def join_back(
     m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
 ) -> None:
     """dx = dy."""
-    _add(m, op, count, op[f.DX], op[f.DY], False)
+    _add(m, op, count, True, False)
 
 
 @native(OPERATION)

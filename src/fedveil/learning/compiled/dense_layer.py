@@ -12,6 +12,12 @@ from fedveil.learning.compiled.row_passes import add_rows
 
 
 @compiled()
+def _up(count: int) -> int:
+    """Filled up to whole vectors."""
+    return (count + 7) // 8 * 8
+
+
+@compiled()
 def _shares(op: Int64s, count: int) -> tuple[int, int, int, int]:
     """How many products there are, of how many rows, and from a row of x and of y to the next."""
     runs, xs, ys = op[f.RUNS], op[f.C], op[f.OC]
@@ -70,7 +76,7 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
     else:
         call(
             op[f.PRODUCT], m, dx, xs, m, 0, -1, m, dy, ys, 1, 0,
-            m, op[f.WEIGHT], op[f.ROW], 0, rows, op[f.ROW], op[f.OC], 1,
+            m, op[f.WEIGHT], op[f.ROW], 0, rows, _up(op[f.C]), op[f.OC], 1,
         )  # fmt: skip
 
 
@@ -98,10 +104,10 @@ def dense_back(
         if _has_zeros(m, a, am, b, bm, rows, outputs, inputs):
             call(
                 op[f.PRODUCT_OF_FEW], m, weight, row, m, a, 1, am, m, b, bm,
-                outputs, row, rows, w, op[f.LISTS], m, op[f.VALUES],
+                outputs, _up(inputs), rows, w, op[f.LISTS], m, op[f.VALUES],
             )  # fmt: skip
         else:
             call(
                 op[f.PRODUCT], m, weight, row, m, weight, row, m, a, 1, am, 0,
-                m, b, bm, 0, outputs, row, rows, 1,
+                m, b, bm, 0, outputs, _up(inputs), rows, 1,
             )  # fmt: skip

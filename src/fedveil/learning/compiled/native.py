@@ -40,8 +40,10 @@ call: Any = _call
 
 
 class Native:
-    """A loop over pointers; in `arguments` F is a pointer to floats, I to int32, L to int64,
-    d a float64, and i an int64."""
+    """A loop over pointers, in which x / 0 is what it is to torch.
+
+    In `arguments` F is a pointer to floats, I to int32, L to int64, d a float64, and i an int64.
+    """
 
     def __init__(self, loop: Callable[..., None], arguments: str) -> None:
         self._loop = loop
@@ -59,9 +61,9 @@ class Native:
             signature = types.void(*(which[a] for a in self._arguments))
             loop = with_jitted_names(self._loop)
             try:
-                made = cfunc(signature, cache=True)(loop)
+                made = cfunc(signature, cache=True, error_model="numpy")(loop)
             except RuntimeError:  # nowhere to keep it
-                made = cfunc(signature)(loop)
+                made = cfunc(signature, error_model="numpy")(loop)
             self._made[floats.name] = made
         address: int = self._made[floats.name].address
         return address

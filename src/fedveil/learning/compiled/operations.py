@@ -91,7 +91,7 @@ class Op:
         if not isinstance(self.layer, nn.Linear) or not self.y.rows:
             return False
         inputs, outputs = self.layer.in_features, self.layer.out_features
-        return outputs > inputs and outputs == filled(outputs)
+        return outputs > inputs and outputs == up(outputs)
 
     def weights(self) -> list[tuple[nn.Parameter, int, Sequence[int]]]:
         """Each weight, its entries here, and for four dimensions the size and the steps there and
@@ -142,7 +142,9 @@ def follow(
             _need(not ops and form == ROW)
             form = TOKENS
         if isinstance(layer, Join):
-            ops.append(Op(f.JOIN, layer, None, aside.pop(), value))
+            other = aside.pop()
+            _need(other.shape == value.shape)
+            ops.append(Op(f.JOIN, layer, None, other, value))
             continue
         kind, y = _after(layer, pool, value, form)
         ops.append(Op(kind, layer, pool, value, y))
@@ -169,13 +171,13 @@ def _after(layer: nn.Module, pool: nn.Module | None, x: Value, form: str) -> tup
             return f.BRANCH, _rows(x.shape[0], x.shape[2])
         case Heads():
             width = x.shape[2] // 3
-            _need(width // layer.heads == filled(width // layer.heads))
+            _need(width // layer.heads == up(width // layer.heads))
             _need(x.shape[0] <= _LONGEST)
             return f.ATTENTION, _rows(x.shape[0], width)
         case nn.Linear():
             inputs, outputs = layer.in_features, layer.out_features
             if form == TOKENS:  # which lie without a gap, so that their rows must fill vectors
-                _need(x.shape[2] == inputs == filled(inputs))
+                _need(x.shape[2] == inputs == up(inputs))
                 return f.DENSE, _rows(x.shape[0], outputs)
             _need(form == ROW and prod(x.shape) == inputs)
             return f.DENSE, Value((1, 1, outputs), apart=True)
