@@ -233,9 +233,12 @@ def test_of_a_secret_cohort_the_clip_says_nothing_of_its_size() -> None:
 @BOTH
 def test_the_audit_tries_it(name: str) -> None:
     (case,) = (case for case in find(name).audit_cases(1.0) if "shortened" in case.name)
-    tries = [case.audit(10_000) for _ in range(3)]  # one in some hundred finds nothing by chance
-    assert not any(found.refuted for found in tries)
-    assert any(found.bound > 0 for found in tries)
+    for _ in range(3):  # one try in some hundred finds nothing by chance
+        found = case.audit(10_000)
+        assert not found.refuted
+        if found.bound > 0:
+            return
+    pytest.fail("three tries told nothing apart: the game is one that nobody can win")
 
 
 def job(name: str, **blocks: Any) -> Job:
