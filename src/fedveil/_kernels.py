@@ -17,17 +17,18 @@ _REORDER = {"contract", "reassoc", "nsz"}
 
 
 def compiled(
-    fallback: Callable[..., object] | None = None, *, reorder: bool = False
+    fallback: Callable[..., object] | None = None, *, reorder: bool = False, numbers: bool = False
 ) -> Callable[[Loop], Loop]:
     """Compile the decorated loop with numba, or use `fallback`, which computes the same bytes.
 
     Where that is None the loop runs as it is: ask `HAVE_NUMBA` before a long one. With `reorder`
     it is free to fuse and to reorder its sums as a BLAS does: its last bits are those of the
-    machine kind.
+    machine kind. With `numbers` all that it meets are numbers: NaN gives anything.
     """
 
     def choose(loop: Loop) -> Loop:
-        chosen: Any = _Kernel(loop, fallback, reorder) if HAVE_NUMBA else fallback or loop
+        free = (_REORDER if reorder else set()) | ({"nnan", "nsz"} if numbers else set())
+        chosen: Any = _Kernel(loop, fallback, free) if HAVE_NUMBA else fallback or loop
         result: Loop = chosen
         return result
 
@@ -37,9 +38,9 @@ def compiled(
 class _Kernel:
     """A loop that numba is asked for when it is first called: numba is slow to import."""
 
-    def __init__(self, loop: Any, fallback: Callable[..., object] | None, reorder: bool) -> None:
+    def __init__(self, loop: Any, fallback: Callable[..., object] | None, free: set[str]) -> None:
         self._loop = loop
-        self._options: Any = {"nogil": True, "fastmath": _REORDER if reorder else False}
+        self._options: Any = {"nogil": True, "fastmath": free or False}
         self.numpy_path = fallback  # the tests compare the two
 
     def __call__(self, *arguments: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from fedveil._arrays import Float32s
@@ -16,11 +15,12 @@ from fedveil._kernels import compiled
 from fedveil.learning.compiled.row_passes import total
 
 _types: Any = types
-_cgutils: Any = cgutils
 
 #: log 2 in two parts, of which the first has so few digits that whole multiples are exact.
 _LOG_2, _LOG_2_REST = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_PER_LOG_2, _HALF, _ONE = np.float32(1 / math.log(2)), np.float32(0.5), np.float32(1)
+_PER_LOG_2, _ONE = np.float32(1 / math.log(2)), np.float32(1)
+#: A number that is added to it is rounded to a whole one: there are no more digits.
+_SHIFT = np.float32(1.5 * 2**23)
 #: Below it e^x is less than any float32 of full precision: it counts as nothing.
 _LOWEST = np.float32(-87.0)
 #: (e^r - 1 - r) / r^2 on |r| <= log(2) / 2, from its highest power on, to a float's last digit.
@@ -32,16 +32,14 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 @intrinsic
-def _two_to(typing: Any, power: Any) -> Any:
-    """2 to a whole number from -126 to 127, as the float whose exponent that is."""
+def _two_to(typing: Any, shifted: Any) -> Any:
+    """2 to a whole number from -126 to 127 that was added to `_SHIFT`, as the float it is."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        bits, single = ir.IntType(32), ir.FloatType()
-        whole = _cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(bits, [single]), "llvm.fptosi.sat.i32.f32"
-        )
-        exponent = builder.add(builder.call(whole, given), bits(127))
-        return builder.bitcast(builder.shl(exponent, bits(23)), single)
+        bits = ir.IntType(32)
+        low = builder.bitcast(given[0], bits)  # the last bits of the sum are those of the number
+        exponent = builder.add(low, bits(127 - int(_SHIFT.view(np.int32))))
+        return builder.bitcast(builder.shl(exponent, bits(23)), ir.FloatType())
 
     return _types.float32(_types.float32), generate
 
@@ -60,13 +58,30 @@ def _compiled_power(x: Any) -> Any:
         return math.exp(x)
 
     def single(x: Any) -> Any:
-        whole = np.floor(x * _PER_LOG_2 + _HALF)
+        shifted = x * _PER_LOG_2 + _SHIFT
+        whole = shifted - _SHIFT
         r = x - whole * _LOG_2 - whole * _LOG_2_REST
         curve = ((((_P5 * r + _P4) * r + _P3) * r + _P2) * r + _P1) * r + _P0
-        value = (curve * r * r + r + _ONE) * _scale(whole)
+        value = (curve * r * r + r + _ONE) * _scale(shifted)
         return np.float32(0) if x < _LOWEST else value
 
     return single if x == _types.float32 else double
+
+
+@compiled(numbers=True)
+def _highest_number(m: Float32s, begin: int, count: int) -> float:
+    highest = m[begin]
+    for i in range(begin, begin + count):
+        highest = max(highest, m[i])
+    return highest  # type: ignore[no-any-return]
+
+
+@compiled(reorder=True)
+def _are_finite(m: Float32s, begin: int, count: int) -> bool:
+    odd = np.float32(0)
+    for i in range(begin, begin + count):
+        odd += m[i] * np.float32(0)
+    return odd == 0  # type: ignore[no-any-return]
 
 
 @compiled()
@@ -76,11 +91,17 @@ def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> 
     A number that is none makes all of them so.
     """
     highest = m[begin]
-    for i in range(begin, begin + count):
-        if m[i] > highest or m[i] != m[i]:
-            highest = m[i]
+    if _are_finite(m, begin, count):
+        highest = _highest_number(m, begin, count)
+    else:
+        for i in range(begin, begin + count):
+            if m[i] > highest or m[i] != m[i]:
+                highest = m[i]
     for i in range(count):
-        m[to + i] = scale * (m[begin + i] - highest)
+        m[to + i] = m[begin + i] - highest
+    if scale != 1.0:
+        for i in range(to, to + count):
+            m[i] *= scale
     for i in range(to, to + count):
         m[i] = _power(m[i])
     return total(m, to, count)
