@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import ROUND_UP, Decimal, localcontext
-from functools import lru_cache
-from typing import ClassVar, get_args
+from functools import lru_cache, partial
+from typing import ClassVar, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._arrays import Uint8s
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
@@ -36,6 +37,8 @@ from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.protections.unary_settings import UnarySettings
 from fedveil.rounds.answers import ClientId
+
+T = TypeVar("T")
 
 _TOKEN_BYTES = 32
 _AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(E[+-]?[0-9]{1,4})?")
@@ -243,6 +246,14 @@ class _ServerRound(OneReportRound):
         blank: dict[str, Value] = {self.packed: np.empty(size, np.uint8), **self.beside}
         return encoded_bytes({"round": self._context.round, **blank})
 
+    def _read(self, message: Message, name: str, read: Callable[[Uint8s], T]) -> T:
+        """What is made of the packed numbers of a field."""
+        packed = take_array(message, name, "uint8", (None,))
+        try:
+            return read(packed)
+        except InvalidValue as error:
+            raise MessageInvalid(f"field {name}: {error}") from None
+
     def _aggregate(self) -> Aggregate:
         update = self._encoding.estimate(self._sums(), self.reports)
         if self._protection.settings.target == "weights":
@@ -274,11 +285,7 @@ class UnaryServerRound(_ServerRound):
 
     def _fold(self, client: ClientId, message: Message) -> None:
         only_fields(message, "round", "report")
-        packed = take_array(message, "report", "uint8", (None,))
-        try:
-            self._encoding.add_packed(self._running, packed)
-        except InvalidValue as error:
-            raise MessageInvalid(f"field report: {error}") from None
+        self._read(message, "report", partial(self._encoding.add_packed, self._running))
 
     def _merge_sums(self, other: UnaryServerRound) -> None:
         self._running += other._running
@@ -309,11 +316,8 @@ class UnaryCohortRound(_ServerRound):
         token = take(message, "token", bytes)
         if len(token) != _TOKEN_BYTES:
             raise MessageInvalid("field token has the wrong length")
-        packed = take_array(message, "states", "uint8", (None,))
-        try:
-            states = self._encoding.unpack(packed, self._dimension)
-        except InvalidValue as error:
-            raise MessageInvalid(f"field states: {error}") from None
+        unpack = partial(self._encoding.unpack, dimension=self._dimension)
+        states = self._read(message, "states", unpack)
         if np.abs(states).max(initial=0) > self._encoding.cells:
             raise MessageInvalid("field states holds a state outside its range")
         self._cohort.add(states.astype(np.int16, copy=False))

@@ -11,31 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import config, types
-from numba.core import cgutils
+from llvmlite import ir
+from numba import types
 from numba.extending import intrinsic
 
 from fedveil._arrays import Array, Bools, Uint32s
 from fedveil._kernels import compiled
+from fedveil.secagg.wide_code import has_instructions, instruction
 
-_features = binding.get_host_cpu_features()
-_told: Any = config
-#: Whether this processor has what is asked of it here, and numba compiles for it and no other.
-AVAILABLE = not (_told.CPU_NAME or _told.CPU_FEATURES) and all(
-    _features.get(name) for name in ("vaes", "avx512f", "avx512bw", "aes")
-)
+AVAILABLE = has_instructions("vaes", "avx512f", "avx512bw", "aes")
 _ROUNDS, _WORDS = 14, 60
 _GROUP_BYTES, _STRETCH_BYTES = 256, 1 << 15
 
-_cgutils: Any = cgutils
 _INT, _HALF = ir.IntType(64), ir.IntType(32)
 _BLOCK, _FOUR = ir.VectorType(_INT, 2), ir.VectorType(_INT, 8)
-
-
-def _instruction(builder: Any, name: str, kind: Any, *operands: Any) -> Any:
-    function = ir.FunctionType(kind, [kind] * len(operands))
-    return builder.call(_cgutils.get_or_insert_function(builder.module, function, name), operands)
 
 
 def _substitution(typing: Any, word: Any) -> Any:
@@ -47,7 +36,7 @@ def _substitution(typing: Any, word: Any) -> Any:
             wide = builder.insert_element(wide, arguments[0], _HALF(place))
         block = builder.bitcast(wide, _BLOCK)
         zero = ir.Constant(_BLOCK, None)
-        block = _instruction(builder, "llvm.x86.aesni.aesenclast", _BLOCK, block, zero)
+        block = instruction(builder, "llvm.x86.aesni.aesenclast", _BLOCK, block, zero)
         return builder.extract_element(builder.bitcast(block, wide.type), _HALF(0))
 
     return types.uint32(types.uint32), code
@@ -83,14 +72,14 @@ def _addition(typing: Any, vector: Any, at: Any, keys: Any, key: Any, first: Any
         def counters(start: int) -> Any:
             behind = [n for i in range(4) for n in (0, start + i)]
             numbers = builder.add(number, ir.Constant(_FOUR, behind))
-            return _instruction(builder, "llvm.bswap.v8i64", _FOUR, numbers)
+            return instruction(builder, "llvm.bswap.v8i64", _FOUR, numbers)
 
         key = round_key(0)
         blocks = [builder.xor(counters(4 * i), key) for i in range(_GROUP_BYTES // 64)]
         for number in range(1, _ROUNDS + 1):
             key = round_key(number)
             name = "llvm.x86.aesni.aesenc" + ("last" if number == _ROUNDS else "") + ".512"
-            blocks = [_instruction(builder, name, _FOUR, block, key) for block in blocks]
+            blocks = [instruction(builder, name, _FOUR, block, key) for block in blocks]
         for i, block in enumerate(blocks):
             mask = builder.bitcast(block, lanes)
             minus = builder.sub(ir.Constant(lanes, None), mask)

@@ -13,18 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import config, types
-from numba.core import cgutils
+from llvmlite import ir
+from numba import types
 from numba.extending import intrinsic
 
 from fedveil._arrays import Int64s, Uint8s, Uint32s
 from fedveil._kernels import compiled
+from fedveil.secagg.wide_code import as_keys, has_instructions, instruction
 
-_features = binding.get_host_cpu_features()
-_told: Any = config
-#: Whether this processor has what is asked of it here, and numba compiles for it and no other.
-AVAILABLE = not (_told.CPU_NAME or _told.CPU_FEATURES) and bool(_features.get("avx512f"))
+AVAILABLE = has_instructions("avx512f")
 KEY_BYTES = 32
 _LANES, _BLOCK_WORDS, _STATE_WORDS, _ROUNDS = 16, 16, 8, 64
 _ENDS_BYTES = 16
@@ -42,7 +39,6 @@ _PRIMES = [n for n in range(2, 312) if all(n % d for d in range(2, math.isqrt(n)
 _K = _roots(_PRIMES, 3)
 _IV = np.array(_roots(_PRIMES[:_STATE_WORDS], 2), np.uint32)
 
-_cgutils: Any = cgutils
 _VECTOR = ir.VectorType(ir.IntType(32), _LANES)
 
 
@@ -80,10 +76,8 @@ class _Words:
         return builder.or_(builder.and_(a, b), builder.and_(c, builder.or_(a, b)))
 
     def _turned(self, word: Any, count: int) -> Any:
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         name = f"llvm.fshr.v{_LANES}i32"
-        function = _cgutils.get_or_insert_function(self._builder.module, kind, name)
-        return self._builder.call(function, [word, word, _every(count)])
+        return instruction(self._builder, name, _VECTOR, word, word, _every(count))
 
 
 def _compression(typing: Any, state: Any, block: Any) -> Any:
@@ -206,5 +200,4 @@ def derived(label: bytes, locks: Sequence[tuple[bytes, bytes, int, int]]) -> lis
     ends = np.array([lock[2:] for lock in locks], np.int64)
     out = np.empty(secrets.shape, np.uint8)
     _derive(salt, secrets, name, ends, out)
-    data = out.tobytes()
-    return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]
+    return as_keys(out)

@@ -15,20 +15,15 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import config, types
-from numba.core import cgutils
+from llvmlite import ir
+from numba import types
 from numba.extending import intrinsic
 
 from fedveil._arrays import Uint64s
 from fedveil._kernels import compiled
+from fedveil.secagg.wide_code import as_keys, has_instructions, instruction
 
-_features = binding.get_host_cpu_features()
-_told: Any = config
-#: Whether this processor has what is asked of it here, and numba compiles for it and no other.
-AVAILABLE = not (_told.CPU_NAME or _told.CPU_FEATURES) and all(
-    _features.get(name) for name in ("avx512f", "avx512dq", "avx512ifma")
-)
+AVAILABLE = has_instructions("avx512f", "avx512dq", "avx512ifma")
 KEY_BYTES = 32
 _LANES, _LIMBS, _LIMB_BITS = 8, 5, 51
 _LOW = (1 << _LIMB_BITS) - 1
@@ -39,7 +34,6 @@ _A24 = 121665
 _X1, _X2, _Z2, _X3, _Z3, _T0, _T1, _T2, _NUMBERS = range(9)
 _BITS = 255
 
-_cgutils: Any = cgutils
 _INT = ir.IntType(64)
 _VECTOR = ir.VectorType(_INT, _LANES)
 _Number: TypeAlias = list[Any]
@@ -99,9 +93,7 @@ class _Field:
 
     def _half_product(self, half: str, total: Any, x: Any, y: Any) -> Any:
         name = f"llvm.x86.avx512.vpmadd52{half}.uq.512"
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        function = _cgutils.get_or_insert_function(self._builder.module, kind, name)
-        return self._builder.call(function, [total, x, y])
+        return instruction(self._builder, name, _VECTOR, total, x, y)
 
     def _carried(self, limbs: _Number) -> _Number:
         """What limbs have above 51 bits goes to the next; of limbs below 2^61 all are small."""
@@ -286,5 +278,4 @@ def agreements(secrets: Sequence[bytes], public: Sequence[bytes]) -> list[bytes]
     )
     shared = np.empty(scalars.shape, np.uint64)
     _agree(scalars, points, shared)
-    data = shared.tobytes()
-    return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]
+    return as_keys(shared)

@@ -6,6 +6,7 @@ from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.native import OPERATION, native
+from fedveil.learning.compiled.row_passes import add_rows
 
 
 @compiled()
@@ -68,7 +69,4 @@ def place_back(
     m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
 ) -> None:
     """Every example's gradient is added to that of the weight."""
-    for n in range(count):
-        at = op[f.DX] + n * op[f.XS]
-        for i in range(op[f.RUN]):
-            m[op[f.WEIGHT] + to + i] += m[at + i]
+    add_rows(m, op[f.WEIGHT] + to, op[f.DX], op[f.XS], count, op[f.RUN])

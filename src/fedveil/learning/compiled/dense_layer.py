@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.learning.compiled import fields as f
 from fedveil.learning.compiled.native import OPERATION, call, native
-from fedveil.learning.compiled.row_passes import add_rows
-
-
-@compiled()
-def _up(count: int) -> int:
-    """Filled up to whole vectors."""
-    return (count + 7) // 8 * 8
+from fedveil.learning.compiled.row_passes import add_rows, are_finite
 
 
 @compiled()
@@ -28,7 +20,7 @@ def _shares(op: Int64s, count: int) -> tuple[int, int, int, int]:
     return count, runs, xs, ys
 
 
-@compiled(reorder=True)
+@compiled()
 def _has_zeros(
     m: Float32s, dy: int, ys: int, x: int, xs: int, rows: int, outputs: int, inputs: int
 ) -> bool:
@@ -36,13 +28,12 @@ def _has_zeros(
 
     Or the other way round, as the weight lies.
     """
-    zeros, odd = 0, np.float32(0)
+    zeros, finite = 0, True
     for n in range(rows):
         for i in range(dy + n * ys, dy + n * ys + outputs):
             zeros += m[i] == 0
-        for i in range(x + n * xs, x + n * xs + inputs):
-            odd += m[i] * np.float32(0)
-    return 3 * zeros > rows * outputs and odd == 0
+        finite &= are_finite(m, x + n * xs, inputs)
+    return 3 * zeros > rows * outputs and finite
 
 
 @native(OPERATION)
@@ -76,7 +67,7 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
     else:
         call(
             op[f.PRODUCT], m, dx, xs, m, 0, -1, m, dy, ys, 1, 0,
-            m, op[f.WEIGHT], op[f.ROW], 0, rows, _up(op[f.C]), op[f.OC], 1,
+            m, op[f.WEIGHT], op[f.ROW], 0, rows, op[f.COLUMNS], op[f.OC], 1,
         )  # fmt: skip
 
 
@@ -104,10 +95,10 @@ def dense_back(
         if _has_zeros(m, a, am, b, bm, rows, outputs, inputs):
             call(
                 op[f.PRODUCT_OF_FEW], m, weight, row, m, a, 1, am, m, b, bm,
-                outputs, _up(inputs), rows, w, op[f.LISTS], m, op[f.VALUES],
+                outputs, op[f.COLUMNS], rows, w, op[f.LISTS], m, op[f.VALUES],
             )  # fmt: skip
         else:
             call(
                 op[f.PRODUCT], m, weight, row, m, weight, row, m, a, 1, am, 0,
-                m, b, bm, 0, outputs, _up(inputs), rows, 1,
+                m, b, bm, 0, outputs, op[f.COLUMNS], rows, 1,
             )  # fmt: skip

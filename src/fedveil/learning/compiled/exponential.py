@@ -12,7 +12,7 @@ from numba.extending import intrinsic, overload
 
 from fedveil._arrays import Float32s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled.row_passes import total
+from fedveil.learning.compiled.row_passes import are_finite, total
 
 _types: Any = types
 
@@ -31,8 +31,7 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 )  # fmt: skip
 
 
-@intrinsic
-def _two_to(typing: Any, shifted: Any) -> Any:
+def _write_two_to(typing: Any, shifted: Any) -> Any:
     """2 to a whole number from -126 to 127 that was added to `_SHIFT`, as the float it is."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
@@ -44,7 +43,8 @@ def _two_to(typing: Any, shifted: Any) -> Any:
     return _types.float32(_types.float32), generate
 
 
-_scale: Any = _two_to
+# For what is compiled it is of no type.
+_two_to: Any = intrinsic(_write_two_to)
 
 
 def _power(x: Any) -> Any:
@@ -62,7 +62,7 @@ def _compiled_power(x: Any) -> Any:
         whole = shifted - _SHIFT
         r = x - whole * _LOG_2 - whole * _LOG_2_REST
         curve = ((((_P5 * r + _P4) * r + _P3) * r + _P2) * r + _P1) * r + _P0
-        value = (curve * r * r + r + _ONE) * _scale(shifted)
+        value = (curve * r * r + r + _ONE) * _two_to(shifted)
         return np.float32(0) if x < _LOWEST else value
 
     return single if x == _types.float32 else double
@@ -76,14 +76,6 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
     return highest  # type: ignore[no-any-return]
 
 
-@compiled(reorder=True)
-def _are_finite(m: Float32s, begin: int, count: int) -> bool:
-    odd = np.float32(0)
-    for i in range(begin, begin + count):
-        odd += m[i] * np.float32(0)
-    return odd == 0  # type: ignore[no-any-return]
-
-
 @compiled()
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
     """Write e^(scale (x - the highest x)) of so many numbers; gives their sum.
@@ -91,7 +83,7 @@ def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> 
     A number that is none makes all of them so.
     """
     highest = m[begin]
-    if _are_finite(m, begin, count):
+    if are_finite(m, begin, count):
         highest = _highest_number(m, begin, count)
     else:
         for i in range(begin, begin + count):

@@ -27,11 +27,12 @@ from __future__ import annotations
     # each has.
     CURVE, GROUPS, DRAWS, EACH,
     # Whether a token sees none of those that follow; whether a weight is inputs by outputs.
-    CAUSAL, ACROSS,
+    # And how many of a weight's row are computed with: whole vectors.
+    CAUSAL, ACROSS, COLUMNS,
     # Where the code of its ways lies, and of the products.
     FORWARD, BACKWARD, PRODUCT, MEET_ROWS, MEET_WINNERS, PRODUCT_OF_FEW,
     FIELDS,
-) = range(63)  # fmt: skip
+) = range(64)  # fmt: skip
 
 (
     DENSE, CONVOLUTION, LARGEST, AVERAGE, POINTWISE, NORM, NORM_OF_ROWS, DROPOUT, LOOKUP, PLACE,

@@ -136,7 +136,8 @@ def _row(op: Op, memory: _Memory, batch: int, changed: bool) -> _Row:
                 f.C: inputs, f.OC: outputs, f.RUNS: runs,
                 f.LISTS: memory.ints(terms + LISTED * (1 + terms)),
                 f.VALUES: memory.floats(LISTED * terms),
-                f.ACROSS: int(op.across), f.TURNED: memory.floats(inputs if op.across else 0),
+                f.ACROSS: int(op.across), f.COLUMNS: up(outputs if op.across else inputs),
+                f.TURNED: memory.floats(inputs if op.across else 0),
             }  # fmt: skip
         case f.CONVOLUTION:
             return row | _convolution(op, memory, batch)

@@ -33,6 +33,15 @@ def total(m: Float32s, begin: int, count: int) -> float:
 
 
 @compiled(reorder=True)
+def are_finite(m: Float32s, begin: int, count: int) -> bool:
+    """Whether each of so many entries is a number, and not infinite."""
+    odd = np.float32(0)
+    for i in range(begin, begin + count):
+        odd += m[i] * np.float32(0)
+    return odd == 0  # type: ignore[no-any-return]
+
+
+@compiled(reorder=True)
 def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
     """The sum of the products of two rows' entries."""
     found = np.float32(0)
