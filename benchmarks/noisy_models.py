@@ -21,7 +21,7 @@ from fedveil.data.datasets import load
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.entropy import Seeded
 from fedveil.learning import models
-from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
+from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.evaluate import evaluate
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import LoopTrainer, TrainingPlan

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedveil._kernels import HAVE_NUMBA
+from fedveil.compiled.chain import KNOWN
+from fedveil.compiled.compiled_trainer import CompiledTrainer
+from fedveil.compiled.native import Native
 from fedveil.entropy import Seeded
-from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
-from fedveil.learning.compiled.known_layers import plain_layers
-from fedveil.learning.compiled.native import Native
+from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import WEIGHTED
 from fedveil.learning.models import lenet
 from fedveil.learning.trainer import TrainingPlan
@@ -308,7 +309,7 @@ def test_what_is_compiled_ahead_is_all_that_a_client_needs(monkeypatch: pytest.M
     trainer = compiled(model, chosen)
     assert trainer.compile((2, 9, 9))
     assert not trainer.compile((2, 9))
-    monkeypatch.setattr("fedveil.learning.compiled.native.cfunc", None)
+    monkeypatch.setattr("fedveil.compiled.native.cfunc", None)
     cohort = signed(clients((2, 9, 9), 4, SIZES))
     other = trainer.beside()
     np.testing.assert_allclose(
@@ -356,7 +357,7 @@ def frozen() -> nn.Module:
     ],
 )  # fmt: skip
 def test_what_is_no_plain_chain(model: nn.Module) -> None:
-    assert plain_layers(model) is None
+    assert plain_layers(model, KNOWN) is None
     assert CompiledTrainer.of(model, plan()) is None
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedveil._kernels import HAVE_NUMBA
-from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
-from fedveil.learning.compiled.program import _Memory
+from fedveil.compiled.compiled_trainer import CompiledTrainer
+from fedveil.compiled.operation import Memory
 from fedveil.learning.trainer import ClientData, TrainingPlan
 from fenced import fenced
 from known_chains import SIZES, chains, of_words, signed, word_chains
@@ -70,7 +70,7 @@ def _within_fences(
     trainer = CompiledTrainer.of(model, plan)
     assert trainer is not None
     as_it_is = train(trainer, model, cohort)
-    code = importlib.import_module("fedveil.learning.compiled.steps")
+    code = importlib.import_module("fedveil.compiled.steps")
     in_native_code = code.train
 
     def within_fences(*arguments: Any) -> None:
@@ -87,7 +87,7 @@ def _within_fences(
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 99)), min_size=1, max_size=9))
 def test_what_is_given_away_is_given_once(asked: list[tuple[bool, int]]) -> None:
     """And lies before the end."""
-    memory, ends = _Memory(7), {True: 7, False: 0}
+    memory, ends = Memory(7), {True: 7, False: 0}
     for of_floats, count in asked:
         begin = (memory.floats if of_floats else memory.ints)(count)
         assert begin >= ends[of_floats]

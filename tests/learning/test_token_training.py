@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedveil._kernels import HAVE_NUMBA
+from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.errors import ModelInvalid
-from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.models import MODELS
 from fedveil.learning.token_layers import CausalLayer, Positions
 from fedveil.learning.trainer import TrainingPlan
@@ -202,7 +202,7 @@ def test_layers_that_do_not_fit_are_the_loops(layers: Sequence[nn.Module], lengt
 @natively
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_powers_of_e_to_the_last_digit_of_what_they_are_kept_in(kind: type) -> None:
-    from fedveil.learning.compiled.exponential import exponentials
+    from fedveil.compiled.exponential import exponentials
 
     x = np.append(-np.geomspace(1e-7, 86, 4000), [0, -87.1, -1e4, -np.inf]).astype(kind)
     m = np.append(x, np.zeros(len(x), kind))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
+from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.losses import mean_loss
 from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan, make_optimizer
 from training_parts import train

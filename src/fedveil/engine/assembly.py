@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition, held_out, partition
 from fedveil.engine.client_rate import ScheduledTrainer, client_rate
@@ -36,7 +37,6 @@ from fedveil.example_arrays import Shape
 from fedveil.federated.job import Job
 from fedveil.learning import learning_task, models
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
-from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.device import check_device
 from fedveil.learning.learning_task import Task, plan_loss
 from fedveil.learning.losses import OWN, WEIGHTED

@@ -28,8 +28,8 @@ from torch.func import functional_call, grad, vmap
 from fedveil._arrays import Float32s, Float64s, Int64s
 from fedveil._kernels import compiled
 from fedveil.errors import InvalidValue, ModelInvalid
-from fedveil.learning.compiled.known_layers import plain_layers
 from fedveil.learning.device import seed_torch
+from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import Loss, mean_loss
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
@@ -120,11 +120,11 @@ class _LinearHead:
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
         """The sums of a model that is such a layer, after flattening; None for another."""
-        plain = plain_layers(model) or ()
-        layers = [m for m in plain if not isinstance(m, nn.Flatten | nn.Identity)]
-        layer = layers[0] if len(layers) == 1 else None
-        if not isinstance(layer, nn.Linear):
+        plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
+        layers = [m for m in plain if isinstance(m, nn.Linear)]
+        if len(layers) != 1:
             return None
+        (layer,) = layers
         places = {id(entry.tensor): slice(entry.start, entry.stop) for entry in layout.entries}
         bias = None if layer.bias is None else places[id(layer.bias)]
         return cls(places[id(layer.weight)], bias, layer.out_features)

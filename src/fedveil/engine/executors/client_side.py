@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil._arrays import Array
+from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.engine.client_rate import ScheduledTrainer
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld
-from fedveil.learning.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.message import Message

@@ -6,12 +6,14 @@ LayerNorm of a whole example is one group, whose weight and bias have an entry f
 from __future__ import annotations
 
 import numpy as np
+from torch import nn
 
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.native import OPERATION, native
-from fedveil.learning.compiled.row_passes import add_rows, fill, inner_product, total
+from fedveil.compiled import fields as f
+from fedveil.compiled.native import OPERATION, native
+from fedveil.compiled.operation import IMAGE, ROW, TOKENS, Memory, Operation, Row, Value, need
+from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 
 @compiled()
@@ -145,3 +147,47 @@ def normalise_rows_back(
     if op[f.BIASED]:
         add_rows(m, op[f.WEIGHT] + to, change, 0, 1, width)
         add_rows(m, op[f.BIAS] + to, change + width, 0, 1, width)
+
+
+class NormOfGroups(Operation):
+    layer: nn.GroupNorm | nn.LayerNorm
+    forward, backward = normalise, normalise_back
+
+    def written(self) -> Value:
+        self.setting = self.layer.eps
+        need((self.layer.weight is None) == (self.layer.bias is None))
+        if isinstance(self.layer, nn.GroupNorm):
+            need(self.x.form == IMAGE and self.layer.num_channels == self.x.shape[0])
+        else:
+            last = self.x.shape if self.x.form == IMAGE else self.x.shape[2:]
+            need(tuple(self.layer.normalized_shape) == last)
+            need(self.x.form != ROW or self.x.shape[:2] == (1, 1))
+        return self.x
+
+    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+        (c, h, w), groups = self.x.shape, getattr(self.layer, "num_groups", 0)
+        size, index = (c, (0, 0, 1)) if groups else (c * h * w, (w, 1, h * w))
+        size = size if self.biased else 0
+        return {
+            f.GROUPS: groups or 1, f.AR: index[0], f.AC: index[1], f.AF: index[2], f.ROW: size,
+            f.PARTS: memory.floats(batch * self.x.size) + self.x.inside,
+            f.VALUES: memory.floats(batch * (groups or 1)), f.TURNED: memory.floats(2 * size),
+            f.PLACES: memory.ints(2 * c * h * w),
+        }  # fmt: skip
+
+
+class NormOfRows(NormOfGroups):
+    """Of each token's row."""
+
+    forward, backward = normalise_rows, normalise_rows_back
+
+    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+        tokens, _, width = self.x.shape
+        return {
+            f.ROW: width if self.biased else 0, f.PARTS: memory.floats(batch * self.x.size),
+            f.VALUES: memory.floats(batch * tokens), f.TURNED: memory.floats(2 * width + 2),
+        }  # fmt: skip
+
+
+def layer_norm(layer: nn.LayerNorm, x: Value) -> Operation:
+    return (NormOfRows if x.form == TOKENS else NormOfGroups)(layer, x)

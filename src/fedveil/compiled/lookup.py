@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.native import OPERATION, native
+from fedveil.compiled import fields as f
+from fedveil.compiled.native import OPERATION, native
+from fedveil.compiled.operation import ROW, Laid, Operation, Value, filled, matrix, need
+
+#: Every whole number up to this is a float32.
+_EXACT = 1 << 24
 
 
 @compiled()
@@ -36,3 +42,22 @@ def look_up_back(
 ) -> None:
     """The gradients of the rows that were looked up, added `to` entries behind them."""
     _meet(m, op, count, op[f.DY], op[f.WEIGHT] + to, True)
+
+
+class Lookup(Operation):
+    layer: nn.Embedding
+    forward, backward = look_up, look_up_back
+
+    def written(self) -> Value:
+        table = self.layer
+        need(self.x.form == ROW and table.num_embeddings <= _EXACT)
+        need(table.padding_idx is None and table.max_norm is None)
+        need(not table.scale_grad_by_freq and not table.sparse)
+        return Value.of_tokens(self.x.shape[2], table.embedding_dim)
+
+    @property
+    def row(self) -> int:
+        return filled(self.layer.embedding_dim)
+
+    def laid(self, weight: nn.Parameter) -> Laid:
+        return matrix(weight, self.row)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fedveil._arrays import Float32s, Int32s
-from fedveil.learning.compiled.native import native
-from fedveil.learning.compiled.tiles import list_winners, product_tile, rows_tile, winners_tile
-from fedveil.learning.compiled.vector_code import WIDE
+from fedveil.compiled import fields
+from fedveil.compiled.native import native
+from fedveil.compiled.tiles import list_winners, product_tile, rows_tile, winners_tile
+from fedveil.compiled.vector_code import WIDE
 
 #: Rows and columns of a tile: as many sums as registers hold, and what is left over of them.
 _MOST_COLUMNS = 64 if WIDE else 16
@@ -161,3 +162,12 @@ def product_of_few(
                 else:
                     _winners_8(b, c, ci, 0, places, pi, values, vi, found, 0, 1, at, 0)
             column += width * parts
+
+
+#: By the column that says where each lies.
+PRODUCTS = {
+    fields.PRODUCT: product,
+    fields.MEET_ROWS: meet_rows,
+    fields.MEET_WINNERS: meet_winners,
+    fields.PRODUCT_OF_FEW: product_of_few,
+}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.native import OPERATION, native
-from fedveil.learning.compiled.row_passes import add_rows
+from fedveil.compiled import fields as f
+from fedveil.compiled.native import OPERATION, native
+from fedveil.compiled.operation import TOKENS, Operation, Value, need
+from fedveil.compiled.row_passes import add_rows
+from fedveil.learning.residual import Join
+from fedveil.learning.token_layers import Positions
 
 
 @compiled()
@@ -70,3 +73,37 @@ def place_back(
 ) -> None:
     """Every example's gradient is added to that of the weight."""
     add_rows(m, op[f.WEIGHT] + to, op[f.DX], op[f.XS], count, op[f.RUN])
+
+
+class Copied(Operation):
+    """What follows works on a copy."""
+
+    forward, backward = branch, branch_back
+
+    def written(self) -> Value:
+        need(self.x.form == TOKENS)
+        return Value.of_tokens(self.x.shape[0], self.x.shape[2])
+
+
+class Added(Operation):
+    """The value that was copied is added to that which came out."""
+
+    forward, backward = join, join_back
+
+    def __init__(self, layer: Join, copied: Value, came: Value) -> None:
+        self._came = came
+        super().__init__(layer, copied)
+
+    def written(self) -> Value:
+        need(self.x.shape == self._came.shape)
+        return self._came
+
+
+class Placed(Operation):
+    layer: Positions
+    forward, backward = place, place_back
+
+    def written(self) -> Value:
+        places, width = self.layer.weight.shape
+        need(self.x.form == TOKENS and width == self.x.shape[2] and self.x.shape[0] <= places)
+        return self.x

@@ -11,10 +11,10 @@ import numpy as np
 
 from fedveil._arrays import Float32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.exponential import exponentials
-from fedveil.learning.compiled.native import Native, native
-from fedveil.learning.compiled.row_passes import fill
+from fedveil.compiled import fields as f
+from fedveil.compiled.exponential import exponentials
+from fedveil.compiled.native import Native, native
+from fedveil.compiled.row_passes import fill
 from fedveil.learning.losses import IGNORED, WEIGHTED
 
 

@@ -12,7 +12,7 @@ from numba.extending import intrinsic, overload
 
 from fedveil._arrays import Float32s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled.row_passes import are_finite, total
+from fedveil.compiled.row_passes import are_finite, total
 
 _types: Any = types
 

@@ -10,7 +10,7 @@ row; of tokens each is a channel, one row long.
 from __future__ import annotations
 
 (
-    KIND, X, XS, XR, XC, XF, DX, Y, YS, YR, YC, YF, DY, C, H, W, OC, OH, OW,
+    X, XS, XR, XC, XF, DX, Y, YS, YR, YC, YF, DY, C, H, W, OC, OH, OW,
     # The weight and its row's length, the bias; whether there is one, and how they are indexed.
     WEIGHT, ROW, BIAS, BIASED, AR, AC, AF,
     # A window's rows and columns, its steps and its border; a convolution's own output.
@@ -32,10 +32,4 @@ from __future__ import annotations
     # Where the code of its ways lies, and of the products.
     FORWARD, BACKWARD, PRODUCT, MEET_ROWS, MEET_WINNERS, PRODUCT_OF_FEW,
     FIELDS,
-) = range(64)  # fmt: skip
-
-(
-    DENSE, CONVOLUTION, LARGEST, AVERAGE, POINTWISE, NORM, NORM_OF_ROWS, DROPOUT, LOOKUP, PLACE,
-    ATTENTION, BRANCH, JOIN,
-) = range(13)  # fmt: skip
-(RELU, TANH, SIGMOID, GELU, GELU_TANH) = range(5)
+) = range(63)  # fmt: skip

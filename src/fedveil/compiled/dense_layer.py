@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from torch import nn
+
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.native import OPERATION, call, native
-from fedveil.learning.compiled.row_passes import add_rows, are_finite
+from fedveil.compiled import fields as f
+from fedveil.compiled.native import OPERATION, call, native
+from fedveil.compiled.operation import (
+    ROW,
+    TOKENS,
+    Laid,
+    Memory,
+    Operation,
+    Row,
+    Value,
+    filled,
+    matrix,
+    need,
+    up,
+)  # fmt: skip
+from fedveil.compiled.product import LISTED
+from fedveil.compiled.row_passes import add_rows, are_finite
 
 
 @compiled()
@@ -102,3 +120,43 @@ def dense_back(
                 op[f.PRODUCT], m, weight, row, m, weight, row, m, a, 1, am, 0,
                 m, b, bm, 0, outputs, op[f.COLUMNS], rows, 1,
             )  # fmt: skip
+
+
+class Dense(Operation):
+    """Its weight lies as inputs by outputs where rows are longer so, and met faster."""
+
+    layer: nn.Linear
+    forward, backward = dense, dense_back
+    products = (f.PRODUCT, f.MEET_ROWS, f.PRODUCT_OF_FEW)
+
+    def written(self) -> Value:
+        inputs, outputs = self.layer.in_features, self.layer.out_features
+        if self.x.form == TOKENS:  # which lie without a gap, so that their rows must fill vectors
+            need(self.x.shape[2] == inputs == up(inputs))
+            return Value.of_tokens(self.x.shape[0], outputs)
+        need(self.x.form == ROW and prod(self.x.shape) == inputs)
+        return Value((1, 1, outputs), ROW, apart=True)
+
+    @property
+    def _across(self) -> bool:
+        inputs, outputs = self.layer.in_features, self.layer.out_features
+        return self.x.form == TOKENS and outputs > inputs and outputs == up(outputs)
+
+    @property
+    def row(self) -> int:
+        return filled(self.layer.weight.shape[0 if self._across else 1])
+
+    def laid(self, weight: nn.Parameter) -> Laid:
+        return matrix(weight, self.row, across=self._across)
+
+    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+        inputs, outputs = self.layer.in_features, self.layer.out_features
+        runs = prod(self.x.shape) // inputs
+        terms = batch * runs
+        return {
+            f.C: inputs, f.OC: outputs, f.RUNS: runs,
+            f.LISTS: memory.ints(terms + LISTED * (1 + terms)),
+            f.VALUES: memory.floats(LISTED * terms),
+            f.ACROSS: int(self._across), f.COLUMNS: up(outputs if self._across else inputs),
+            f.TURNED: memory.floats(inputs if self._across else 0),
+        }  # fmt: skip

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from torch import nn
 
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.native import OPERATION, native
-from fedveil.learning.compiled.row_passes import fill
-from fedveil.learning.compiled.tiles import largest_tile
+from fedveil.compiled import fields as f
+from fedveil.compiled.native import OPERATION, native
+from fedveil.compiled.operation import IMAGE, Memory, Operation, Row, Shape, Value, need, up
+from fedveil.compiled.row_passes import fill
+from fedveil.compiled.tiles import largest_tile
 
 _largest_8 = largest_tile(8)
 
@@ -111,3 +115,70 @@ def average_back(
 ) -> None:
     """Each gradient is spread evenly."""
     _average(m, op, count, True)
+
+
+def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of what torch takes as one number or two."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def windows(
+    shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
+) -> tuple[int, int]:
+    """How many rows and columns of windows there are."""
+    h, w = (
+        (side + 2 * b - k) // s + 1
+        for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)
+    )
+    need(min(h, w) > 0)
+    return h, w
+
+
+_Pool = nn.MaxPool2d | nn.AvgPool2d
+
+
+def pooled(shape: Shape, pool: _Pool) -> Shape:
+    """What a pooling makes of such an image."""
+    kernel, stride, border = pair(pool.kernel_size), pair(pool.stride), pair(pool.padding)
+    need(not pool.ceil_mode and 2 * border[0] <= kernel[0] and 2 * border[1] <= kernel[1])
+    if isinstance(pool, nn.MaxPool2d):
+        need(pair(pool.dilation) == (1, 1) and not pool.return_indices)
+    else:
+        need(pool.count_include_pad and pool.divisor_override is None)
+    return (shape[0], *windows(shape, kernel, stride, border))
+
+
+def pool_numbers(pool: _Pool) -> Row:
+    kernel, stride, border = pair(pool.kernel_size), pair(pool.stride), pair(pool.padding)
+    return {
+        f.QKH: kernel[0], f.QKW: kernel[1], f.QSH: stride[0], f.QSW: stride[1],
+        f.QPH: border[0], f.QPW: border[1],
+    }  # fmt: skip
+
+
+class Largest(Operation):
+    """A max-pooling that follows no convolution."""
+
+    layer: _Pool
+    forward, backward = largest, largest_back
+
+    def written(self) -> Value:
+        need(self.x.form == IMAGE)
+        self.x.apart = False
+        return Value(pooled(self.x.shape, self.layer), IMAGE)
+
+    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+        (_, h, w), lanes = self.y.shape, up(self.y.shape[0])
+        return pool_numbers(self.layer) | {
+            f.PARTS: memory.floats(lanes), f.PLACES: memory.ints(batch * h * w * lanes),
+            f.ZH: self.x.shape[1], f.ZW: self.x.shape[2],
+        }  # fmt: skip
+
+
+class Average(Largest):
+    """The same of means, which needs no memory of its own."""
+
+    forward, backward = average, average_back
+
+    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+        return pool_numbers(self.layer)

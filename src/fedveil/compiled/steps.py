@@ -8,9 +8,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from fedveil._arrays import Float32s, Float64s, Int32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.native import call, native
-from fedveil.learning.compiled.optimiser import LR, take_step
+from fedveil.compiled import fields as f
+from fedveil.compiled.native import call, native
+from fedveil.compiled.optimiser import LR, take_step
 
 
 @compiled()

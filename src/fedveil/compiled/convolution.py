@@ -8,14 +8,26 @@ way back visits only the windows that won.
 from __future__ import annotations
 
 import numpy as np
+from torch import nn
 
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.native import OPERATION, call, native
-from fedveil.learning.compiled.row_passes import add_rows, fill, total
-from fedveil.learning.compiled.tiles import list_winners
-from fedveil.learning.compiled.window import pool
+from fedveil.compiled import fields as f
+from fedveil.compiled.native import OPERATION, call, native
+from fedveil.compiled.operation import (
+    IMAGE,
+    Laid,
+    Memory,
+    NotServedError,
+    Operation,
+    Row,
+    Value,
+    need,
+    up,
+)  # fmt: skip
+from fedveil.compiled.row_passes import add_rows, fill, total
+from fedveil.compiled.tiles import list_winners
+from fedveil.compiled.window import pair, pool, pool_numbers, pooled, windows
 
 
 @native(OPERATION)
@@ -136,3 +148,73 @@ def _meet_all(m: Float32s, op: Int64s, count: int, to: int) -> None:
                         at += j * op[f.SW] * op[f.XC]
                         add_rows(m, at, part + (j * rows + r) * row, 0, 1, op[f.KW] * op[f.C])
     add_rows(m, op[f.WEIGHT] + to, change, 0, 1, filters * rows * row)
+
+
+class Pooled(nn.Module):
+    """A convolution and the max-pooling that follows."""
+
+    def __init__(self, convolution: nn.Conv2d, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.convolution, self.pool = convolution, pool
+
+
+class Convolution(Operation):
+    layer: nn.Conv2d
+    forward, backward = convolve, convolve_back
+    products = (f.PRODUCT, f.MEET_WINNERS)
+
+    def written(self) -> Value:
+        x, conv = self.x, self.layer
+        need(x.form == IMAGE and conv.in_channels == x.shape[0] and conv.groups == 1)
+        need(conv.dilation == (1, 1) and conv.padding_mode == "zeros")
+        if isinstance(conv.padding, str):
+            raise NotServedError("a border that is only named")
+        x.apart, x.border = False, pair(conv.padding)
+        kernel, stride = pair(conv.kernel_size), pair(conv.stride)
+        #: Of what it makes itself, before anything is pooled.
+        self._own = (conv.out_channels, *windows(x.shape, kernel, stride, x.border))
+        return Value(self._own, IMAGE)
+
+    @property
+    def row(self) -> int:
+        return up(self.layer.kernel_size[1] * self.layer.in_channels)
+
+    def laid(self, weight: nn.Parameter) -> Laid:
+        (o, c, r, s), row = weight.shape, self.row
+        return weight, o * r * row, (o, r, s, c, c * r * s, s, 1, r * s, r * row, row, c, 1)
+
+    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+        (kh, kw), (sh, sw) = pair(self.layer.kernel_size), pair(self.layer.stride)
+        (filters, zh, zw), (ph, pw) = self._own, self.x.border
+        lanes = up(filters)
+        return {
+            f.KH: kh, f.KW: kw, f.SH: sh, f.SW: sw, f.PH: ph, f.PW: pw, f.ZH: zh, f.ZW: zw,
+            f.TURNED: memory.floats(kh * kw * self.layer.in_channels * lanes),
+            f.OUTPUT: memory.floats(zh * zw * lanes),
+        } | self._of_the_way_back(memory, batch)  # fmt: skip
+
+    def _of_the_way_back(self, memory: Memory, batch: int) -> Row:
+        rows = self.layer.kernel_size[0] * self.row
+        return {
+            f.PARTS: memory.floats(self._own[2] * rows),
+            f.VALUES: memory.floats(self._own[0] * rows),
+        }
+
+
+class PooledConvolution(Convolution):
+    """With the max-pooling that it has taken in."""
+
+    def __init__(self, layer: Pooled, x: Value) -> None:
+        self._pool = layer.pool
+        super().__init__(layer.convolution, x)
+
+    def written(self) -> Value:
+        super().written()
+        return Value(pooled(self._own, self._pool), IMAGE)
+
+    def _of_the_way_back(self, memory: Memory, batch: int) -> Row:
+        lanes, most = up(self._own[0]), batch * self.y.shape[1] * self.y.shape[2]
+        return pool_numbers(self._pool) | {
+            f.POOLED: 1, f.PARTS: memory.floats(lanes), f.PLACES: memory.ints(most * lanes),
+            f.LISTS: memory.ints(most), f.VALUES: memory.floats(most),
+        }  # fmt: skip

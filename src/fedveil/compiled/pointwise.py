@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from math import prod
 
 import numpy as np
+from torch import nn
 
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.native import OPERATION, native
+from fedveil.compiled import fields as f
+from fedveil.compiled.native import OPERATION, native
+from fedveil.compiled.operation import Memory, Operation, Row, Value
+
+(_RELU, _TANH, _SIGMOID, _GELU, _GELU_TANH) = range(5)
+_CURVES = {nn.ReLU: _RELU, nn.Tanh: _TANH, nn.Sigmoid: _SIGMOID}
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _ROOT_HALF, _PEAK = math.sqrt(1 / 2), 1 / math.sqrt(2 * math.pi)
@@ -27,13 +33,13 @@ def curve(
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
             x = op[f.X] + begin
-            if op[f.CURVE] == f.RELU:
+            if op[f.CURVE] == _RELU:
                 for i in range(x, x + op[f.RUN]):
                     m[i] = _ZERO if m[i] <= _ZERO else m[i]
-            elif op[f.CURVE] == f.TANH:
+            elif op[f.CURVE] == _TANH:
                 for i in range(x, x + op[f.RUN]):
                     m[i] = math.tanh(m[i])
-            elif op[f.CURVE] == f.SIGMOID:
+            elif op[f.CURVE] == _SIGMOID:
                 for i in range(x, x + op[f.RUN]):
                     m[i] = _ONE / (_ONE + math.exp(-m[i]))
             else:
@@ -41,12 +47,12 @@ def curve(
                 for i in range(op[f.RUN]):
                     value = m[x + i]
                     m[kept + i] = value
-                    if op[f.CURVE] == f.GELU:
+                    if op[f.CURVE] == _GELU:
                         m[x + i] = 0.5 * value * (1 + math.erf(value * _ROOT_HALF))
                     else:
                         inner = _SLOPE * (value + _CUBE * value * value * value)
                         m[x + i] = 0.5 * value * (1 + math.tanh(inner))
-            if op[f.CURVE] < f.GELU and op[f.PARTS] != op[f.X]:
+            if op[f.CURVE] < _GELU and op[f.PARTS] != op[f.X]:
                 for i in range(op[f.RUN]):
                     m[op[f.PARTS] + begin + i] = m[x + i]
 
@@ -62,17 +68,17 @@ def curve_back(
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
             g, kept = op[f.DX] + begin, op[f.PARTS] + begin
-            if op[f.CURVE] == f.RELU:
+            if op[f.CURVE] == _RELU:
                 for i in range(op[f.RUN]):
                     value = m[g + i]  # read in any case, so that there is no branch
                     m[g + i] = _ZERO if m[kept + i] <= _ZERO else value
-            elif op[f.CURVE] == f.TANH:
+            elif op[f.CURVE] == _TANH:
                 for i in range(op[f.RUN]):
                     m[g + i] *= _ONE - m[kept + i] * m[kept + i]
-            elif op[f.CURVE] == f.SIGMOID:
+            elif op[f.CURVE] == _SIGMOID:
                 for i in range(op[f.RUN]):
                     m[g + i] *= (_ONE - m[kept + i]) * m[kept + i]
-            elif op[f.CURVE] == f.GELU:
+            elif op[f.CURVE] == _GELU:
                 for i in range(op[f.RUN]):
                     x = m[kept + i]
                     below = 0.5 * (1 + math.erf(x * _ROOT_HALF))
@@ -109,3 +115,32 @@ def drop_back(
 ) -> None:
     """The same draws drop the same values of the gradient."""
     _drop(m, op, count, setting, draws, op[f.DX])
+
+
+class _InPlace(Operation):
+    def written(self) -> Value:
+        return self.x
+
+
+class Curve(_InPlace):
+    """An activation."""
+
+    forward, backward = curve, curve_back
+
+    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+        which = _CURVES.get(type(self.layer))
+        if which is not None and not changed:
+            return {f.CURVE: which, f.PARTS: self.x.place}
+        kept = memory.floats(batch * self.x.size) + self.x.inside
+        exact = getattr(self.layer, "approximate", "none") == "none"
+        gelu = _GELU if exact else _GELU_TANH
+        return {f.CURVE: gelu if which is None else which, f.PARTS: kept}
+
+
+class Drop(_InPlace):
+    layer: nn.Dropout
+    forward, backward = drop, drop_back
+
+    def written(self) -> Value:
+        self.setting, self.draws = self.layer.p, prod(self.x.shape)
+        return self.x

@@ -9,10 +9,15 @@ import math
 
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
-from fedveil.learning.compiled import fields as f
-from fedveil.learning.compiled.exponential import exponentials
-from fedveil.learning.compiled.native import OPERATION, call, native
-from fedveil.learning.compiled.row_passes import inner_product
+from fedveil.compiled import fields as f
+from fedveil.compiled.exponential import exponentials
+from fedveil.compiled.native import OPERATION, call, native
+from fedveil.compiled.operation import Memory, Operation, Row, Value, filled, need, up
+from fedveil.compiled.row_passes import inner_product
+from fedveil.learning.residual import Heads
+
+#: Tokens of which each may look at each: that takes memory for every pair.
+_LONGEST = 512
 
 
 @compiled()
@@ -85,3 +90,28 @@ def attend_back(
                 op[f.PRODUCT], m, dq + width, step, m, 0, -1,
                 m, slopes, 1, row, 0, m, q, step, 0, tokens, size, tokens, 1,
             )  # fmt: skip
+
+
+class Attention(Operation):
+    layer: Heads
+    forward, backward = attend, attend_back
+    products = (f.PRODUCT, f.MEET_ROWS)
+
+    def written(self) -> Value:
+        tokens, _, asked = self.x.shape
+        size = asked // 3 // self.layer.heads
+        need(size == up(size) and tokens <= _LONGEST)
+        return Value.of_tokens(tokens, asked // 3)
+
+    @property
+    def row(self) -> int:
+        return filled(self.x.shape[0])
+
+    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+        heads, tokens = self.layer.heads, self.x.shape[0]
+        pairs = tokens * self.row
+        return {
+            f.GROUPS: heads, f.CAUSAL: int(self.layer.causal),
+            f.PARTS: memory.floats(batch * heads * pairs), f.VALUES: memory.floats(pairs),
+            f.TURNED: memory.floats(tokens),
+        }  # fmt: skip

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from fedveil.learning.compiled.vector_code import INT, Code
+from fedveil.compiled.vector_code import INT, Code
 
 #: So many rows are reached from one pointer: what an x86 address can say.
 _GROUP = 3

@@ -12,7 +12,7 @@ import copy
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,15 @@ from torch import nn
 
 from fedveil._arrays import Float32s, Int32s
 from fedveil._kernels import HAVE_NUMBA
+from fedveil.compiled.operation import ROW, TOKENS, NotServedError
 from fedveil.entropy import Seeded
-from fedveil.learning.compiled.known_layers import plain_layers
-from fedveil.learning.compiled.operations import ROW, TOKENS, NotServedError
-from fedveil.learning.compiled.program import Model, Program
+from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import IGNORED, WEIGHTED
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
+
+if TYPE_CHECKING:
+    from fedveil.compiled.program import Model, Program
 
 #: Bytes of a line of the caches.
 _LINE = 64
@@ -54,7 +56,7 @@ class Start:
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
         """The weights, laid out for a model."""
-        from fedveil.learning.compiled.steps import pack
+        from fedveil.compiled.steps import pack
 
         with self._lock:
             if self._packed is None or self._packed[0] is not model:
@@ -112,7 +114,11 @@ class CompiledTrainer:
         """
         known = plan.optimizer in _OPTIMISERS and plan.loss in _LOSSES
         known = known and plan.precision == "float32" and not plan.corrected
-        layers = plain_layers(model) if HAVE_NUMBA and known else None
+        if not HAVE_NUMBA or not known:
+            return None
+        from fedveil.compiled.chain import KNOWN
+
+        layers = plain_layers(model, KNOWN)
         trainer = None if layers is None else cls(model, plan, layers)
         return trainer if trainer and (not shape or trainer.serves(shape)) else None
 
@@ -139,7 +145,8 @@ class CompiledTrainer:
             whole = self._plan.loss not in _OF_NUMBERS
             y = torch.zeros(size, dtype=torch.int64 if whole else torch.float32)
             self.start(np.zeros(self._row.shape[1], np.float32))
-            self._train(model, ClientData(torch.zeros(1, *shape), y, Seeded(0)))
+            some = torch.zeros(1, *shape, dtype=torch.int64 if model.tokens else torch.float32)
+            list(self.train([ClientData(some, y, Seeded(0))]))
         return model is not None
 
     def start(self, weights: Float32s) -> None:
@@ -148,19 +155,31 @@ class CompiledTrainer:
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         for client in clients:
-            model = self._model(client)
-            if model is None:
+            room = self._room_for(client)
+            if room is None:
                 yield from self._loop.train([client])
             else:
-                self._train(model, client)
+                self._train(room, client)
                 yield self._row, [None]
 
-    def _model(self, client: ClientData) -> Model | None:
-        """The layers as compiled for such examples; None where torch must look at them."""
+    def _room_for(self, client: ClientData) -> _Room | None:
+        """Memory that is large enough for such examples; None where torch must look at them."""
         model = self._compiled_for(tuple(client.x.shape[1:]))
         if model is None or not _readable(client.x, model.tokens):
             return None
-        return model if self._known(client.y, client.x, model.scores) else None
+        if not self._known(client.y, client.x, model.scores):
+            return None
+        batch, plan = max(min(self._plan.batch_size, len(client)), 1), self._plan
+        if self._room is None or self._room.model is not model or self._room.batch < batch:
+            try:
+                program = model.program(batch, plan.loss, self.kind, states=not plan.bare_sgd)
+            except NotServedError:
+                return None
+            m = _on_a_line(program.floats, self.kind)
+            w, weights = np.zeros(program.ints, np.int32), plan.class_weights
+            each = np.array(weights or (1.0,) * model.scores, self.kind)
+            self._room, self._held = _Room(model, batch, program, m, w, each), None
+        return self._room
 
     def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
         """Whether these are targets of such examples, of the kind that the loss takes."""
@@ -176,6 +195,8 @@ class CompiledTrainer:
         return bool((known | (y.numpy() == IGNORED) if of_tokens else known).all())
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Model | None:
+        from fedveil.compiled.program import Model
+
         if shape not in self._models:
             try:
                 scores_of = TOKENS if self._plan.loss in _OF_TOKENS else ROW
@@ -184,11 +205,11 @@ class CompiledTrainer:
                 self._models[shape] = None
         return self._models[shape]
 
-    def _train(self, model: Model, client: ClientData) -> None:
-        from fedveil.learning.compiled.steps import train
+    def _train(self, room: _Room, client: ClientData) -> None:
+        from fedveil.compiled.steps import train
 
-        plan, room = self._plan, self._room_for(model, min(self._plan.batch_size, len(client)))
-        program, order = room.program, np.concatenate([_NOTHING, *client.batches(plan)])
+        plan, model, program = self._plan, room.model, room.program
+        order = np.concatenate([_NOTHING, *client.batches(plan)])
         y: npt.NDArray[Any] = np.ascontiguousarray(client.y.numpy())
         if plan.loss in _OF_NUMBERS:
             y = y.astype(self.kind, copy=False)
@@ -207,19 +228,6 @@ class CompiledTrainer:
             model.places, begun, self._row[0],
         )  # fmt: skip
         self._held = start
-
-    def _room_for(self, model: Model, batch: int) -> _Room:
-        """Memory that is large enough."""
-        from fedveil.learning.compiled.codes import link
-
-        if self._room is None or self._room.model is not model or self._room.batch < batch:
-            program = model.program(max(batch, 1), states=not self._plan.bare_sgd)
-            link(program.ops, program.ends, self._plan.loss, self.kind)
-            m = _on_a_line(program.floats, self.kind)
-            w, weights = np.zeros(program.ints, np.int32), self._plan.class_weights
-            each = np.array(weights or (1.0,) * model.scores, self.kind)
-            self._room, self._held = _Room(model, batch, program, m, w, each), None
-        return self._room
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:

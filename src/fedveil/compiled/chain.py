@@ -1,0 +1,100 @@
+"""What follows what: the operations that a chain of layers makes of examples of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from fedveil.compiled.attention import Attention
+from fedveil.compiled.beside import Added, Copied, Placed
+from fedveil.compiled.convolution import Convolution, Pooled, PooledConvolution
+from fedveil.compiled.dense_layer import Dense
+from fedveil.compiled.lookup import Lookup
+from fedveil.compiled.normalisation import NormOfGroups, layer_norm
+from fedveil.compiled.operation import IMAGE, ROW, NotServedError, Operation, Value
+from fedveil.compiled.pointwise import Curve, Drop
+from fedveil.compiled.window import Average, Largest
+from fedveil.learning.residual import Branch, Heads, Join
+from fedveil.learning.token_layers import CausalLayer, Positions
+
+#: What serves each kind of layer.
+_KINDS: dict[type[nn.Module], Callable[[Any, Value], Operation]] = {
+    nn.Linear: Dense,
+    NonDynamicallyQuantizableLinear: Dense,
+    nn.Conv2d: Convolution,
+    Pooled: PooledConvolution,
+    nn.MaxPool2d: Largest,
+    nn.AvgPool2d: Average,
+    nn.ReLU: Curve,
+    nn.Tanh: Curve,
+    nn.Sigmoid: Curve,
+    nn.GELU: Curve,
+    nn.GroupNorm: NormOfGroups,
+    nn.LayerNorm: layer_norm,
+    nn.Dropout: Drop,
+    nn.Embedding: Lookup,
+    Positions: Placed,
+    Heads: Attention,
+    Branch: Copied,
+}
+#: The layers that a chain may have.
+KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLayer}
+#: Activations that keep the order of values: they may as well follow a max-pooling.
+_RISING = (nn.ReLU, nn.Tanh, nn.Sigmoid)
+
+
+def follow(
+    layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
+) -> tuple[list[Operation], Value, Value]:
+    """The operations, what comes in and what comes out; raises `NotServedError`.
+
+    `scores_of`: whether scores are a row, or one for each of the tokens.
+    """
+    if len(shape) not in (1, 3) or min(shape) < 1:
+        raise NotServedError("an example is a row or an image")
+    c, h, w = shape if len(shape) == 3 else (1, 1, *shape)
+    entry = value = Value((c, h, w), IMAGE if len(shape) == 3 else ROW, apart=True)
+    operations, aside = list[Operation](), list[Value]()
+    for layer in _ordered(layers):
+        if isinstance(layer, nn.Flatten):
+            if (layer.start_dim, layer.end_dim) != (1, -1):
+                raise NotServedError("flattening a part")
+            value.apart, value.form = True, ROW
+            continue
+        if isinstance(layer, Join):
+            operation: Operation = Added(layer, aside.pop(), value)
+        else:
+            operation = _KINDS[type(layer)](layer, value)
+        if isinstance(layer, nn.Embedding) and operations:
+            raise NotServedError("tokens that are made on the way")
+        aside += [value] if isinstance(layer, Branch) else []
+        operations.append(operation)
+        value = operation.y
+    if value.form != scores_of:
+        raise NotServedError("the scores are not those of the loss")
+    return operations, entry, value
+
+
+def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The layers that do something; a convolution takes in the max-pooling that follows it.
+
+    That may come behind a rising activation: the largest of some values is the same before and
+    after, and there are fewer of them.
+    """
+    left = [
+        layer
+        for layer in layers
+        if not (isinstance(layer, nn.Identity) or (isinstance(layer, nn.Dropout) and layer.p == 0))
+    ]
+    found = list[nn.Module]()
+    for layer in left:
+        behind = 2 if found and isinstance(found[-1], _RISING) else 1
+        before = found[-behind] if len(found) >= behind else None
+        if isinstance(layer, nn.MaxPool2d) and isinstance(before, nn.Conv2d):
+            found[-behind] = Pooled(before, layer)
+        else:
+            found.append(layer)
+    return found

@@ -1,0 +1,53 @@
+"""Reading a model as a sequence of layers that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from fedveil.learning.residual import chain_of
+
+
+def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
+    """The layers of a plain chain in their order; None where it is anything else.
+
+    Each is of a class that is known, does nothing but what its class does, and its weights are its
+    own, trained, float32 and on the CPU.
+    """
+    layers = _unrolled(model, known)
+    if layers is None:
+        return None
+    parameters = [p for layer in layers for p in layer.parameters()]
+    plain = all(
+        p.requires_grad and p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters
+    )
+    shared = len({id(p) for p in parameters}) < len(parameters)
+    buffers = any(True for _ in model.buffers())
+    return None if not parameters or not plain or shared or buffers else layers
+
+
+def _unrolled(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
+    """The layers in their order, those of nested chains too; None where one is not known."""
+    if type(model) is nn.Sequential and _is_untouched(model):
+        parts = [_unrolled(child, known) for child in model]
+        return None if None in parts else [layer for part in parts if part for layer in part]
+    if type(model) not in known or not all(map(_is_untouched, model.modules())):
+        return None
+    return chain_of(model) if isinstance(model, nn.TransformerEncoderLayer) else [model]
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Whether calling the module does what its class does and nothing else."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+        nn.modules.module._global_forward_hooks,
+        nn.modules.module._global_forward_pre_hooks,
+        nn.modules.module._global_backward_hooks,
+        nn.modules.module._global_backward_pre_hooks,
+    )
+    return "forward" not in vars(module) and not any(hooks)
