@@ -27,13 +27,11 @@ def _sizes(op: Int64s) -> tuple[int, int, int, int]:
 
 
 @native(OPERATION)
-def attend(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """The shares that each token has of each that it sees are kept."""
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for head in range(heads):
             q = op[f.X] + n * op[f.XS] + head * size
             shares = op[f.PARTS] + (n * heads + head) * tokens * row
@@ -55,16 +53,14 @@ def attend(
 
 
 @native(OPERATION)
-def attend_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """With p the shares and g their gradients, that of what they are made of is
 
     p (g - sum of p g) / sqrt(size).
     """
     tokens, heads, size, row = _sizes(op)
     step, width, scale, slopes = op[f.W], op[f.OW], 1 / math.sqrt(size), op[f.VALUES]
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for head in range(heads):
             begin = n * op[f.XS] + head * size
             q, dq, dy = op[f.X] + begin, op[f.DX] + begin, op[f.DY] + n * op[f.YS] + head * size

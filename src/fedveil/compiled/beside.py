@@ -13,9 +13,9 @@ from fedveil.learning.token_layers import Positions
 
 
 @compiled()
-def _add(m: Float32s, op: Int64s, count: int, back: bool, also: bool) -> None:
+def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
     """Copy each example's x to its y, or `back` the gradients; `also`: add it to what is there."""
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         if back:
             a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
         else:
@@ -25,54 +25,42 @@ def _add(m: Float32s, op: Int64s, count: int, back: bool, also: bool) -> None:
 
 
 @native(OPERATION)
-def branch(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """y = x."""
-    _add(m, op, count, False, False)
+    _add(m, op, False, False)
 
 
 @native(OPERATION)
-def branch_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """dx, which the join has begun, and dy."""
-    _add(m, op, count, True, True)
+    _add(m, op, True, True)
 
 
 @native(OPERATION)
-def join(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """y + x, of the x that was copied."""
-    _add(m, op, count, False, True)
+    _add(m, op, False, True)
 
 
 @native(OPERATION)
-def join_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """dx = dy."""
-    _add(m, op, count, True, False)
+    _add(m, op, True, False)
 
 
 @native(OPERATION)
-def place(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """x + the first rows of the weight, in place."""
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
         for i in range(op[f.RUN]):
             m[at + i] += m[op[f.WEIGHT] + i]
 
 
 @native(OPERATION)
-def place_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Every example's gradient is added to that of the weight."""
-    add_rows(m, op[f.WEIGHT] + to, op[f.DX], op[f.XS], count, op[f.RUN])
+    add_rows(m, op[f.DWEIGHT], op[f.DX], op[f.XS], op[f.COUNT], op[f.RUN])
 
 
 class Copied(Operation):

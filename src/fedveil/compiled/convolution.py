@@ -31,9 +31,7 @@ from fedveil.compiled.window import pair, pool, pool_numbers, pooled, windows
 
 
 @native(OPERATION)
-def convolve(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Every output is its window's product with a filter, and the bias."""
     filters, row, length = op[f.OC], op[f.ROW], op[f.KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[f.TURNED], op[f.OUTPUT]
@@ -42,7 +40,7 @@ def convolve(
             for t in range(length):
                 place = op[f.WEIGHT] + (k * op[f.KH] + r) * row + t
                 m[turned + (r * length + t) * lanes + k] = m[place]
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         origin = op[f.X] + n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
         for i in range(op[f.ZH]):
             out = z + i * op[f.ZW] * lanes
@@ -63,19 +61,17 @@ def convolve(
 
 
 @native(OPERATION)
-def convolve_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
-    """The gradients of x, and those of the filters and the bias added `to` entries behind them."""
+def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """The gradients of x, and those of the filters and the bias."""
     if op[f.DX] >= 0:
         border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]
-        fill(m, op[f.DX] - border, count * op[f.XS], np.float32(0))
+        fill(m, op[f.DX] - border, op[f.COUNT] * op[f.XS], np.float32(0))
     if op[f.POOLED]:
-        _meet_all_winners(m, w, op, count, to)
+        _meet_all_winners(m, w, op)
     else:
-        _meet_all(m, op, count, to)
+        _meet_all(m, op)
     for r in range(op[f.OC] * op[f.KH]):
-        place, length = op[f.WEIGHT] + to + r * op[f.ROW], op[f.KW] * op[f.C]
+        place, length = op[f.DWEIGHT] + r * op[f.ROW], op[f.KW] * op[f.C]
         fill(m, place + length, op[f.ROW] - length, np.float32(0))
 
 
@@ -84,49 +80,49 @@ _TURNS = 16
 
 
 @compiled()
-def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s, count: int, to: int) -> None:
+def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s) -> None:
     filters, row, rows, windows = op[f.OC], op[f.ROW], op[f.KH], op[f.OH] * op[f.OW]
     lanes = (filters + 7) // 8 * 8
     border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]
     for k in range(filters):
         places, values, found = op[f.LISTS], op[f.VALUES], 0
-        for n in range(0, count, _TURNS):
+        for n in range(0, op[f.COUNT], _TURNS):
             found = list_winners(
                 m, op[f.DY] + n * op[f.YS] + k * op[f.YF], op[f.YR], op[f.YC], op[f.YS],
                 w, op[f.PLACES] + n * windows * lanes + k, op[f.OW] * lanes, lanes,
-                windows * lanes, op[f.OH], op[f.OW], min(_TURNS, count - n),
+                windows * lanes, op[f.OH], op[f.OW], min(_TURNS, op[f.COUNT] - n),
                 w, places, m, values, found,
             )  # fmt: skip
-        weight = op[f.WEIGHT] + k * rows * row
+        filter = k * rows * row
         if op[f.DX] >= 0:
             call(
                 op[f.MEET_WINNERS],
-                m, op[f.DX] - border, op[f.XR], m, weight, row, rows, row,
+                m, op[f.DX] - border, op[f.XR], m, op[f.WEIGHT] + filter, row, rows, row,
                 w, places, m, values, found, 1,
             )  # fmt: skip
         call(
             op[f.MEET_WINNERS],
-            m, op[f.X] - border, op[f.XR], m, weight + to, row, rows, row,
+            m, op[f.X] - border, op[f.XR], m, op[f.DWEIGHT] + filter, row, rows, row,
             w, places, m, values, found, 0,
         )  # fmt: skip
         if op[f.BIASED]:
-            m[op[f.BIAS] + to + k] += total(m, values, found)
+            m[op[f.DBIAS] + k] += total(m, values, found)
 
 
 @compiled()
-def _meet_all(m: Float32s, op: Int64s, count: int, to: int) -> None:
+def _meet_all(m: Float32s, op: Int64s) -> None:
     """The same where every output may have a gradient."""
     filters, row, rows, z, part = op[f.OC], op[f.ROW], op[f.KH], op[f.OUTPUT], op[f.PARTS]
     lanes, change = (filters + 7) // 8 * 8, op[f.VALUES]
     fill(m, change, filters * rows * row, np.float32(0))
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for i in range(op[f.OH]):
             for j in range(op[f.OW]):
                 at = op[f.DY] + n * op[f.YS] + i * op[f.YR] + j * op[f.YC]
                 for k in range(filters):
                     m[z + (i * op[f.OW] + j) * lanes + k] = m[at + k * op[f.YF]]
         if op[f.BIASED]:
-            add_rows(m, op[f.BIAS] + to, z, lanes, op[f.OH] * op[f.OW], filters)
+            add_rows(m, op[f.DBIAS], z, lanes, op[f.OH] * op[f.OW], filters)
         border = n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
         for r in range(rows):
             call(
@@ -147,7 +143,7 @@ def _meet_all(m: Float32s, op: Int64s, count: int, to: int) -> None:
                         at = op[f.DX] + border + (i * op[f.SH] + r) * op[f.XR]
                         at += j * op[f.SW] * op[f.XC]
                         add_rows(m, at, part + (j * rows + r) * row, 0, 1, op[f.KW] * op[f.C])
-    add_rows(m, op[f.WEIGHT] + to, change, 0, 1, filters * rows * row)
+    add_rows(m, op[f.DWEIGHT], change, 0, 1, filters * rows * row)
 
 
 class Pooled(nn.Module):

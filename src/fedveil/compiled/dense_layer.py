@@ -28,9 +28,9 @@ from fedveil.compiled.row_passes import add_rows, are_finite
 
 
 @compiled()
-def _shares(op: Int64s, count: int) -> tuple[int, int, int, int]:
+def _shares(op: Int64s) -> tuple[int, int, int, int]:
     """How many products there are, of how many rows, and from a row of x and of y to the next."""
-    runs, xs, ys = op[f.RUNS], op[f.C], op[f.OC]
+    count, runs, xs, ys = op[f.COUNT], op[f.RUNS], op[f.C], op[f.OC]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
     if op[f.XS] == runs * xs and op[f.YS] == runs * ys:  # examples follow each other without a gap
@@ -55,11 +55,9 @@ def _has_zeros(
 
 
 @native(OPERATION)
-def dense(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """y = x W' + b, of every example or of every token of each."""
-    times, rows, xs, ys = _shares(op, count)
+    times, rows, xs, ys = _shares(op)
     for n in range(times):
         x, y = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
         if op[f.ACROSS]:
@@ -90,15 +88,13 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 
 @native(OPERATION)
-def dense_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
-    """The gradients of x, and those of W and b added `to` entries behind them.
+def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """The gradients of x, and those of W and b.
 
     Every gradient of x comes first: under bare SGD those of W change W itself.
     """
-    row, weight = op[f.ROW], op[f.WEIGHT] + to
-    times, rows, xs, ys = _shares(op, count)
+    row, weight = op[f.ROW], op[f.DWEIGHT]
+    times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:
         for n in range(times):
             dy, dx = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
@@ -107,7 +103,7 @@ def dense_back(
         a, am, outputs = op[f.DY] + n * op[f.YS], ys, op[f.OC]
         b, bm, inputs = op[f.X] + n * op[f.XS], xs, op[f.C]
         if op[f.BIASED]:
-            add_rows(m, op[f.BIAS] + to, a, ys, rows, outputs)
+            add_rows(m, op[f.DBIAS], a, ys, rows, outputs)
         if op[f.ACROSS]:
             a, am, outputs, b, bm, inputs = b, bm, inputs, a, am, outputs
         if _has_zeros(m, a, am, b, bm, rows, outputs, inputs):

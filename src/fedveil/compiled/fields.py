@@ -13,6 +13,8 @@ from __future__ import annotations
     X, XS, XR, XC, XF, DX, Y, YS, YR, YC, YF, DY, C, H, W, OC, OH, OW,
     # The weight and its row's length, the bias; whether there is one, and how they are indexed.
     WEIGHT, ROW, BIAS, BIASED, AR, AC, AF,
+    # Where gradients of the two are added: behind them, or to them under bare SGD.
+    DWEIGHT, DBIAS,
     # A window's rows and columns, its steps and its border; a convolution's own output.
     KH, KW, SH, SW, PH, PW, ZH, ZW,
     # Whether a pooling follows, whose windows are these.
@@ -29,7 +31,9 @@ from __future__ import annotations
     # Whether a token sees none of those that follow; whether a weight is inputs by outputs.
     # And how many of a weight's row are computed with: whole vectors.
     CAUSAL, ACROSS, COLUMNS,
+    # How many examples the batch has.
+    COUNT,
     # Where the code of its ways lies, and of the products.
     FORWARD, BACKWARD, PRODUCT, MEET_ROWS, MEET_WINNERS, PRODUCT_OF_FEW,
     FIELDS,
-) = range(63)  # fmt: skip
+) = range(66)  # fmt: skip

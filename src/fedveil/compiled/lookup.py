@@ -15,9 +15,9 @@ _EXACT = 1 << 24
 
 
 @compiled()
-def _meet(m: Float32s, op: Int64s, count: int, values: int, weight: int, back: bool) -> None:
+def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
     """Copy each token's row to its values, or add them to it."""
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):
             row = weight + int(m[op[f.X] + n * op[f.XS] + t]) * op[f.ROW]
             at = values + n * op[f.YS] + t * op[f.YF]
@@ -29,19 +29,15 @@ def _meet(m: Float32s, op: Int64s, count: int, values: int, weight: int, back: b
 
 
 @native(OPERATION)
-def look_up(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """A row for each token."""
-    _meet(m, op, count, op[f.Y], op[f.WEIGHT], False)
+    _meet(m, op, op[f.Y], op[f.WEIGHT], False)
 
 
 @native(OPERATION)
-def look_up_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
-    """The gradients of the rows that were looked up, added `to` entries behind them."""
-    _meet(m, op, count, op[f.DY], op[f.WEIGHT] + to, True)
+def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """The gradients of the rows that were looked up."""
+    _meet(m, op, op[f.DY], op[f.DWEIGHT], True)
 
 
 class Lookup(Operation):

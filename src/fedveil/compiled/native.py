@@ -75,6 +75,5 @@ def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
 
 
 #: What every operation takes: the float memory, the integer memory, its row of numbers, its
-#: setting, its examples' draws, how many examples, and how far behind the weights the gradients
-#: lie.
-OPERATION = "FILdFii"
+#: setting, and its examples' draws.
+OPERATION = "FILdF"

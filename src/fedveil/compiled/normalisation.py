@@ -32,13 +32,11 @@ def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
 
 
 @native(OPERATION)
-def normalise(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """The normalised values are kept, and what each group was divided by."""
     channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
     places, weights = _listed(w, op, channels)
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for group in range(op[f.GROUPS]):
             x, total, squares = op[f.X] + n * op[f.XS] + group * channels * op[f.XF], 0.0, 0.0
             for t in range(size):
@@ -59,9 +57,7 @@ def normalise(
 
 
 @native(OPERATION)
-def normalise_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """With g the gradient times the weight and x the normalised values, a group's is
 
     factor * (g - mean of g - x * mean of g x).
@@ -70,7 +66,7 @@ def normalise_back(
     places, weights = _listed(w, op, channels)
     kept, change, entries = op[f.PARTS] - op[f.DX], op[f.TURNED], op[f.ROW]
     fill(m, change, 2 * entries, np.float32(0))
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for group in range(op[f.GROUPS]):
             g, total, met = op[f.DX] + n * op[f.XS] + group * channels * op[f.XF], 0.0, 0.0
             for t in range(size):
@@ -87,8 +83,8 @@ def normalise_back(
                 at = g + w[places + t]
                 m[at] = factor * (m[at] - total / size - m[at + kept] * met / size)
     if op[f.BIASED]:
-        add_rows(m, op[f.WEIGHT] + to, change, 0, 1, entries)
-        add_rows(m, op[f.BIAS] + to, change + entries, 0, 1, entries)
+        add_rows(m, op[f.DWEIGHT], change, 0, 1, entries)
+        add_rows(m, op[f.DBIAS], change + entries, 0, 1, entries)
 
 
 @compiled(reorder=True)
@@ -101,12 +97,10 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 
 
 @native(OPERATION)
-def normalise_rows(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """The same of each token's row, which lies as it is read."""
     width, kept = op[f.W], op[f.PARTS] - op[f.X]
-    for t in range(count * op[f.C]):
+    for t in range(op[f.COUNT] * op[f.C]):
         x = op[f.X] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
         at = op[f.VALUES] + t
         m[at] = total(m, x, width) / width
@@ -123,14 +117,12 @@ def normalise_rows(
 
 
 @native(OPERATION)
-def normalise_rows_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """The gradients of the weights change nothing before the last row has met them."""
     width, kept, change = op[f.W], op[f.PARTS] - op[f.DX], op[f.TURNED]
     ends = change + 2 * width  # where two numbers become such as the others are
     fill(m, change, 2 * op[f.ROW], np.float32(0))
-    for t in range(count * op[f.C]):
+    for t in range(op[f.COUNT] * op[f.C]):
         g = op[f.DX] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
         if op[f.BIASED]:
             for i in range(width):
@@ -145,13 +137,13 @@ def normalise_rows_back(
         for i in range(g, g + width):
             m[i] = factor * (m[i] - mean - m[i + kept] * met)
     if op[f.BIASED]:
-        add_rows(m, op[f.WEIGHT] + to, change, 0, 1, width)
-        add_rows(m, op[f.BIAS] + to, change + width, 0, 1, width)
+        add_rows(m, op[f.DWEIGHT], change, 0, 1, width)
+        add_rows(m, op[f.DBIAS], change + width, 0, 1, width)
 
 
 class NormOfGroups(Operation):
     layer: nn.GroupNorm | nn.LayerNorm
-    forward, backward = normalise, normalise_back
+    forward, backward = norm_groups, norm_groups_back
 
     def written(self) -> Value:
         self.setting = self.layer.eps
@@ -179,7 +171,7 @@ class NormOfGroups(Operation):
 class NormOfRows(NormOfGroups):
     """Of each token's row."""
 
-    forward, backward = normalise_rows, normalise_rows_back
+    forward, backward = norm_rows, norm_rows_back
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
         tokens, _, width = self.x.shape

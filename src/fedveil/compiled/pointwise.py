@@ -24,12 +24,10 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 @native(OPERATION)
-def curve(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """An activation. It keeps its output where a later operation changes it in place; or its input,
     which for GELU alone does not follow from it."""
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
             x = op[f.X] + begin
@@ -58,13 +56,11 @@ def curve(
 
 
 @native(OPERATION)
-def curve_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def curve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """The gradient of what came in, from that of what went out."""
     if op[f.DX] < 0:
         return
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
             g, kept = op[f.DX] + begin, op[f.PARTS] + begin
@@ -91,9 +87,9 @@ def curve_back(
 
 
 @compiled()
-def _drop(m: Float32s, op: Int64s, count: int, p: float, draws: Float32s, at: int) -> None:
+def _drop(m: Float32s, op: Int64s, p: float, draws: Float32s, at: int) -> None:
     share = 0.0 if p >= 1 else 1 / (1 - p)
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = at + n * op[f.XS] + run * op[f.RUN_STEP]
             draw = n * op[f.EACH] + op[f.DRAWS] + run * op[f.RUN]
@@ -102,19 +98,15 @@ def _drop(m: Float32s, op: Int64s, count: int, p: float, draws: Float32s, at: in
 
 
 @native(OPERATION)
-def drop(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Dropout, by draws of which each example has a row."""
-    _drop(m, op, count, setting, draws, op[f.X])
+    _drop(m, op, setting, draws, op[f.X])
 
 
 @native(OPERATION)
-def drop_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """The same draws drop the same values of the gradient."""
-    _drop(m, op, count, setting, draws, op[f.DX])
+    _drop(m, op, setting, draws, op[f.DX])
 
 
 class _InPlace(Operation):

@@ -84,10 +84,11 @@ class Model:
             value.place = memory.floats(batch * value.size) + value.inside
             unwanted = value is first.x is not first.y
             value.gradient = -1 if unwanted else memory.floats(batch * value.size) + value.inside
-        rows, draws = list[Row](), 0
+        rows, draws, behind = list[Row](), 0, self.size if states else 0
         for i, op in enumerate(self._operations):
             changed = any(later.y is op.x for later in self._operations[i + 1 :])
-            rows.append(_row(op, kind) | op.numbers(memory, batch, changed) | {f.DRAWS: draws})
+            own = op.numbers(memory, batch, changed) | {f.DRAWS: draws}
+            rows.append(_row(op, kind, behind) | own)
             draws += op.draws
         ends = [_geometry(value, value) | {f.H: prod(value.shape)} for value in self._ends]
         ends[0][f.FORWARD] = steps.read_in.address(kind)
@@ -108,10 +109,11 @@ def _table(rows: Iterable[Row]) -> Int64s:
     return np.array([[row.get(column, 0) for column in range(f.FIELDS)] for row in rows])
 
 
-def _row(op: Operation, kind: npt.DTypeLike) -> Row:
-    """What the row of each operation says, the addresses of its code among it."""
+def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:
+    """What the row of each operation says; its weights' gradients lie so far behind them."""
     return _geometry(op.x, op.y) | {
         f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row, f.BIASED: int(op.biased),
+        f.DWEIGHT: op.weight + behind, f.DBIAS: op.bias + behind,
         f.FORWARD: op.forward.address(kind), f.BACKWARD: op.backward.address(kind),
         **{which: PRODUCTS[which].address(kind) for which in op.products},
     }  # fmt: skip

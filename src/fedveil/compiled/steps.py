@@ -26,11 +26,10 @@ def train(
     `first` is the first operation that has weights, `y` is where the targets lie, and `weights`
     are those of their classes. `begun`: m holds the weights of `start`, as it does afterwards.
     """
-    size, to = len(start), 0
+    size = len(start)
     if kind >= 0 or not begun:
         m[:size] = start
     if kind >= 0:
-        to = size
         m[size : 4 * size] = 0
     begin, step, examples = 0, 0, len(order) // epochs
     while begin < len(order):
@@ -42,9 +41,10 @@ def train(
         )  # fmt: skip
         some = draws.ctypes.data + begin * draws.shape[1] * draws.itemsize
         for i in range(len(ops)):
+            ops[i, f.COUNT] = count
             call(
                 ops[i, f.FORWARD], m.ctypes.data, w.ctypes.data, ops[i].ctypes.data, settings[i],
-                some, count, to,
+                some,
             )  # fmt: skip
         call(
             ends[1, f.FORWARD], m.ctypes.data, ends[1].ctypes.data, y, rows.ctypes.data,
@@ -53,7 +53,7 @@ def train(
         for i in range(len(ops) - 1, first - 1, -1):
             call(
                 ops[i, f.BACKWARD], m.ctypes.data, w.ctypes.data, ops[i].ctypes.data, settings[i],
-                some, count, to,
+                some,
             )  # fmt: skip
         if kind >= 0:
             take_step(m, size, start, kind, plan, step)

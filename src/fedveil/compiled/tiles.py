@@ -10,10 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from fedveil.compiled.vector_code import INT, Code
+from fedveil.compiled.vector_code import INT, SMALL, Code, vector_code
 
 #: So many rows are reached from one pointer: what an x86 address can say.
 _GROUP = 3
@@ -29,62 +27,48 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
     Nothing is added where what would be has a row stride below 0.
     """
 
-    @intrinsic
-    def tile(typing: Any, c: Any, c0: Any, cm: Any, d: Any, d0: Any, dm: Any,
+    @vector_code(lanes)
+    def tile(code: Code, c: Any, c0: Any, cm: Any, d: Any, d0: Any, dm: Any,
              a: Any, a0: Any, am: Any, ak: Any, ao: Any,
-             b: Any, b0: Any, bk: Any, bo: Any, m: Any, k: Any, o: Any) -> Any:  # fmt: skip
-        i = types.int64
-        signature = types.void(c, i, i, d, i, i, a, i, i, i, i, b, i, i, i, i, i, i)
+             b: Any, b0: Any, bk: Any, bo: Any, m: Any, k: Any, o: Any) -> None:  # fmt: skip
+        builder = code.builder
+        c_at, d_at, a_at, b_at = code.at(c, c0), code.at(d, d0), code.at(a, a0), code.at(b, b0)
+        alone = builder.icmp_signed("<", dm, code.number(0))
+        dm = builder.select(alone, code.number(0), dm)
+        columns = [code.number(lanes * v) for v in range(vectors)]
 
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            code = Code(context, builder, lanes, c.dtype)
-            c_, c0, cm, d_, d0, dm, a_, a0, am, ak, ao, b_, b0, bk, bo, m, k, o = given
-            c_at, d_at = code.at(c_, c0), code.at(d_, d0)
-            alone = builder.icmp_signed("<", dm, code.number(0))
-            dm = builder.select(alone, code.number(0), dm)
-            a_at = code.at(a_, a0)
-            b_at = code.at(b_, b0)
-            columns = [code.number(lanes * v) for v in range(vectors)]
+        def write(rows: int) -> None:
+            far = [builder.mul(am, code.number(row)) for row in range(0, rows, _GROUP)]
+            near = [builder.mul(am, code.number(row)) for row in range(_GROUP)]
 
-            def write(rows: int) -> None:
-                groups = range(0, rows, _GROUP)
-                far = [builder.mul(am, code.number(row)) for row in groups]
-                near = [builder.mul(am, code.number(row)) for row in range(_GROUP)]
-                sums = code.zeros(rows * vectors)
+            def outer(turn: Any, values: list[Any]) -> Any:
+                a_row, b_row, *sums = values
 
-                def outer(turn: Any, values: list[Any]) -> Any:
-                    a_row, b_row, *sums = values
+                def inner(turn: Any, values: list[Any]) -> Any:
+                    b_here, *values = values
+                    a_here, sums = values[: len(far)], values[len(far) :]
+                    bs = [code.load(code.at(b_here, column)) for column in columns]
+                    new = []
+                    for row in range(rows):
+                        place = code.at(a_here[row // _GROUP], near[row % _GROUP])
+                        one, at = code.spread(place), row * vectors
+                        new += [code.fma(one, x, s) for x, s in zip(bs, sums[at:], strict=False)]
+                    return [code.at(b_here, bk), *(code.at(p, ak) for p in a_here), *new]
 
-                    def inner(turn: Any, values: list[Any]) -> Any:
-                        b_here, *values = values
-                        a_here, sums = values[: len(far)], values[len(far) :]
-                        bs = [code.load(code.at(b_here, column)) for column in columns]
-                        new = []
-                        for row in range(rows):
-                            place = code.at(a_here[row // _GROUP], near[row % _GROUP])
-                            one, at = code.spread(place), row * vectors
-                            new += [
-                                code.fma(one, x, s) for x, s in zip(bs, sums[at:], strict=False)
-                            ]
-                        return [code.at(b_here, bk), *(code.at(p, ak) for p in a_here), *new]
+                a_rows = [code.at(a_row, offset) for offset in far]
+                made = code.loop(k, [b_row, *a_rows, *sums], inner)
+                return [code.at(a_row, ao), code.at(b_row, bo), *made[1 + len(far) :]]
 
-                    a_rows = [code.at(a_row, offset) for offset in far]
-                    made = code.loop(k, [b_row, *a_rows, *sums], inner)
-                    return [code.at(a_row, ao), code.at(b_row, bo), *made[1 + len(far) :]]
+            sums = code.loop(o, [a_at, b_at, *code.zeros(rows * vectors)], outer)[2:]
+            for row in range(rows):
+                for v, column in enumerate(columns):
+                    total = sums[row * vectors + v]
+                    place = code.at(d_at, builder.mul(dm, code.number(row)), column)
+                    both = builder.fadd(code.load(place), total)
+                    place = code.at(c_at, builder.mul(cm, code.number(row)), column)
+                    code.store(builder.select(alone, total, both), place)
 
-                sums = code.loop(o, [a_at, b_at, *sums], outer)[2:]
-                for row in range(rows):
-                    for v, column in enumerate(columns):
-                        total = sums[row * vectors + v]
-                        place = code.at(d_at, builder.mul(dm, code.number(row)), column)
-                        both = builder.fadd(code.load(place), total)
-                        place = code.at(c_at, builder.mul(cm, code.number(row)), column)
-                        code.store(builder.select(alone, total, both), place)
-
-            code.by_number(m, rows, write)
-            return context.get_dummy_value()
-
-        return signature, generate
+        code.by_number(m, rows, write)
 
     return tile
 
@@ -97,56 +81,44 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
     follow are brought near meanwhile.
     """
 
-    @intrinsic
-    def tile(typing: Any, x: Any, c0: Any, cm: Any, d0: Any, a0: Any, am: Any, b0: Any, bm: Any,
-             m: Any, k: Any) -> Any:  # fmt: skip
-        signature = types.void(x, *[types.int64] * 9)
+    @vector_code(lanes)
+    def tile(code: Code, x: Any, c0: Any, cm: Any, d0: Any, a0: Any, am: Any, b0: Any, bm: Any,
+             m: Any, k: Any) -> None:  # fmt: skip
+        builder = code.builder
+        whole = builder.sdiv(k, code.number(lanes))
+        end = builder.mul(whole, code.number(lanes))
+        left = builder.sub(k, end)
 
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            code = Code(context, builder, lanes, x.dtype)
-            x_, c0, cm, d0, a0, am, b0, bm, m, k = given
-            whole = builder.sdiv(k, code.number(lanes))
-            left = builder.sub(k, builder.mul(whole, code.number(lanes)))
-            some = ir.VectorType(code.scalar, across)
+        def starts(base: Any, stride: Any, count: int) -> list[Any]:
+            return [code.at(x, base, builder.mul(stride, code.number(i))) for i in range(count)]
 
-            def write(rows: int) -> None:
-                def starts(base: Any, stride: Any, count: int) -> list[Any]:
-                    return [
-                        code.at(x_, base, builder.mul(stride, code.number(i))) for i in range(count)
-                    ]
+        def write(rows: int) -> None:
+            places = starts(a0, am, rows) + starts(b0, bm, across)
+            after = starts(builder.add(b0, builder.mul(bm, code.number(across))), bm, across)
 
-                places = starts(a0, am, rows) + starts(b0, bm, across)
-                following = starts(
-                    builder.add(b0, builder.mul(bm, code.number(across))), bm, across
-                )
+            def meet(sums: list[Any], at: Any, read: Any) -> list[Any]:
+                values = [read(code.load(code.at(place, at))) for place in places]
+                pairs = [(a, b) for a in values[:rows] for b in values[rows:]]
+                return [code.fma(a, b, s) for (a, b), s in zip(pairs, sums, strict=True)]
 
-                def meet(sums: list[Any], at: Any, read: Any) -> list[Any]:
-                    values = [read(code.load(code.at(place, at))) for place in places]
-                    pairs = [(a, b) for a in values[:rows] for b in values[rows:]]
-                    return [code.fma(a, b, s) for (a, b), s in zip(pairs, sums, strict=True)]
+            def vector(turn: Any, sums: list[Any]) -> list[Any]:
+                at = builder.mul(turn, code.number(lanes))
+                for place in after:
+                    code.fetch(code.at(place, at))
+                return meet(sums, at, lambda value: value)
 
-                def vector(turn: Any, sums: list[Any]) -> list[Any]:
-                    at = builder.mul(turn, code.number(lanes))
-                    for place in following:
-                        code.fetch(code.at(place, at))
-                    return meet(sums, at, lambda value: value)
+            def rest(turn: Any, sums: list[Any]) -> list[Any]:
+                return meet(sums, end, lambda value: code.part(value, left))
 
-                def rest(turn: Any, sums: list[Any]) -> list[Any]:
-                    end = builder.mul(whole, code.number(lanes))
-                    return meet(sums, end, lambda value: code.part(value, left))
+            sums = code.loop(whole, code.zeros(rows * across), vector)
+            over = builder.zext(builder.icmp_signed(">", left, code.number(0)), INT)
+            sums = code.loop(over, sums, rest)
+            added = code.load(code.at(x, d0), ir.VectorType(code.scalar, across))
+            for row, place in enumerate(starts(c0, cm, rows)):
+                total = code.sums(sums[row * across : (row + 1) * across])
+                code.store(builder.fadd(added, total), place)
 
-                sums = code.loop(whole, code.zeros(rows * across), vector)
-                over = builder.zext(builder.icmp_signed(">", left, code.number(0)), INT)
-                sums = code.loop(over, sums, rest)
-                added = code.load(code.at(x_, d0), some)
-                for row, place in enumerate(starts(c0, cm, rows)):
-                    total = code.sums(sums[row * across : (row + 1) * across])
-                    code.store(builder.fadd(added, total), place)
-
-            code.by_number(m, rows, write)
-            return context.get_dummy_value()
-
-        return signature, generate
+        code.by_number(m, rows, write)
 
     return tile
 
@@ -160,56 +132,45 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
     window.
     """
 
-    @intrinsic
-    def tile(typing: Any, x: Any, f: Any, f0: Any, fr: Any, p: Any, p0: Any, g: Any, g0: Any,
-             count: Any, xr: Any, m: Any, column: Any, back: Any) -> Any:  # fmt: skip
-        i = types.int64
-        signature = types.void(x, f, i, i, p, i, g, i, i, i, i, i, i)
+    @vector_code(lanes)
+    def tile(code: Code, x: Any, f: Any, f0: Any, fr: Any, p: Any, p0: Any, g: Any, g0: Any,
+             count: Any, xr: Any, m: Any, column: Any, back: Any) -> None:  # fmt: skip
+        builder = code.builder
+        x_at, f_at, p_at, g_at = code.at(x, column), code.at(f, f0), code.at(p, p0), code.at(g, g0)
 
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            code = Code(context, builder, lanes, x.dtype)
-            x_, f_, f0, fr, p_, p0, g_, g0, count, xr, m, column, back = given
-            x_at = code.at(x_, column)
-            f_at = code.at(f_, f0)
-            p_at, g_at = code.at(p_, p0), code.at(g_, g0)
+        def write(rows: int, back: bool) -> None:
+            def places(base: Any, stride: Any) -> list[Any]:
+                return [
+                    code.at(base, builder.mul(stride, code.number(row)), code.number(lanes * v))
+                    for row in range(rows)
+                    for v in range(vectors)
+                ]
 
-            def write(rows: int, back: bool) -> None:
-                def places(base: Any, stride: Any) -> list[Any]:
+            held = [code.load(place) for place in places(f_at, fr)]
+
+            def one(turn: Any, values: list[Any]) -> list[Any]:
+                offset = builder.load(code.at(p_at, turn), typ=SMALL)
+                value = code.spread(code.at(g_at, turn))
+                under = places(code.at(x_at, builder.sext(offset, INT)), xr)
+                if not back:
                     return [
-                        code.at(base, builder.mul(stride, code.number(row)), code.number(lanes * v))
-                        for row in range(rows)
-                        for v in range(vectors)
+                        code.fma(value, code.load(place), total)
+                        for place, total in zip(under, values, strict=True)
                     ]
+                for place, weights in zip(under, held, strict=True):
+                    code.store(code.fma(value, weights, code.load(place)), place)
+                return []
 
-                held = [code.load(place) for place in places(f_at, fr)]
-                zeros = code.zeros(len(held))
+            made = code.loop(count, [] if back else code.zeros(len(held)), one)
+            for place, total in zip(places(f_at, fr), made, strict=False):
+                code.store(builder.fadd(code.load(place), total), place)
 
-                def one(turn: Any, values: list[Any]) -> list[Any]:
-                    offset = builder.load(code.at(p_at, turn), typ=context.get_value_type(p.dtype))
-                    value = code.spread(code.at(g_at, turn))
-                    under = places(code.at(x_at, builder.sext(offset, INT)), xr)
-                    if not back:
-                        return [
-                            code.fma(value, code.load(place), total)
-                            for place, total in zip(under, values, strict=True)
-                        ]
-                    for place, weights in zip(under, held, strict=True):
-                        code.store(code.fma(value, weights, code.load(place)), place)
-                    return []
-
-                made = code.loop(count, [] if back else zeros, one)
-                for place, total in zip(places(f_at, fr), made, strict=False):
-                    code.store(builder.fadd(code.load(place), total), place)
-
-            spreads = builder.icmp_signed("!=", back, code.number(0))
-            with builder.if_else(spreads) as (then, otherwise):
-                with then:
-                    code.by_number(m, rows, lambda rows: write(rows, True))
-                with otherwise:
-                    code.by_number(m, rows, lambda rows: write(rows, False))
-            return context.get_dummy_value()
-
-        return signature, generate
+        spreads = builder.icmp_signed("!=", back, code.number(0))
+        with builder.if_else(spreads) as (then, otherwise):
+            with then:
+                code.by_number(m, rows, lambda rows: write(rows, True))
+            with otherwise:
+                code.by_number(m, rows, lambda rows: write(rows, False))
 
     return tile
 
@@ -218,62 +179,52 @@ def largest_tile(lanes: int) -> Any:
     """A function that finds the largest of a window's values in every lane, and where it lies.
 
     Its arguments are (values, the window's place, row stride, column stride, rows, columns, the
-    places' first, row step, column step, where the largest go: array and place, where their places
-    go: array and place). Of equal values the first is taken, and NaN wins, as in torch.
+    places' first, row step, column step, where the largest go, where their places go: array and
+    place). Of equal values the first is taken, and NaN wins, as in torch.
     """
 
-    @intrinsic
-    def tile(typing: Any, z: Any, z0: Any, zr: Any, zc: Any, rows: Any, columns: Any, first: Any,
-             row_step: Any, column_step: Any, y0: Any, p: Any, p0: Any) -> Any:  # fmt: skip
-        i = types.int64
-        signature = types.void(z, i, i, i, i, i, i, i, i, i, p, i)
+    @vector_code(lanes)
+    def tile(code: Code, z: Any, z0: Any, zr: Any, zc: Any, rows: Any, columns: Any, first: Any,
+             row_step: Any, column_step: Any, y0: Any, p: Any, p0: Any) -> None:  # fmt: skip
+        builder, z_at = code.builder, code.at(z, z0)
+        places = ir.VectorType(SMALL, lanes)
 
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            code = Code(context, builder, lanes, z.dtype)
-            z_, z0, zr, zc, rows, columns, first, row_step, column_step, y0, p_, p0 = given
-            base = z_
-            z_at = code.at(base, z0)
-            place_type = ir.VectorType(ir.IntType(32), lanes)
+        def all_lanes(number: Any) -> Any:
+            return code.all_lanes(builder.trunc(number, SMALL), SMALL)
 
-            def all_lanes(number: Any) -> Any:
-                return code.all_lanes(builder.trunc(number, place_type.element), place_type.element)
+        def meet(r: Any, c: Any, best: list[Any]) -> list[Any]:
+            """How far a place is from the first is the same for every window."""
+            value = code.load(code.at(z_at, builder.mul(r, zr), builder.mul(c, zc)))
+            far = builder.add(builder.mul(r, row_step), builder.mul(c, column_step))
+            larger = builder.fcmp_ordered(">", value, best[0])
+            take = builder.or_(larger, builder.fcmp_unordered("!=", value, value))
+            here = all_lanes(far)
+            return [builder.select(take, value, best[0]), builder.select(take, here, best[1])]
 
-            def meet(r: Any, c: Any, best: list[Any]) -> list[Any]:
-                """How far a place is from the first is the same for every window."""
-                value = code.load(code.at(z_at, builder.mul(r, zr), builder.mul(c, zc)))
-                far = builder.add(builder.mul(r, row_step), builder.mul(c, column_step))
-                larger = builder.fcmp_ordered(">", value, best[0])
-                take = builder.or_(larger, builder.fcmp_unordered("!=", value, value))
-                here = all_lanes(far)
-                return [builder.select(take, value, best[0]), builder.select(take, here, best[1])]
+        def write(best: list[Any]) -> None:
+            code.store(best[0], code.at(z, y0))
+            pointer = builder.bitcast(code.at(p, p0), places.as_pointer())
+            builder.store(builder.add(best[1], all_lanes(first)), pointer, align=4)
 
-            def write(best: list[Any]) -> None:
-                code.store(best[0], code.at(base, y0))
-                pointer = builder.bitcast(code.at(p_, p0), place_type.as_pointer())
-                builder.store(builder.add(best[1], all_lanes(first)), pointer, align=4)
+        def row(r: Any, best: list[Any]) -> Any:
+            return code.loop(columns, best, lambda c, best: meet(r, c, best))
 
-            def row(r: Any, best: list[Any]) -> Any:
-                return code.loop(columns, best, lambda c, best: meet(r, c, best))
-
-            zero, one, two = (code.number(number) for number in range(3))
-            start = [code.load(z_at), ir.Constant(place_type, None)]
-            square = builder.and_(
-                builder.icmp_signed("==", rows, two), builder.icmp_signed("==", columns, two)
-            )
-            with builder.if_else(square) as (then, otherwise):
-                with then:
-                    write(meet(one, one, meet(one, zero, meet(zero, one, start))))
-                with otherwise:
-                    write(code.loop(rows, start, row))
-            return context.get_dummy_value()
-
-        return signature, generate
+        zero, one, two = (code.number(number) for number in range(3))
+        start = [code.load(z_at), ir.Constant(places, None)]
+        square = builder.and_(
+            builder.icmp_signed("==", rows, two), builder.icmp_signed("==", columns, two)
+        )
+        with builder.if_else(square) as (then, otherwise):
+            with then:
+                write(meet(one, one, meet(one, zero, meet(zero, one, start))))
+            with otherwise:
+                write(code.loop(rows, start, row))
 
     return tile
 
 
-@intrinsic
-def _list_winners(typing: Any, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any, p0: Any, pi: Any,
+@vector_code(8, gives=True)
+def list_winners(code: Code, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any, p0: Any, pi: Any,
                  pj: Any, pn: Any, rows: Any, columns: Any, count: Any, places: Any, places0: Any,
                  values: Any, values0: Any, found: Any) -> Any:  # fmt: skip
     """Append what is not zero to two lists that have `found` already; gives how many then.
@@ -281,43 +232,27 @@ def _list_winners(typing: Any, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: An
     Of rows, columns and examples, the last in turns, each has its strides in g, and in p the places
     that go with it. There is no branch: a zero is written too, and then the next over it.
     """
-    i = types.int64
-    signature = i(g, i, i, i, i, p, i, i, i, i, i, i, i, p, i, g, i, i)
+    builder = code.builder
+    bits = ir.IntType(32 if isinstance(code.scalar, ir.FloatType) else 64)
+    places_at, values_at = code.at(places, places0), code.at(values, values0)
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        code = Code(context, builder, 8, g.dtype)
-        (g_, g0, gi, gj, gn, p_, p0, pi, pj, pn, rows, columns, count, places_, places0, values_,
-         values0, found) = given  # fmt: skip
-        bits = ir.IntType(32 if isinstance(code.scalar, ir.FloatType) else 64)
-        places_at, values_at = code.at(places_, places0), code.at(values_, values0)
+    def one(turn: Any, values: list[Any]) -> list[Any]:
+        g_at, p_at, found = values
+        value = builder.load(builder.bitcast(g_at, bits.as_pointer()), typ=bits)
+        place = builder.load(p_at, typ=SMALL)
+        builder.store(value, builder.bitcast(code.at(values_at, found), bits.as_pointer()))
+        builder.store(place, code.at(places_at, found))
+        some = builder.icmp_unsigned("!=", builder.shl(value, bits(1)), bits(0))
+        return [code.at(g_at, gn), code.at(p_at, pn), builder.add(found, builder.zext(some, INT))]
 
-        def one(turn: Any, values: list[Any]) -> list[Any]:
-            g_at, p_at, found = values
-            value = builder.load(builder.bitcast(g_at, bits.as_pointer()), typ=bits)
-            place = builder.load(p_at, typ=ir.IntType(32))
-            target = builder.bitcast(code.at(values_at, found), bits.as_pointer())
-            builder.store(value, target)
-            builder.store(place, code.at(places_at, found))
-            some = builder.icmp_unsigned("!=", builder.shl(value, bits(1)), bits(0))
-            return [
-                code.at(g_at, gn),
-                code.at(p_at, pn),
-                builder.add(found, builder.zext(some, INT)),
-            ]
+    def column(turn: Any, values: list[Any]) -> list[Any]:
+        g_at, p_at, found = values
+        found = code.loop(count, [g_at, p_at, found], one)[2]
+        return [code.at(g_at, gj), code.at(p_at, pj), found]
 
-        def column(turn: Any, values: list[Any]) -> list[Any]:
-            g_at, p_at, found = values
-            found = code.loop(count, [g_at, p_at, found], one)[2]
-            return [code.at(g_at, gj), code.at(p_at, pj), found]
+    def row(turn: Any, values: list[Any]) -> list[Any]:
+        g_at, p_at, found = values
+        found = code.loop(columns, [g_at, p_at, found], column)[2]
+        return [code.at(g_at, gi), code.at(p_at, pi), found]
 
-        def row(turn: Any, values: list[Any]) -> list[Any]:
-            g_at, p_at, found = values
-            found = code.loop(columns, [g_at, p_at, found], column)[2]
-            return [code.at(g_at, gi), code.at(p_at, pi), found]
-
-        return code.loop(rows, [code.at(g_, g0), code.at(p_, p0), found], row)[2]
-
-    return signature, generate
-
-
-list_winners: Any = _list_winners
+    return code.loop(rows, [code.at(g, g0), code.at(p, p0), found], row)[2]

@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import binding, ir
+from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
 
-INT, _SMALL = ir.IntType(64), ir.IntType(32)
+INT, SMALL = ir.IntType(64), ir.IntType(32)
 _cgutils: Any = cgutils
+_types: Any = types
 #: With AVX-512 there are four times as many bytes of registers as elsewhere.
 WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
 
@@ -53,9 +56,9 @@ class Code:
     def fetch(self, place: Any) -> None:
         """Have what lies at a place brought near, if it is anything: nothing waits for it."""
         byte = ir.IntType(8).as_pointer()
-        function = ir.FunctionType(ir.VoidType(), [byte, _SMALL, _SMALL, _SMALL])
+        function = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
         fetch = _cgutils.get_or_insert_function(self.builder.module, function, "llvm.prefetch.p0")
-        self.builder.call(fetch, [self.builder.bitcast(place, byte), *map(_SMALL, (0, 2, 1))])
+        self.builder.call(fetch, [self.builder.bitcast(place, byte), *map(SMALL, (0, 2, 1))])
 
     def spread(self, place: Any) -> Any:
         """A vector that holds one entry in all its lanes."""
@@ -73,8 +76,8 @@ class Code:
         """A vector that holds a number in all its lanes."""
         many = self.vector.count
         nowhere = ir.Constant(ir.VectorType(kind, many), ir.Undefined)
-        one = self.builder.insert_element(nowhere, number, _SMALL(0))
-        lanes = ir.Constant(ir.VectorType(_SMALL, many), None)
+        one = self.builder.insert_element(nowhere, number, SMALL(0))
+        lanes = ir.Constant(ir.VectorType(SMALL, many), None)
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
@@ -84,7 +87,7 @@ class Code:
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
             """Lanes of the two, and those that lie so far behind them, added."""
             first, second = (
-                builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_SMALL, len(low)), which))
+                builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(SMALL, len(low)), which))
                 for which in (list(low), [lane + step for lane in low])
             )
             return builder.fadd(first, second)
@@ -150,3 +153,33 @@ class Code:
             write(number)
             builder.branch(end)
         builder.position_at_end(end)
+
+
+def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function for compiled loops of one that writes its instructions.
+
+    That is given the `Code` and what the loops give: memories, the first of them of floats, and
+    whole numbers. `gives`: a whole number comes back.
+    """
+
+    def make(write: Callable[..., Any]) -> Any:
+        @intrinsic
+        def written(typing: Any, *arguments: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+                values = [
+                    context.cast(builder, value, kind, _types.int64)
+                    if isinstance(kind, types.Integer)
+                    else value
+                    for value, kind in zip(
+                        _cgutils.unpack_tuple(builder, given[0]), arguments, strict=True
+                    )
+                ]
+                found = write(Code(context, builder, lanes, arguments[0].dtype), *values)
+                return found if gives else context.get_dummy_value()
+
+            given_back = _types.int64 if gives else _types.void
+            return given_back(_types.StarArgTuple(arguments)), generate
+
+        return written
+
+    return make

@@ -49,25 +49,21 @@ def pool(
 
 
 @native(OPERATION)
-def largest(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """A max-pooling that follows no convolution."""
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         at = n * op[f.XS]
         pool(m, w, op, n, op[f.X] + at, op[f.XR], op[f.XC], at, (op[f.XR], op[f.XC]))
 
 
 @native(OPERATION)
-def largest_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Each gradient goes to where the largest was."""
     if op[f.DX] < 0:
         return
     lanes = (op[f.OC] + 7) // 8 * 8
-    fill(m, op[f.DX], count * op[f.XS], np.float32(0))
-    for n in range(count):
+    fill(m, op[f.DX], op[f.COUNT] * op[f.XS], np.float32(0))
+    for n in range(op[f.COUNT]):
         for i in range(op[f.OH]):
             for j in range(op[f.OW]):
                 at = op[f.DY] + n * op[f.YS] + i * op[f.YR] + j * op[f.YC]
@@ -77,13 +73,13 @@ def largest_back(
 
 
 @compiled()
-def _average(m: Float32s, op: Int64s, count: int, back: bool) -> None:
+def _average(m: Float32s, op: Int64s, back: bool) -> None:
     if back:
         if op[f.DX] < 0:
             return
-        fill(m, op[f.DX], count * op[f.XS], np.float32(0))
+        fill(m, op[f.DX], op[f.COUNT] * op[f.XS], np.float32(0))
     share = np.float32(1) / np.float32(op[f.QKH] * op[f.QKW])
-    for n in range(count):
+    for n in range(op[f.COUNT]):
         for i in range(op[f.OH]):
             for j in range(op[f.OW]):
                 top, left = i * op[f.QSH] - op[f.QPH], j * op[f.QSW] - op[f.QPW]
@@ -102,19 +98,15 @@ def _average(m: Float32s, op: Int64s, count: int, back: bool) -> None:
 
 
 @native(OPERATION)
-def average(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def average(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """The mean of a window, whose border counts as zeros."""
-    _average(m, op, count, False)
+    _average(m, op, False)
 
 
 @native(OPERATION)
-def average_back(
-    m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s, count: int, to: int
-) -> None:
+def average_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Each gradient is spread evenly."""
-    _average(m, op, count, True)
+    _average(m, op, True)
 
 
 def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
