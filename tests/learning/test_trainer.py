@@ -66,6 +66,24 @@ def test_convolutional_nets(
         np.testing.assert_allclose(update, by_torch(model, plan(), client), atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: nn.Sequential(nn.GroupNorm(1, 3), nn.Conv2d(3, 4, 3)),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3).requires_grad_(False), nn.GroupNorm(2, 4)),
+    ],
+)
+def test_a_norm_of_what_wants_no_gradient_does_not_end_the_process(
+    made: Callable[[], nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(made(), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 5 * 6, 3))
+    cohort = clients((3, 7, 8), 3, (9, 6))
+    updates = train(LoopTrainer(copy.deepcopy(model), plan()), model, cohort)
+    for client, update in zip(cohort, updates, strict=True):
+        np.testing.assert_allclose(update, by_torch(model, plan(), client), atol=2e-6)
+
+
 def test_clients_do_not_see_each_other() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))

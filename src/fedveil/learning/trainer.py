@@ -168,6 +168,7 @@ class LoopTrainer(OneByOne):
         self._device = torch.device(device)
         self._plan = plan
         self._images = any(isinstance(module, nn.Conv2d) for module in model.modules())
+        self._norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
         self._model = model.to(self._device)
         if self._images:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -177,6 +178,14 @@ class LoopTrainer(OneByOne):
         self._outputs = computing(self._model, plan.precision, self._device)
 
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
+        hooks = [norm.register_forward_pre_hook(_lying_plainly) for norm in self._norms]
+        try:
+            self._train_alone(start, client)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _train_alone(self, start: torch.Tensor, client: ClientData) -> None:
         self._layout.write(start)
         self._model.train()
         seed_torch(client.torch_seed(), self._device)
@@ -215,6 +224,14 @@ class LoopTrainer(OneByOne):
                 if self._plan.weight_decay:
                     steps = [*torch._foreach_add(steps, parameters, alpha=self._plan.weight_decay)]
                 torch._foreach_add_(parameters, steps, alpha=-self._plan.lr)
+
+
+def _lying_plainly(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """What wants no gradient, channels after one another.
+
+    torch ends the process where it goes back through a GroupNorm of what lies otherwise.
+    """
+    return tuple(x if x.requires_grad else x.contiguous() for x in inputs)
 
 
 @torch.no_grad()

@@ -382,3 +382,17 @@ def test_what_is_left_to_the_loop(layers: Sequence[nn.Module], shape: tuple[int,
     assert not compiled(nn.Sequential(*layers), plan()).serves(shape)
     for other in (plan(loss="own"), plan(corrected=True)):
         assert CompiledTrainer.of(nn.Linear(2, 2), other) is None
+
+
+def test_more_examples_than_places_can_tell_apart_are_the_loops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, cohort = (
+        nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)),
+        clients((7,), 3, (9,)),
+    )
+    trainer, by_torch = compiled(model, plan()), by_loop(model, plan(), cohort)
+    monkeypatch.setattr("fedveil.compiled.program._MOST", 1000)
+    np.testing.assert_array_equal(train(trainer, model, cohort), by_torch)
+    monkeypatch.undo()
+    assert (train(trainer, model, cohort) != by_torch).any()
