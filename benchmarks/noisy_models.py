@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.data.datasets import load
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.entropy import Seeded
 from fedveil.learning import models
-from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.learning.evaluate import evaluate
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import LoopTrainer, TrainingPlan
