@@ -114,15 +114,16 @@ def _meet_all(m: Float32s, op: Int64s) -> None:
     """The same where every output may have a gradient."""
     filters, row, rows, z, part = op[f.OC], op[f.ROW], op[f.KH], op[f.OUTPUT], op[f.PARTS]
     lanes, change = (filters + 7) // 8 * 8, op[f.VALUES]
+    biases = op[f.TURNED]  # to be written again before it is read: many small numbers come together
     fill(m, change, filters * rows * row, np.float32(0))
+    fill(m, biases, filters, np.float32(0))
     for n in range(op[f.COUNT]):
         for i in range(op[f.OH]):
             for j in range(op[f.OW]):
                 at = op[f.DY] + n * op[f.YS] + i * op[f.YR] + j * op[f.YC]
                 for k in range(filters):
                     m[z + (i * op[f.OW] + j) * lanes + k] = m[at + k * op[f.YF]]
-        if op[f.BIASED]:
-            add_rows(m, op[f.DBIAS], z, lanes, op[f.OH] * op[f.OW], filters)
+        add_rows(m, biases, z, lanes, op[f.OH] * op[f.OW], filters)
         border = n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
         for r in range(rows):
             call(
@@ -144,6 +145,8 @@ def _meet_all(m: Float32s, op: Int64s) -> None:
                         at += j * op[f.SW] * op[f.XC]
                         add_rows(m, at, part + (j * rows + r) * row, 0, 1, op[f.KW] * op[f.C])
     add_rows(m, op[f.DWEIGHT], change, 0, 1, filters * rows * row)
+    if op[f.BIASED]:
+        add_rows(m, op[f.DBIAS], biases, 0, 1, filters)
 
 
 class Pooled(nn.Module):
