@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 import sys
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ from fedveil.exits import Commands, ended
 from fedveil.job_arguments import JobPath, KeyPart, Overrides, load, remarks
 from fedveil.json_answer import AsJson, alone, answer, answering
 from fedveil.plain_text import console, document, say
+from fedveil.settings.allowed import did_you_mean
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
@@ -199,9 +201,11 @@ def audit(
 def _print_findings(folder: Path, *, json: bool) -> None:
     from fedveil.privacy.promise import Figure
     from fedveil.record.finding_lines import read_findings
+    from fedveil.record.run_folder import job_of
 
     findings = read_findings(folder)
     if not findings:
+        job_of(folder)  # what is no run's folder is told so
         raise RunFolderError(
             f"{folder} holds no findings: a run with audit.canaries has one, and `fedveil attack` "
             f"adds some"
@@ -360,7 +364,8 @@ def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) 
     from fedveil.data.datasets import fetch as download
 
     if name not in (names := [entry.name for entry in available()]):
-        raise InvalidValue(f"there is no data set {name}; the names are {', '.join(names)}")
+        near = did_you_mean(get_close_matches(name, names, 1))
+        raise InvalidValue(f"there is no data set {name}{near}; the names are {', '.join(names)}")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console()) as bars:
         task = bars.add_task(name, total=None)

@@ -577,6 +577,8 @@ def test_predictions_name_the_ids_and_the_files_classes() -> None:
         assert float(row["probability"]) == each[row["prediction"]]
     with pytest.raises(RunFolderError, match=r"told\.csv is there already"):
         PredictionFile(Path("told.csv"))
+    with pytest.raises(RunFolderError, match=r"away/told\.csv: there is no folder away"):
+        PredictionFile(Path("away/told.csv"))
 
 
 def test_predicted_numbers_are_in_the_files_unit() -> None:

@@ -27,6 +27,7 @@ from fedveil._files import write_whole
 from fedveil._validate import integer
 from fedveil.errors import CertificateError
 from fedveil.link.names import check_name
+from fedveil.record.run_folder import make_folder
 
 AUTHORITY_DAYS = 3650
 _CLOCK_SLACK = timedelta(days=1)
@@ -67,8 +68,8 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "authority.key").exists():
             _write_authority(folder)
         authority_key = _load_key(_read_key(folder / "authority.key"), folder / "authority.key")

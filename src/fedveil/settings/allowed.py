@@ -221,6 +221,8 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
         named = followed(root, (*path, NAME))[0] > end  # a name of the user's was to follow
         what = "a mapping of names to blocks of keys" if named else "a block of keys"
         hint = unspaced(value) if isinstance(value, str) else ""
+        if not named and "name" in block.model_fields and isinstance(value, str):
+            hint = hint or f"; its name is {dotted((*path, 'name'))}"
         return path, f"{dotted(path)} = {shown(value)} is not {what}{hint}"
     if path[end] == "[key]":
         return path[:end], f"{dotted(path[:end])} is a name that is not text"
