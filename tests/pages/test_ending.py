@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fedveil.federated.job import Job
+from fedveil.flower.job.app_folder import check_deployable
 from fedveil.pages.ending import Ending, ending, vertical_ending
-from fedveil.pages.read_run import ReadRun
+from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
 from fedveil.starter import DEFAULT_JOB
@@ -34,18 +35,21 @@ def ending_of(
     ended: bool = True,
     deployed: bool = False,
     settings: tuple[str, ...] = (),
+    events: tuple[str, ...] = (),
+    why: str = "the last",
 ) -> Ending:
     job = Job.load(DEFAULT_JOB, ["rounds=3", "protection=not_encrypt", *settings]).model_dump()
     job["protection"]["name"] = name
     if ended:
         (folder / "model.safetensors").touch()
     apart = ["0 clients are Flower SuperNodes; their reasons stay with them"] * deployed
-    events = [
+    said = [
         "0 began: fedveil",
         *apart,
-        *(["0 finished after round 1: the last"] if ended else []),
+        *(f"0 {event}" for event in events),
+        *([f"0 finished after round 1: {why}"] if ended else []),
     ]
-    return ending(ReadRun(folder, job, records, findings, events))
+    return ending(ReadRun(folder, job, records, findings, said))
 
 
 @pytest.mark.parametrize(
@@ -157,16 +161,66 @@ def test_the_attack_that_is_named_takes_the_run(
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("not_encrypt", "dp_encrypt"), ("pw_encrypt", "distributed_dp")]
-)
+    ("name", "other", "settings"),
+    [
+        ("not_encrypt", "dp_encrypt", ()),
+        ("not_encrypt", "dp_encrypt", ("server.aggregation=norm_bound",)),
+        ("not_encrypt", "dp_encrypt", ("server.aggregation=median",)),
+        ("pw_encrypt", "distributed_dp", ()),
+        ("pw_encrypt", "distributed_dp", (
+            "clients.number=5", "clients.fraction=1",
+            "protection.pw_encrypt.reconstruct_secrets_threshold=3",
+            "protection.pw_encrypt.active_security=true",
+        )),
+    ],
+)  # fmt: skip
 def test_the_position_that_is_named_takes_the_job_of_the_folder(
-    name: str, other: str, tmp_path: Path
+    name: str, other: str, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    job = Job(rounds=3, model="logistic").under(name)
-    (tmp_path / "job.yaml").write_text(job.to_yaml())
-    text = ending_of(tmp_path, record(math.inf), name=name).next.text
+    own = (f"protection={name}", "model=logistic", *settings)
+    (tmp_path / "job.yaml").write_text(Job.load(None, own).to_yaml())
+    text = ending_of(tmp_path, record(math.inf), name=name, settings=own).next.text
     _, _, path, *more = split(text.split("`")[1])
-    assert Job.load(Path(path), more[1::2]).protection.name == other
+    again = Job.load(Path(path), more[1::2])
+    assert again.protection.name == other
+    asked = "median" if "server.aggregation=median" in settings else "mean"
+    assert again.server.aggregation == asked
+    if other == "distributed_dp":
+        held = again.protection
+        assert held.distributed_dp.active_security == held.pw_encrypt.active_security
+
+
+def test_a_model_with_buffers_is_told_to_be_changed_first(tmp_path: Path) -> None:
+    text = ending_of(tmp_path, record(math.inf), events=(f"{BUFFERS}1.running_mean",)).next.text
+    assert text.startswith("with a model without the buffers 1.running_mean, `fedveil run ")
+
+
+@pytest.mark.parametrize("epsilon", [2.0, math.inf])
+def test_examples_of_several_inputs_are_attacked_by_their_reports(
+    epsilon: float, tmp_path: Path
+) -> None:
+    text = ending_of(tmp_path, record(epsilon), events=(f"{SEVERAL}a, b",)).next.text
+    assert f"`fedveil attack distinguish {tmp_path}`" in text
+    assert "membership" not in text
+
+
+def test_deploying_is_named_without_what_a_simulator_alone_does(tmp_path: Path) -> None:
+    settings = ("simulation.dropouts.report=0.2", "evaluation.clients=0.2", "audit.canaries=9")
+    own = Job.load(DEFAULT_JOB, ["protection=dp_encrypt", *settings])
+    (tmp_path / "job.yaml").write_text(own.to_yaml())
+    text = ending_of(tmp_path, record(2.0), settings=settings).next.text
+    command = next(part for part in text.split("`") if part.startswith("fedveil deploy"))
+    _, _, _, path, *more = split(command)
+    check_deployable(Job.load(Path(path), more[1::2]))
+    kept = ("clients.own_layers=[fc*]", "stopping.keep=best")
+    assert "deploy" not in ending_of(tmp_path, record(2.0), settings=kept).next.text
+
+
+@pytest.mark.parametrize("more", [{"deployed": True}, {"why": "a limit"}])
+def test_more_rounds_are_named_where_a_run_takes_them(more: dict[str, Any], tmp_path: Path) -> None:
+    last = record(2.0, auc=0.6)
+    assert f"`fedveil run --resume {tmp_path}" in ending_of(tmp_path, last).next.text
+    assert "`" not in ending_of(tmp_path, last, **more).next.text
 
 
 def test_a_model_that_has_hardly_learnt_is_helped_first(tmp_path: Path) -> None:

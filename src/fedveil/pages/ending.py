@@ -6,17 +6,20 @@ The first screen of a run's page and the last lines of its command are these.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fedveil.errors import JobError
+from fedveil.federated.job import Job
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.promised import RUN, figure_of, meaning
-from fedveil.pages.read_run import ReadRun
+from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.promise import Promise
 from fedveil.protections.positions import POSITIONS
 from fedveil.protections.pw_encrypt import PWEncrypt
+from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.record.measures import best, deciding, figures, word
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import JOB
@@ -143,40 +146,74 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
         )
     figure = figure_of(last, RUN)
     if figure.promise == "none" and run.job["protection"]["name"] == PWEncrypt.name:
+        again = _switched(run, job, "distributed_dp")
         return (
             "put noise into the sum",
-            f"`{_switched(run, job, 'distributed_dp')}` trains the same with noise that every "
-            f"client adds a part of: the sum alone promises nothing",
+            f"{again} with noise that every client adds a part of: the sum alone promises nothing",
         )
     if figure.promise == "none":
+        again = _switched(run, job, "dp_encrypt")
         return (
             "put a protection in the switch",
-            f"`{_switched(run, job, 'dp_encrypt')}` trains the same with noise in every report; "
-            f"{_attack(run, folder)}",
+            f"{again} with noise in every report; {_attack(run, folder)}",
         )
     if figure.promise not in ("strong", "meaningful"):
         return "ask for a stronger promise", _stronger(run, job)
     if last.get("auc", 1.0) < _LITTLE_AUC:
-        return (
-            "help it learn",
-            f"more clients in a round stand more noise; `fedveil run --resume {folder} --set "
-            f"rounds=N` gives it more rounds, which cost more epsilon",
-        )
-    trials = "; ".join(_trials(run, folder, job))
-    return "try to refute it" if run.deployed else "try to refute it, then deploy it", trials
+        longer = "more rounds help too, and cost more epsilon"
+        if not run.deployed and run.stopped is None:
+            longer = (
+                f"`fedveil run --resume {folder} --set rounds=N` gives it more rounds, which cost "
+                f"more epsilon"
+            )
+        return "help it learn", f"more clients in a round stand more noise; {longer}"
+    deploying = _deploying(run, job)
+    tried = deploying and run.findings
+    trials = "; ".join(filter(None, ["" if tried else _attack(run, folder), deploying]))
+    return "try to refute it, then deploy it" if deploying else "try to refute it", trials
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """The run's job again under a position that takes clients to count equally."""
-    by_size = run.job["server"]["weighting"] == "by_size"
-    equal = " --set server.weighting=equal" if by_size else ""
-    return f"fedveil run {job} --set protection={position}{equal}"
+    """The run's job again under a position with noise, and what must be set for that besides.
+
+    Such a position takes clients to count equally, and shortens reports before they are combined.
+    """
+    changes = {"protection": position}
+    if run.job["server"]["weighting"] == "by_size":
+        changes["server.weighting"] = "equal"
+    if run.job["server"]["aggregation"] not in POSITIONS[position].combinations:
+        changes["server.aggregation"] = "mean"
+    settings = [f"{key}={value}" for key, value in changes.items()]
+    if run.job["protection"]["name"] == PWEncrypt.name and not _taken(run, settings):
+        settings += _shared_alike(run.job["protection"][PWEncrypt.block], position)
+    command = " ".join([f"fedveil run {job}", *(f"--set {setting}" for setting in settings)])
+    if buffers := run.said(BUFFERS):
+        return f"with a model without the buffers {buffers}, `{command}` trains it"
+    return f"`{command}` trains the same"
+
+
+def _taken(run: ReadRun, settings: Sequence[str]) -> bool:
+    """Whether the run's job is a job with these settings on top."""
+    try:
+        Job.read(run.job, settings)
+    except JobError:
+        return False
+    return True
+
+
+def _shared_alike(held: Mapping[str, Any], position: str) -> list[str]:
+    """The settings with which secrets are shared as a block says that has the same keys."""
+    return [
+        f"protection.{position}.{key}={str(held[key]).lower()}"
+        for key, field in SecureSumSettings.model_fields.items()
+        if held[key] != field.default
+    ]
 
 
 def _attack(run: ReadRun, folder: str) -> str:
     """An attack that takes the run's job; where none does, the trial of all mechanisms."""
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
-    if not own and run.job["task"] == "classification":
+    if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
         return f"`fedveil attack membership {folder}` asks the model whom it was trained on"
     if not own and run.last["unit"] == "client":
         return f"`fedveil attack distinguish {folder}` tells two clients by their reports"
@@ -190,11 +227,19 @@ def _stronger(run: ReadRun, job: str) -> str:
     return f"`fedveil budget {job} --target-epsilon 2` finds the parameter for a meaningful one"
 
 
-def _trials(run: ReadRun, folder: str, job: str) -> Iterator[str]:
-    if run.deployed or not run.findings:
-        yield _attack(run, folder)
-    if not run.deployed:
-        yield f"`fedveil deploy DIR {job}` takes the job to other machines"
+def _deploying(run: ReadRun, job: str) -> str:
+    """How the run's job is deployed, without what a simulator alone does; empty where it is not."""
+    kept = run.job["stopping"]
+    judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
+    if run.deployed or (run.job["clients"]["own_layers"] and judged):
+        return ""
+    alone = {
+        "simulation.dropouts": ("{}", run.job["simulation"]["dropouts"]),
+        "audit.canaries": ("0", run.job["audit"]["canaries"]),
+        "evaluation.clients": ("0", run.job["evaluation"]["clients"]),
+    }
+    settings = [f" --set {key}={none}" for key, (none, value) in alone.items() if value]
+    return f"`fedveil deploy DIR {job}{''.join(settings)}` takes the job to other machines"
 
 
 def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
