@@ -37,6 +37,11 @@ def test_a_job_is_attacked_in_a_new_folder(command: Command, tmp_path: Path) -> 
     code, _, err = command("attack", "distinguish", str(folder))
     assert code == Exit.FAILED
     assert err == f"error: {folder} holds no finished run: it has no model.safetensors\n"
+    code, _, err = command("run", "--resume", str(folder))
+    assert code == Exit.FAILED
+    assert (
+        err == f"error: {folder} holds what attacks found of a job, and no run that could go on\n"
+    )
     code, _, err = command("attack", "distinguish", *SMALL, "--out", str(folder))
     assert (code, err) == (Exit.FAILED, f"error: {folder} is not empty: name another folder\n")
 

@@ -17,6 +17,8 @@ import typer
 from cold_commands import Case, End, ends
 from fedveil import __main__, cli, plain_text
 from fedveil.exits import Exit
+from fedveil.federated.job import Job
+from fedveil.vertical.vertical_job import VerticalJob
 from folders import DOCS
 
 Command = Callable[..., tuple[int, str, str]]
@@ -291,6 +293,24 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
             "`fedveil run` trains it\n",
         )
     assert "another kind" not in command("run", "neither.yaml")[2]
+
+
+def test_a_run_of_the_other_kind_is_told_its_command(command: Command, tmp_path: Path) -> None:
+    for folder, job in (("split", VerticalJob()), ("federated", Job())):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "job.yaml").write_text(job.to_yaml())
+    goes_on = "that goes on with such a run\n"
+    code, _, err = command("run", "--resume", "split")
+    assert code == Exit.WRONG
+    assert err.startswith("error: split/job.yaml is a job of another kind")
+    assert err.endswith(f"it is `fedveil vertical run --resume` {goes_on}")
+    assert len(err.splitlines()) == 1
+    for words in (("run", "--resume"), ("evaluate",), ("predict",), ("generate",)):
+        code, _, err = command("vertical", *words, "federated")
+        assert code == Exit.WRONG
+        assert err.startswith("error: federated/job.yaml is a job of another kind")
+        assert err.endswith(f"it is `fedveil run --resume` {goes_on}")
+        assert len(err.splitlines()) == 1
 
 
 MISSING = [

@@ -18,7 +18,7 @@ from fedveil import attack_cli, compare_cli, pages_cli, reproduce_cli, vertical_
 from fedveil._version import __version__
 from fedveil.errors import ClaimRefuted, InvalidValue, JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, ended
-from fedveil.job_arguments import JobPath, KeyPart, Overrides, load, remarks
+from fedveil.job_arguments import JobPath, KeyPart, Overrides, job_of_run, load, remarks
 from fedveil.json_answer import AsJson, alone, answer, answering
 from fedveil.plain_text import console, document, say
 from fedveil.settings.allowed import did_you_mean
@@ -81,9 +81,6 @@ def run(
     json: AsJson = False,
 ) -> None:
     """Train: every round's figures as they come, and everything in the run's folder."""
-    from fedveil.federated.job import Job
-    from fedveil.record.run_folder import job_of
-
     # What needs torch is imported after what may be wrong with the job.
     if resume is not None:
         others = [key for key in overrides or [] if key.partition("=")[0].strip() != "rounds"]
@@ -92,7 +89,7 @@ def run(
                 ["--resume takes the run's own job: no JOB or --out beside it, and no --set but "
                  "--set rounds=N"]
             )  # fmt: skip
-        rounds = Job.load(job_of(resume), overrides or []).rounds
+        rounds = job_of_run(resume, overrides).rounds
         train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
     else:
         settings = load(job, overrides, default=DEFAULT_JOB)

@@ -61,6 +61,22 @@ def load(
     return job
 
 
+def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
+    """The job of a run that is gone on with; of a vertical run it is said what takes it."""
+    from fedveil.federated.job import Job
+    from fedveil.record.run_folder import job_of
+
+    path = job_of(folder)
+    try:
+        return Job.load(path, overrides or [])
+    except JobError:
+        from fedveil.vertical.vertical_job import VerticalJob
+
+        goes_on = "it is `fedveil vertical run --resume` that goes on with such a run"
+        refuse_other_kind(path, Job, VerticalJob, goes_on)
+        raise
+
+
 def remarks(kind: str, texts: Iterable[str]) -> None:
     """A line for each on standard error."""
     for text in texts:
