@@ -180,6 +180,12 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
             Exit.WRONG,
             "there is no data set mnits (did you mean mnist?)",
         ),
+        (("run", "--set", "rounds", "3"), Exit.WRONG, "--set rounds 3 is written --set rounds=3"),
+        (
+            ("vertical", "show", "--set", "epochs", "3"),
+            Exit.WRONG,
+            "--set epochs 3 is written --se",
+        ),
         (("init", "x", "--template", "imag"), Exit.WRONG, "--template imag is not one of image, "),
         (("run", "--set", "data=mnist"), Exit.WRONG, "data = 'mnist' is not a block of keys; its "),
         (("run", "--resum", "x"), Exit.WRONG, "there is no option --resum (did you mean --resume"),

@@ -10,7 +10,7 @@ import typer
 
 from fedveil.errors import JobError
 from fedveil.plain_text import remark
-from fedveil.settings.yaml_file import refuse_other_kind, refuse_their_vertical
+from fedveil.settings.yaml_file import refuse_other_kind, refuse_parted, refuse_their_vertical
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
@@ -42,6 +42,7 @@ def load(
     """
     from fedveil.federated.job import Job
 
+    refuse_parted(path, overrides)
     if path is None:
         path = default
     else:

@@ -71,7 +71,7 @@ class ComparisonFolder:
             known = before.comparison.solutions
             return cls(before._folder, replace(comparison, solutions=known))
         name = f"compare-{comparison.job.name}"
-        opened = RunFolder.create(path, name, "fedveil compare")
+        opened = RunFolder.create(path, name, None)
         stack.callback(opened.close)
         return cls(opened, comparison)
 

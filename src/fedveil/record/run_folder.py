@@ -52,10 +52,10 @@ class RunFolder:
             none = (_LOCK, TRACEBACK)
             if any(e.name not in none and e.suffix != PARTIAL for e in path.iterdir()):
                 lock.close()
-                others = f", or go on with that run by `{command} --resume {path}`"
-                raise RunFolderError(
-                    f"{path} is not empty: name another folder{others if command else ''}"
-                )
+                others = ""
+                if command and (path / JOB).exists():
+                    others = f", or go on with that run by `{command} --resume {path}`"
+                raise RunFolderError(f"{path} is not empty: name another folder{others}")
             return cls(path, lock)
 
     @classmethod

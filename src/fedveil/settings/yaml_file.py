@@ -130,6 +130,14 @@ def read(path: str | FilePath) -> dict[str, Any]:
     return data
 
 
+def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
+    """Raise JobError for `--set KEY VALUE`, of which the value is taken for a job's file."""
+    keys = [text for text in overrides or () if "=" not in text]
+    if path is not None and len(keys) == 1 and not path.exists():
+        key, value = allowed.plain(keys[0]), allowed.plain(str(path))
+        raise JobError([f"--set {key} {value} is written --set {key}={value}"])
+
+
 def refuse_their_vertical(path: str | FilePath | None) -> None:
     """Raise JobError where a file is one of MindSpore Federated's for a party of a split model."""
     held = {} if path is None else read(path)
