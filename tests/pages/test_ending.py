@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from shlex import split
@@ -13,8 +14,10 @@ from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import check_deployable
 from fedveil.pages.ending import Ending, ending, vertical_ending
 from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
+from fedveil.pages.vertical_page import answers
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
+from fedveil.record.account_lines import ACCOUNTS
 from fedveil.starter import DEFAULT_JOB
 from fedveil.vertical.vertical_job import VerticalJob
 
@@ -246,6 +249,26 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     assert "embedding_dp.reuse=true" in told.next.text
     assert (bare.promise.value, bare.promise.tone) == ("nothing", "poor")
     assert "--set privacy.embedding_dp.eps=1" in bare.next.text
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("epsilon", [None, 50.0, 1.0])
+def test_a_party_by_itself_is_named_no_command_that_takes_all(
+    epsilon: float | None, ended: bool, tmp_path: Path
+) -> None:
+    """One party's folder is refused by `fedveil attack` and by `fedveil vertical run --resume`."""
+    party = tmp_path / "bank"
+    party.mkdir()
+    for name in ("model.safetensors", "metrics.jsonl", "events.log"):
+        (party / name).touch()
+    if ended:
+        (party / "events.log").write_text("0 began: fedveil\n0 finished after step 2: the last\n")
+    accounts = [] if epsilon is None else [Line(epsilon, 1e-5, "an example in the run")]
+    (party / ACCOUNTS).write_text("".join(json.dumps(line._asdict()) + "\n" for line in accounts))
+    text = answers(ReadRun(tmp_path, VerticalJob().model_dump(), [], [], [])).next.text
+    assert str(tmp_path / "job.yaml") not in text
+    assert f"attack features {tmp_path}" not in text
+    assert ("--resume" in text) == (not ended)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,13 @@ def ending(run: ReadRun) -> Ending:
     return Ending(_quality(run, last), _promise(last), Fact(_NEXT, *_next(run, last)))
 
 
-def vertical_ending(run: ReadRun, leader: ReadRun, accounts: Sequence[Line]) -> Ending:
-    """Of a vertical run; `accounts` are those of all its parties."""
+def vertical_ending(
+    run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
+) -> Ending:
+    """Of a vertical run; `accounts` are those of all its parties.
+
+    `apart`: only one of them is here, and the others are on machines of their own.
+    """
     shown = [
         f"{key.removeprefix('test_')} {value:.4f}"
         for key, value in leader.last.items()
@@ -68,7 +73,8 @@ def vertical_ending(run: ReadRun, leader: ReadRun, accounts: Sequence[Line]) -> 
         else f"for {worst.what}: the most that the account of any party says",
         "poor" if worst is None else TONES[worst.figure.promise],
     )
-    return Ending(quality, promise, Fact(_NEXT, *_next_of_vertical(run, leader, worst)))
+    following = _next_apart if apart else _next_of_vertical
+    return Ending(quality, promise, Fact(_NEXT, *following(run, leader, worst)))
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
@@ -261,3 +267,23 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
             f"{attack} {folder}` shows what it tells without",
         )
     return "try to refute it", f"`fedveil attack {attack} {folder}`"
+
+
+def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
+    """Of one party: what all must do, and what takes all of them in one process."""
+    if leader.ended is None or not leader.finished:
+        folder = quote(str(run.folder))
+        return "let it end", f"with `--resume {folder}`, this party's command goes on"
+    if worst is None:
+        return "protect what crosses", "`privacy.embedding_dp.eps: 1` in every party's job does"
+    if worst.figure.thin:
+        return (
+            "ask for a stronger promise",
+            "an example pays for all that crosses of it: fewer bits, fewer epochs, and "
+            "`privacy.embedding_dp.reuse: true` in every party's job",
+        )
+    return (
+        "try to refute it",
+        "`fedveil attack` takes a run of all parties in one process, which `fedveil vertical run` "
+        "makes where their data may be",
+    )
