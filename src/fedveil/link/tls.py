@@ -100,6 +100,8 @@ def _check_parties(folder: Path, parties: Sequence[str]) -> None:
     taken = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
     for party in parties:
         check_name("the party", party)
+        if parties.count(party) > 1:
+            raise CertificateError(f"the party {party} is named twice")
         if party in taken:
             raise CertificateError(
                 f"{folder / party} is there already: remove it first to make new certificates"
