@@ -37,6 +37,11 @@ def test_a_job_is_attacked_in_a_new_folder(command: Command, tmp_path: Path) -> 
     code, _, err = command("attack", "distinguish", str(folder))
     assert code == Exit.FAILED
     assert err == f"error: {folder} holds no finished run: it has no model.safetensors\n"
+    code, _, err = command("run", "--resume", str(folder))
+    assert code == Exit.FAILED
+    assert (
+        err == f"error: {folder} holds what attacks found of a job, and no run that could go on\n"
+    )
     code, _, err = command("attack", "distinguish", *SMALL, "--out", str(folder))
     assert (code, err) == (Exit.FAILED, f"error: {folder} is not empty: name another folder\n")
 
@@ -56,6 +61,11 @@ def test_a_run_is_attacked_in_its_own_folder(command: Command, tmp_path: Path) -
         "error: `fedveil attack membership` attacks the model of a run as the run made it: "
         "--protection and --set are for a job file\n"
     )
+    code, _, err = command("attack", "repetition", "mine", "--out", "other")
+    assert (code, err) == (
+        Exit.WRONG, "error: --out is for a job file: what is found of a run is written to mine\n"
+    )  # fmt: skip
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_is_wrong_is_said_before_anything_is_tried(command: Command, tmp_path: Path) -> None:
@@ -70,6 +80,18 @@ def test_what_is_wrong_is_said_before_anything_is_tried(command: Command, tmp_pa
     assert code == Exit.FAILED
     assert err.startswith("error: the model does not begin with a dense layer, its bias and a ReLU")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_vertical_run_takes_no_settings_beside_it(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.yaml").write_text(VerticalJob().to_yaml())
+    for beside, said in (
+        ("--set", "--set is for a job file"),
+        ("--out", "--out is for a job file"),
+    ):
+        code, _, err = command("attack", "features", "run", beside, "epochs=2")
+        assert code == Exit.WRONG
+        assert said in err
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_every_problem_of_a_job_is_told_at_once(command: Command, tmp_path: Path
     ("arguments", "code", "sentence"),
     [
         (("run", "missing.yaml"), 2, "missing.yaml"),
-        (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: it has no job.yaml"),
+        (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: there is no such fold"),
         (("run", "--resume", "x", "--set", "seed=2"), 2, "--resume takes the run's own job"),
         (("run", "--set", "data.name=mnist", "--set", "protection=not_encrypt"), 1, "mnist"),
         (("data", "fetch", "digits"), 1, "digits has no download"),
@@ -227,6 +227,7 @@ def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, f
 def test_audit_of_a_folder_without_findings_says_how_to_get_some(
     command: Command, tmp_path: Path
 ) -> None:
+    (tmp_path / "job.yaml").touch()
     code, _, err = command("audit", str(tmp_path))
     assert code == 1
     assert "holds no findings: a run with audit.canaries has one" in err

@@ -70,6 +70,18 @@ def test_without_plotly_there_is_the_text_and_a_note(
     assert (tmp_path / "c" / "comparison.md").is_file()
 
 
+def test_a_folder_of_something_else_is_not_said_to_be_a_comparison(
+    command: Command, job: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "job.yaml").touch()
+    code, _, err = command("compare", job, "--out", "c")
+    assert (code, err) == (Exit.FAILED, "error: c is not empty: name another folder\n")
+    (tmp_path / "c" / "job.yaml").rename(tmp_path / "c" / "mine.txt")
+    code, _, err = command("run", job, "--out", "c")
+    assert (code, err) == (Exit.FAILED, "error: c is not empty: name another folder\n")
+
+
 def test_an_interrupted_comparison_says_how_to_go_on(
     command: Command, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ import typer
 from cold_commands import Case, End, ends
 from fedveil import __main__, cli, plain_text
 from fedveil.exits import Exit
+from fedveil.federated.job import Job
+from fedveil.vertical.vertical_job import VerticalJob
 from folders import DOCS
 
 Command = Callable[..., tuple[int, str, str]]
@@ -121,6 +123,22 @@ def test_ctrl_c_at_a_process(tmp_path: Path) -> None:
     assert (process.returncode, err) == (Exit.INTERRUPTED, "interrupted\n")
 
 
+def test_ctrl_c_while_the_program_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "cut.py").write_text(
+        "import sys\nfrom fedveil.__main__ import main\n"
+        "class Cut:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'fedveil.exits':\n"
+        "            exec('raise KeyboardInterrupt')\n"
+        "sys.meta_path.insert(0, Cut())\nmain()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "cut", "budget"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (Exit.INTERRUPTED, "interrupted\n")
+
+
 def test_ctrl_c_while_text_is_executed(tmp_path: Path) -> None:
     (tmp_path / "cut.py").write_text(
         "import click\nfrom fedveil.cli import main\n"
@@ -173,7 +191,19 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
             Exit.WRONG,
             "model=resnet18 cannot be read: No such file or directory; --set model=resnet18 sets a",
         ),
-        (("data", "fetch", "mnits"), Exit.WRONG, "there is no data set mnits; the names are digi"),
+        (
+            ("data", "fetch", "mnits"),
+            Exit.WRONG,
+            "there is no data set mnits (did you mean mnist?)",
+        ),
+        (("run", "--set", "rounds", "3"), Exit.WRONG, "--set rounds 3 is written --set rounds=3"),
+        (
+            ("vertical", "show", "--set", "epochs", "3"),
+            Exit.WRONG,
+            "--set epochs 3 is written --se",
+        ),
+        (("init", "x", "--template", "imag"), Exit.WRONG, "--template imag is not one of image, "),
+        (("run", "--set", "data=mnist"), Exit.WRONG, "data = 'mnist' is not a block of keys; its "),
         (("run", "--resum", "x"), Exit.WRONG, "there is no option --resum (did you mean --resume"),
         (("run", "a.yaml", "b.yaml"), Exit.WRONG, "Got unexpected extra argument (b.yaml)"),
         (
@@ -206,6 +236,66 @@ def test_what_goes_wrong_is_one_sentence_and_its_code(
     assert len(err.splitlines()) == 1
 
 
+NEED_A_RUN = [
+    ("audit",), ("report",), ("watch",), ("run", "--resume"), ("vertical", "run", "--resume"),
+    ("vertical", "evaluate"), ("vertical", "predict"), ("vertical", "generate"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [*NEED_A_RUN, ("compare", "--resume")], ids=" ".join)
+def test_what_is_no_runs_folder_is_told_so(
+    command: Command, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    held, what = ("job.yaml", "a run's") if words in NEED_A_RUN else ("comparison.yaml", "a compar")
+    (tmp_path / held).touch()
+    for name, why in (
+        ("nowhere", "there is no such folder"),
+        ("file", "it is a file"),
+        ("empty", f"it has no {held}"),
+        (f"./{held}", "it is a file: its folder is ."),
+    ):
+        code, out, err = command(*words, name)
+        assert (code, out) == (Exit.FAILED, ""), name
+        assert err.startswith(f"error: {Path(name)} is not {what}")
+        assert err.endswith(f" folder: {why}\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("run",), ("budget",), ("compare",), ("job", "show"), ("job", "convert"), ("vertical", "show"),
+     ("deploy", "app")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_folder_in_place_of_a_jobs_file_is_told_so(
+    command: Command, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    said = "error: folder is a folder, and a job's file is wanted"
+    assert command(*words, "folder") == (Exit.WRONG, "", f"{said}\n")
+    (tmp_path / "folder" / "job.yaml").write_text("name: x\n")
+    assert command(*words, "folder")[2] == f"{said}: its job is folder/job.yaml\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("init",), ("deploy",), ("vertical", "certificates", "--party", "a"),
+     ("reproduce", "signds-table", "--scale", "small", "--out"),
+     ("attack", "distinguish", "--set", "model=logistic", "--out")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_file_where_a_folder_is_to_be_made_is_told_so(
+    command: Command, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    for place in ("file", "file/in/it"):
+        code, _, err = command(*words, place)
+        assert code == Exit.FAILED
+        assert err.endswith(f"error: {place} cannot be written: file is a file, not a folder\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path: Path) -> None:
     (tmp_path / "split.yaml").write_text("name: x\nepochs: 2\ntask: tables\n")
     (tmp_path / "federated.yaml").write_text("name: x\nrounds: 2\nmodel: mlp\n")
@@ -225,6 +315,24 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
             "`fedveil run` trains it\n",
         )
     assert "another kind" not in command("run", "neither.yaml")[2]
+
+
+def test_a_run_of_the_other_kind_is_told_its_command(command: Command, tmp_path: Path) -> None:
+    for folder, job in (("split", VerticalJob()), ("federated", Job())):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "job.yaml").write_text(job.to_yaml())
+    goes_on = "that goes on with such a run\n"
+    code, _, err = command("run", "--resume", "split")
+    assert code == Exit.WRONG
+    assert err.startswith("error: split/job.yaml is a job of another kind")
+    assert err.endswith(f"it is `fedveil vertical run --resume` {goes_on}")
+    assert len(err.splitlines()) == 1
+    for words in (("run", "--resume"), ("evaluate",), ("predict",), ("generate",)):
+        code, _, err = command("vertical", *words, "federated")
+        assert code == Exit.WRONG
+        assert err.startswith("error: federated/job.yaml is a job of another kind")
+        assert err.endswith(f"it is `fedveil run --resume` {goes_on}")
+        assert len(err.splitlines()) == 1
 
 
 MISSING = [

@@ -71,6 +71,8 @@ def test_built_in_names_are_told() -> None:
     with pytest.raises(InvalidValue) as caught:
         own_code.load("c", key="key = 'c'", error=InvalidValue, built_in=("a", "b"))
     assert str(caught.value) == "key = 'c' is neither one of a, b nor package.module:function"
+    with pytest.raises(InvalidValue, match=r"function \(did you mean table\?\)$"):
+        own_code.load("tabel", key="key = 'tabel'", error=InvalidValue, built_in=("table", "other"))
 
 
 def test_what_a_function_raises_is_one_sentence() -> None:

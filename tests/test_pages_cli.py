@@ -32,6 +32,16 @@ def test_report_writes_the_page_and_every_plot_beside_it(
     assert (tmp_path / "told" / "page-loss.svg").read_bytes().startswith(b"<?xml")
 
 
+def test_a_page_is_not_written_in_the_place_of_a_folder(
+    command: Command, finished: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "told").mkdir()
+    code, out, err = command("report", finished, "--out", "told")
+    assert (code, out) == (Exit.FAILED, "")
+    assert err == "error: told is a folder, and the page a file: told/report.html, say\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["told"]
+
+
 def test_report_of_several_runs_is_written_here(
     command: Command, finished: Path, tmp_path: Path
 ) -> None:

@@ -83,5 +83,5 @@ def test_a_template_that_is_not_there_is_named(command: Command) -> None:
     assert (code, err) == (
         2,
         "error: --template images is not one of image, text, table, regression, own-step, "
-        "vertical, flower\n",
+        "vertical, flower (did you mean image?)\n",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 
 def main() -> None:
@@ -11,7 +12,12 @@ def main() -> None:
     What is imported lives to the end: looking for garbage among it is a tenth of the start.
     """
     gc.disable()
-    from fedveil import cli
+    try:
+        from fedveil import cli
+    except KeyboardInterrupt:  # before `fedveil.exits` is there to say so
+        sys.stderr.write("interrupted\n")
+        exec("")  # noqa: S102 - as there
+        raise SystemExit(130) from None
 
     gc.freeze()
     gc.enable()

@@ -109,6 +109,7 @@ def _add_federated(attack: Attack) -> None:
             )  # fmt: skip
         with ExitStack() as stack:
             if run is not None:
+                _refuse_out(out, run)
                 _refuse_other(run, Job, VerticalJob, "`fedveil attack features` attacks it")
                 target = Target.of_run(run, overrides or ())
                 folder = _folder_of(run, stack)
@@ -139,6 +140,9 @@ def _add_vertical(attack: Attack) -> None:
         ended = where is not None and where.is_dir()
         with ExitStack() as stack:
             if where is not None and ended:
+                _refuse_out(out, where)
+                if overrides:
+                    raise JobError(["--set is for a job file: a run is attacked as it was made"])
                 _refuse_other(where, VerticalJob, Job, "`fedveil attack gradient` attacks it")
                 target = SplitTarget.of_run(where)
                 folder = _folder_of(where, stack)
@@ -157,6 +161,12 @@ for _attack in FEDERATED:
     _add_federated(_attack)
 for _attack in VERTICAL:
     _add_vertical(_attack)
+
+
+def _refuse_out(out: Path | None, run: Path) -> None:
+    """Raise JobError where a folder is named beside a run, whose figures are in its own."""
+    if out is not None:
+        raise JobError([f"--out is for a job file: what is found of a run is written to {run}"])
 
 
 def _refuse_other(run: Path, mine: type[BaseModel], other: type[BaseModel], command: str) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 import sys
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +18,10 @@ from fedveil import attack_cli, compare_cli, pages_cli, reproduce_cli, vertical_
 from fedveil._version import __version__
 from fedveil.errors import ClaimRefuted, InvalidValue, JobError, MissingExtra, RunFolderError
 from fedveil.exits import Commands, ended
-from fedveil.job_arguments import JobPath, KeyPart, Overrides, load, remarks
+from fedveil.job_arguments import JobPath, KeyPart, Overrides, job_of_run, load, remarks
 from fedveil.json_answer import AsJson, alone, answer, answering
 from fedveil.plain_text import console, document, say
+from fedveil.settings.allowed import did_you_mean
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
@@ -79,9 +81,6 @@ def run(
     json: AsJson = False,
 ) -> None:
     """Train: every round's figures as they come, and everything in the run's folder."""
-    from fedveil.federated.job import Job
-    from fedveil.record.run_folder import job_of
-
     # What needs torch is imported after what may be wrong with the job.
     if resume is not None:
         others = [key for key in overrides or [] if key.partition("=")[0].strip() != "rounds"]
@@ -90,7 +89,7 @@ def run(
                 ["--resume takes the run's own job: no JOB or --out beside it, and no --set but "
                  "--set rounds=N"]
             )  # fmt: skip
-        rounds = Job.load(job_of(resume), overrides or []).rounds
+        rounds = job_of_run(resume, overrides).rounds
         train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
     else:
         settings = load(job, overrides, default=DEFAULT_JOB)
@@ -199,9 +198,11 @@ def audit(
 def _print_findings(folder: Path, *, json: bool) -> None:
     from fedveil.privacy.promise import Figure
     from fedveil.record.finding_lines import read_findings
+    from fedveil.record.run_folder import job_of
 
     findings = read_findings(folder)
     if not findings:
+        job_of(folder)  # what is no run's folder is told so
         raise RunFolderError(
             f"{folder} holds no findings: a run with audit.canaries has one, and `fedveil attack` "
             f"adds some"
@@ -360,7 +361,8 @@ def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) 
     from fedveil.data.datasets import fetch as download
 
     if name not in (names := [entry.name for entry in available()]):
-        raise InvalidValue(f"there is no data set {name}; the names are {', '.join(names)}")
+        near = did_you_mean(get_close_matches(name, names, 1))
+        raise InvalidValue(f"there is no data set {name}{near}; the names are {', '.join(names)}")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console()) as bars:
         task = bars.add_task(name, total=None)

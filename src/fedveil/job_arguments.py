@@ -10,7 +10,7 @@ import typer
 
 from fedveil.errors import JobError
 from fedveil.plain_text import remark
-from fedveil.settings.yaml_file import refuse_other_kind, refuse_their_vertical
+from fedveil.settings.yaml_file import refuse_other_kind, refuse_parted, refuse_their_vertical
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
@@ -42,6 +42,7 @@ def load(
     """
     from fedveil.federated.job import Job
 
+    refuse_parted(path, overrides)
     if path is None:
         path = default
     else:
@@ -59,6 +60,22 @@ def load(
     remarks("note", notes)
     remarks("warning", job.warnings)
     return job
+
+
+def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
+    """The job of a run that is gone on with; of a vertical run it is said what takes it."""
+    from fedveil.federated.job import Job
+    from fedveil.record.run_folder import job_of
+
+    path = job_of(folder)
+    try:
+        return Job.load(path, overrides or [])
+    except JobError:
+        from fedveil.vertical.vertical_job import VerticalJob
+
+        goes_on = "it is `fedveil vertical run --resume` that goes on with such a run"
+        refuse_other_kind(path, Job, VerticalJob, goes_on)
+        raise
 
 
 def remarks(kind: str, texts: Iterable[str]) -> None:

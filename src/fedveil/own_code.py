@@ -11,6 +11,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -41,8 +42,11 @@ def load(
     """
     if not is_function(name):
         words = ", ".join(built_in)
+        near = [
+            f" (did you mean {word}?)" for word in get_close_matches(name, words.split(", "), 1)
+        ]
         raise error(
-            f"{key} is neither one of {words} nor package.module:function"
+            f"{key} is neither one of {words} nor package.module:function{''.join(near)}"
             if words
             else f"{key}: package.module:function is needed"
         )

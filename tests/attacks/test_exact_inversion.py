@@ -21,6 +21,7 @@ from fedveil.attacks.exact_inversion import (
 from fedveil.attacks.target import Target
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
+from fedveil.privacy.finding import Measured
 from fedveil.protections.reading import Reading
 
 
@@ -133,9 +134,10 @@ def test_no_gradient_gives_nothing() -> None:
     assert invert(empty, 1 << 10, np.random.default_rng(1), 2) is None
 
 
-def job(protection: str = "not_encrypt", model: str = "mlp") -> Job:
+def job(protection: str = "not_encrypt", model: str = "mlp", **training: str) -> Job:
     return Job(
         model=model,
+        training=training,
         clients={"number": 3, "fraction": 1.0},
         protection={"name": protection, "pw_encrypt": {"reconstruct_secrets_threshold": 2}},
     )
@@ -146,6 +148,16 @@ def test_a_report_of_one_step_is_inverted() -> None:
     reading = target.seen(target.updates(range(3))).readings[0]
     found = invert(of_report(target, reading), 1 << 14, np.random.default_rng(1), 4)
     assert recovered(target.dataset.train.x[target.rows(0)], found) == 4
+
+
+@pytest.mark.parametrize("client", [0, 2])
+def test_products_of_16_bits_hide_no_small_batch(client: int) -> None:
+    """Rounding is noise of some thousandths: the zeros stand out all the same."""
+    target = one_step(Target.of(job(precision="bfloat16")), 5)
+    reading = target.seen(target.updates(range(3))).readings[client]
+    gradient = of_report(target, reading)
+    found = invert(gradient, 1 << 10, np.random.default_rng(1), 5)
+    assert recovered(target.dataset.train.x[target.rows(client)], found) == 5
 
 
 @pytest.mark.parametrize("protection", ["pw_encrypt", "dp_encrypt", "signds"])
@@ -170,3 +182,13 @@ def test_the_attack_is_a_finding_and_stops_where_nothing_is_seen() -> None:
     finding = attack(Target.of(job("pw_encrypt")), "quick", Watch())
     assert [figure.value for figure in finding.figures] == [0, 0, 0]
     assert finding.figure("recovered of batches of 5").cases == 15
+    assert "16 bits" not in finding.saw
+
+
+def test_a_finding_says_what_rounding_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = Measured("recovered of batches of 5", 0.0)
+    monkeypatch.setattr(exact_inversion, "recovered_of_batches", lambda *a: (figure, None))
+    finding = attack(Target.of(job(precision="bfloat16")), "quick", Watch())
+    assert finding.saw.endswith(
+        "made by products of 16 bits: larger batches hide in the rounding, from this attack alone"
+    )

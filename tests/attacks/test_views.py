@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.attacks.target import Target
-from fedveil.errors import RunFolderError
+from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.protections.positions import POSITIONS
 
@@ -71,6 +71,16 @@ def test_a_sum_that_is_added_without_masks_is_promised_what_it_is_with_them(
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="holds no finished run: it has no model"):
         Target.of_run(tmp_path)
+
+
+def test_examples_of_several_inputs_are_refused_by_their_names() -> None:
+    job = Job(
+        data={"name": "task_parts:inputs"},
+        model="task_parts:words",
+        clients={"number": 2, "fraction": 1.0},
+    )
+    with pytest.raises(AttackImpossible, match=r"the inputs turn, words$"):
+        Target.of(job).needs_classes("membership")
 
 
 def test_other_reports_are_drawn_for_a_repetition(target: Target) -> None:

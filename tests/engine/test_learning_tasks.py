@@ -17,7 +17,7 @@ from fedveil.comparing.comparison import Asked, Comparison
 from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
 from fedveil.pages import curves
 from fedveil.pages.ending import ending
-from fedveil.pages.read_run import read_run
+from fedveil.pages.read_run import SEVERAL, read_run
 from fedveil.pages.runs_page import runs_page
 from fedveil.record.measures import word
 from fedveil.run_display import describe
@@ -78,6 +78,7 @@ def test_a_task_is_learnt_recorded_and_shown(tmp_path: Path, name: str) -> None:
     read = read_run(tmp_path / "run")
     assert ending(read).quality.value.startswith(f"{word(figure)} {last[figure]:.4f}")
     assert next(plot.name for plot in curves.quality({"run": read})) == figure
+    assert read.said(SEVERAL) == ("turn, words" if name == "inputs" else "")
     (table,) = runs_page([read]).sections[0].parts
     assert table.columns[3] == word(figure)
 

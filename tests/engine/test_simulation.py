@@ -24,6 +24,7 @@ from fedveil.errors import FedveilError, JobError, ModelInvalid, RunFolderError,
 from fedveil.federated.job import Job
 from fedveil.learning.trainer import LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
+from fedveil.pages.read_run import BUFFERS
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.not_encrypt import NotEncrypt
 from fedveil.protections.positions import POSITIONS
@@ -87,7 +88,7 @@ def test_a_run_learns_and_writes_everything_down(tmp_path: Path) -> None:
     for line in (run.folder / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)
     events = (run.folder / "events.log").read_text()
-    assert "buffers averaged with the parameters: 1.running_mean, 1.running_var" in events
+    assert f"{BUFFERS}1.running_mean, 1.running_var" in events
     assert "tensors kept at the server's value: 1.num_batches_tracked" in events
     saved = load_file(run.folder / "model.safetensors")
     for name, tensor in run.model.state_dict().items():

@@ -329,7 +329,8 @@ def test_threshold_advice(threshold: int, cohort: int, ratio: float, said: str |
     assert all(
         w.startswith("protection.pw_encrypt.reconstruct_secrets_threshold") for w in warnings
     )
-    quiet = {"pw_encrypt": {"reconstruct_secrets_threshold": threshold}}
+    block = {"pw_encrypt": {"reconstruct_secrets_threshold": threshold}}
+    quiet = {"name": "not_encrypt", **block}
     assert Job(protection=quiet).warnings == []
 
 
@@ -380,6 +381,28 @@ def test_advice(overrides: list[str], beginning: str):
 )
 def test_no_advice_where_none_is_due(overrides: list[str]):
     assert Job.load(None, overrides).warnings == []
+
+
+def test_parameters_of_a_position_that_is_not_picked_are_told_of():
+    """A file that says how much noise there is, and not that there is any."""
+    (warning,) = Job(protection={"dp_encrypt": {"dp_eps": 3.0}}).warnings
+    assert warning == (
+        "protection.dp_encrypt has no effect: protection.name is not set, and is not_encrypt"
+    )
+    for name in ("not_encrypt", "dp_encrypt"):
+        assert Job(protection={"name": name, "dp_encrypt": {"dp_eps": 3.0}}).warnings == []
+
+
+def test_a_dotted_key_in_a_file_is_told_where_it_stands():
+    with pytest.raises(JobError, match=r"is a key of the block protection, and stands within it$"):
+        Job(**{"protection.dp_encrypt.dp_eps": 3})
+    with pytest.raises(JobError, match=r"^a\.b = 3 is not a known key; the keys are name"):
+        Job(**{"a.b": 3})
+
+
+def test_what_others_call_a_key_is_known():
+    with pytest.raises(JobError, match=r"\(did you mean training\.lr\?\)"):
+        Job(training={"learning_rate": 0.1})
 
 
 def test_importing_the_job_brings_no_torch():

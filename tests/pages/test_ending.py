@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from shlex import split
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 from fedveil.federated.job import Job
+from fedveil.flower.job.app_folder import check_deployable
 from fedveil.pages.ending import Ending, ending, vertical_ending
-from fedveil.pages.read_run import ReadRun
+from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
+from fedveil.pages.vertical_page import answers
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
+from fedveil.record.account_lines import ACCOUNTS
 from fedveil.starter import DEFAULT_JOB
 from fedveil.vertical.vertical_job import VerticalJob
 
@@ -34,18 +38,21 @@ def ending_of(
     ended: bool = True,
     deployed: bool = False,
     settings: tuple[str, ...] = (),
+    events: tuple[str, ...] = (),
+    why: str = "the last",
 ) -> Ending:
     job = Job.load(DEFAULT_JOB, ["rounds=3", "protection=not_encrypt", *settings]).model_dump()
     job["protection"]["name"] = name
     if ended:
         (folder / "model.safetensors").touch()
     apart = ["0 clients are Flower SuperNodes; their reasons stay with them"] * deployed
-    events = [
+    said = [
         "0 began: fedveil",
         *apart,
-        *(["0 finished after round 1: the last"] if ended else []),
+        *(f"0 {event}" for event in events),
+        *([f"0 finished after round 1: {why}"] if ended else []),
     ]
-    return ending(ReadRun(folder, job, records, findings, events))
+    return ending(ReadRun(folder, job, records, findings, said))
 
 
 @pytest.mark.parametrize(
@@ -157,16 +164,66 @@ def test_the_attack_that_is_named_takes_the_run(
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("not_encrypt", "dp_encrypt"), ("pw_encrypt", "distributed_dp")]
-)
+    ("name", "other", "settings"),
+    [
+        ("not_encrypt", "dp_encrypt", ()),
+        ("not_encrypt", "dp_encrypt", ("server.aggregation=norm_bound",)),
+        ("not_encrypt", "dp_encrypt", ("server.aggregation=median",)),
+        ("pw_encrypt", "distributed_dp", ()),
+        ("pw_encrypt", "distributed_dp", (
+            "clients.number=5", "clients.fraction=1",
+            "protection.pw_encrypt.reconstruct_secrets_threshold=3",
+            "protection.pw_encrypt.active_security=true",
+        )),
+    ],
+)  # fmt: skip
 def test_the_position_that_is_named_takes_the_job_of_the_folder(
-    name: str, other: str, tmp_path: Path
+    name: str, other: str, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    job = Job(rounds=3, model="logistic").under(name)
-    (tmp_path / "job.yaml").write_text(job.to_yaml())
-    text = ending_of(tmp_path, record(math.inf), name=name).next.text
+    own = (f"protection={name}", "model=logistic", *settings)
+    (tmp_path / "job.yaml").write_text(Job.load(None, own).to_yaml())
+    text = ending_of(tmp_path, record(math.inf), name=name, settings=own).next.text
     _, _, path, *more = split(text.split("`")[1])
-    assert Job.load(Path(path), more[1::2]).protection.name == other
+    again = Job.load(Path(path), more[1::2])
+    assert again.protection.name == other
+    asked = "median" if "server.aggregation=median" in settings else "mean"
+    assert again.server.aggregation == asked
+    if other == "distributed_dp":
+        held = again.protection
+        assert held.distributed_dp.active_security == held.pw_encrypt.active_security
+
+
+def test_a_model_with_buffers_is_told_to_be_changed_first(tmp_path: Path) -> None:
+    text = ending_of(tmp_path, record(math.inf), events=(f"{BUFFERS}1.running_mean",)).next.text
+    assert text.startswith("with a model without the buffers 1.running_mean, `fedveil run ")
+
+
+@pytest.mark.parametrize("epsilon", [2.0, math.inf])
+def test_examples_of_several_inputs_are_attacked_by_their_reports(
+    epsilon: float, tmp_path: Path
+) -> None:
+    text = ending_of(tmp_path, record(epsilon), events=(f"{SEVERAL}a, b",)).next.text
+    assert f"`fedveil attack distinguish {tmp_path}`" in text
+    assert "membership" not in text
+
+
+def test_deploying_is_named_without_what_a_simulator_alone_does(tmp_path: Path) -> None:
+    settings = ("simulation.dropouts.report=0.2", "evaluation.clients=0.2", "audit.canaries=9")
+    own = Job.load(DEFAULT_JOB, ["protection=dp_encrypt", *settings])
+    (tmp_path / "job.yaml").write_text(own.to_yaml())
+    text = ending_of(tmp_path, record(2.0), settings=settings).next.text
+    command = next(part for part in text.split("`") if part.startswith("fedveil deploy"))
+    _, _, _, path, *more = split(command)
+    check_deployable(Job.load(Path(path), more[1::2]))
+    kept = ("clients.own_layers=[fc*]", "stopping.keep=best")
+    assert "deploy" not in ending_of(tmp_path, record(2.0), settings=kept).next.text
+
+
+@pytest.mark.parametrize("more", [{"deployed": True}, {"why": "a limit"}])
+def test_more_rounds_are_named_where_a_run_takes_them(more: dict[str, Any], tmp_path: Path) -> None:
+    last = record(2.0, auc=0.6)
+    assert f"`fedveil run --resume {tmp_path}" in ending_of(tmp_path, last).next.text
+    assert "`" not in ending_of(tmp_path, last, **more).next.text
 
 
 def test_a_model_that_has_hardly_learnt_is_helped_first(tmp_path: Path) -> None:
@@ -192,6 +249,26 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     assert "embedding_dp.reuse=true" in told.next.text
     assert (bare.promise.value, bare.promise.tone) == ("nothing", "poor")
     assert "--set privacy.embedding_dp.eps=1" in bare.next.text
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("epsilon", [None, 50.0, 1.0])
+def test_a_party_by_itself_is_named_no_command_that_takes_all(
+    epsilon: float | None, ended: bool, tmp_path: Path
+) -> None:
+    """One party's folder is refused by `fedveil attack` and by `fedveil vertical run --resume`."""
+    party = tmp_path / "bank"
+    party.mkdir()
+    for name in ("model.safetensors", "metrics.jsonl", "events.log"):
+        (party / name).touch()
+    if ended:
+        (party / "events.log").write_text("0 began: fedveil\n0 finished after step 2: the last\n")
+    accounts = [] if epsilon is None else [Line(epsilon, 1e-5, "an example in the run")]
+    (party / ACCOUNTS).write_text("".join(json.dumps(line._asdict()) + "\n" for line in accounts))
+    text = answers(ReadRun(tmp_path, VerticalJob().model_dump(), [], [], [])).next.text
+    assert str(tmp_path / "job.yaml") not in text
+    assert f"attack features {tmp_path}" not in text
+    assert ("--resume" in text) == (not ended)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_a_block_that_holds_itself(text: str):
 def test_a_file_that_cannot_be_read(tmp_path: Path):
     with pytest.raises(JobError, match=r"nothing\.yaml cannot be read: No such file or directory$"):
         Job.load(tmp_path / "nothing.yaml")
-    with pytest.raises(JobError, match=r"cannot be read: Is a directory$"):
+    with pytest.raises(JobError, match=r"is a folder, and a job's file is wanted$"):
         Job.load(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
     with pytest.raises(JobError, match=r"latin\.yaml is not UTF-8 text$"):

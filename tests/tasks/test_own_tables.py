@@ -181,7 +181,8 @@ def test_what_is_no_table_is_one_sentence(text: str | bytes, sentence: str) -> N
 
 
 def test_a_file_that_is_not_there_is_one_sentence() -> None:
-    with pytest.raises(DataUnavailable, match=r"^t\.csv cannot be read: No such file"):
+    missing = r"^t\.csv cannot be read: No such file or directory; it is looked for from /"
+    with pytest.raises(DataUnavailable, match=missing):
         read("t.csv", Wanted("id"))
 
 
@@ -577,6 +578,8 @@ def test_predictions_name_the_ids_and_the_files_classes() -> None:
         assert float(row["probability"]) == each[row["prediction"]]
     with pytest.raises(RunFolderError, match=r"told\.csv is there already"):
         PredictionFile(Path("told.csv"))
+    with pytest.raises(RunFolderError, match=r"away/told\.csv: there is no folder away"):
+        PredictionFile(Path("away/told.csv"))
 
 
 def test_predicted_numbers_are_in_the_files_unit() -> None:

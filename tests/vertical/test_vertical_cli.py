@@ -79,7 +79,7 @@ def test_show_prints_every_key(vertical: Command, tmp_path: Path) -> None:
     [
         (("run", "nowhere.yaml"), 2, "nowhere.yaml cannot be read"),
         (("run", "--set", "epochs=0"), 2, "epochs = 0 is outside [1, inf)"),
-        (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: it has no job.yaml"),
+        (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: there is no such fold"),
         (("run", "--resume", "x", "--set", "epochs=1"), 2, "--resume takes the run's own job"),
         (("run", "--set", "task=nowhere:f"), 2, "task.name = 'nowhere:f': there is no module"),
         (("evaluate", "nowhere"), 1, "nowhere is not a run's folder"),

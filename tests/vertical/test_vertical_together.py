@@ -270,6 +270,9 @@ def test_a_folder_that_holds_anything_is_refused() -> None:
     folder = _new()
     folder.mkdir()
     (folder / "mine").write_text("")
+    with pytest.raises(RunFolderError, match=r"is not empty: name another folder$"):
+        train(job(), folder)
+    (folder / "job.yaml").write_text("")  # of a run, it seems
     with pytest.raises(RunFolderError, match="`fedveil vertical run --resume"):
         train(job(), folder)
 

@@ -92,10 +92,14 @@ class Target:
 
     def needs_classes(self, attack: str) -> None:
         """Refuse a job that learns something else than classes of examples of one array."""
-        if self.job.task != "classification" or isinstance(self.dataset.example_shape, dict):
+        shape = self.dataset.example_shape
+        if self.job.task != "classification" or isinstance(shape, dict):
+            what = f"task is {self.job.task}"
+            if isinstance(shape, dict):
+                what = f"examples have the inputs {', '.join(shape)}"
             raise AttackImpossible(
                 f"the {attack} attack is on models of task = classification whose examples are one "
-                f"array: this job's task is {self.job.task}"
+                f"array: this job's {what}"
             )
 
     @classmethod

@@ -25,7 +25,7 @@ from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.privacy.finding import timed
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.kept_job import keep_imports, look_where_a_run_looked
-from fedveil.record.run_folder import RunFolder, explained
+from fedveil.record.run_folder import RunFolder, explained, held_in
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read, write
 
@@ -71,16 +71,14 @@ class ComparisonFolder:
             known = before.comparison.solutions
             return cls(before._folder, replace(comparison, solutions=known))
         name = f"compare-{comparison.job.name}"
-        opened = RunFolder.create(path, name, "fedveil compare")
+        opened = RunFolder.create(path, name, None)
         stack.callback(opened.close)
         return cls(opened, comparison)
 
     @classmethod
     def reopen(cls, path: Path, stack: ExitStack) -> ComparisonFolder:
         """A comparison that was begun before, by what it has kept; closed with `stack`."""
-        file = path / COMPARISON
-        if not file.is_file():
-            raise RunFolderError(f"{path} is not a comparison's folder: it has no {COMPARISON}")
+        file = held_in(path, COMPARISON, "a comparison's folder")
         look_where_a_run_looked(path)
         with intact(file):
             kept = read(file)

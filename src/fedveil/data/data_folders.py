@@ -53,7 +53,12 @@ def reading(path: Path, done: str = "read") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataUnavailable(f"{path} cannot be {done}: {error.strerror or error}") from None
+        where = ""
+        if isinstance(error, FileNotFoundError) and not Path(path).is_absolute():
+            where = f"; it is looked for from {Path.cwd()}, where the command stands"
+        raise DataUnavailable(
+            f"{path} cannot be {done}: {error.strerror or error}{where}"
+        ) from None
 
 
 writing = partial(reading, done="written")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from fedveil.errors import MessageInvalid
+from fedveil.example_arrays import Shape
+from fedveil.pages.read_run import SEVERAL
 from fedveil.privacy.promise import Promise
 from fedveil.protections.base import Whose
 from fedveil.record.measures import LOSS, MEASURES, Better, measures
@@ -42,6 +44,12 @@ def counted(outcome: Outcome) -> dict[str, Any]:
         "bytes_up_per_client": outcome.bytes_up / arrived if arrived else 0,
         "bytes_down": outcome.bytes_down,
     }
+
+
+def several_inputs(shape: Shape) -> Iterator[str]:
+    """What a run says of examples that are several arrays each."""
+    if isinstance(shape, dict):
+        yield f"{SEVERAL}{', '.join(shape)}"
 
 
 def without_report(record: Record) -> str | None:

@@ -35,6 +35,7 @@ from fedveil.engine.executors.threads import Threads
 from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.finished_run import Run as Run
+from fedveil.engine.run_records import several_inputs
 from fedveil.engine.trial import batches_of, try_out
 from fedveil.federated.job import Job
 from fedveil.learning.own_layers import whole
@@ -151,8 +152,9 @@ class Simulator(Engine):
         return (train.x, train.y, split.indices, split.offsets)
 
     def describe(self) -> Iterable[str]:
-        """The sizes of the clients' parts."""
+        """The sizes of the clients' parts, and the inputs of an example where it has several."""
         yield f"{self._dataset.name}: {self._partition.summary(self._dataset.labels)}"
+        yield from several_inputs(self._dataset.example_shape)
 
     def start(
         self,

@@ -387,7 +387,7 @@ _READ_UNDER = {
 
 @RULES.advised
 def _values_read(job: JobFields) -> str | None:
-    unread = []
+    unread = list(job.protection.unread())
     for (block, key), (other, settings) in _READ_UNDER.items():
         held = getattr(job, block)
         value, default = getattr(held, key), type(held).model_fields[key].default

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field, ValidationError, create_model
@@ -50,6 +50,17 @@ class Switch(Choice):
         except ValidationError as error:
             found = sentences(error, kind).values()
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
+
+    def unread(self) -> Iterator[str]:
+        """What is said of blocks that are filled in where no position is named."""
+        if "name" in self.model_fields_set:
+            return
+        for block in type(self).model_fields:
+            if block in self.model_fields_set and block != self.position.block:
+                yield (
+                    f"protection.{block} has no effect: protection.name is not set, and is "
+                    f"{self.name}"
+                )
 
     @property
     def noised(self) -> bool:

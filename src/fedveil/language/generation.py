@@ -53,7 +53,7 @@ from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step_checkpoint import Checkpoint, last_common
 from fedveil.vertical.task import Task, assists_of
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical.vertical_job import VerticalJob, job_of_run
 
 M = TypeVar("M", bound=nn.Module)
 Tell = Callable[[bytes], None]
@@ -116,7 +116,7 @@ def generate(
     the run's reports too, the same comes every time. `encoded` is as in `train`.
     """
     with ExitStack() as stack:
-        root, job = reopen(folder, VerticalJob.load, stack)
+        root, job = reopen(folder, job_of_run, stack)
         stack.enter_context(threads(job.threads))
         task = _text_task(make_task(job, root.path))
         leader, *followers = _trained(job, task, root)

@@ -27,6 +27,7 @@ from fedveil._files import write_whole
 from fedveil._validate import integer
 from fedveil.errors import CertificateError
 from fedveil.link.names import check_name
+from fedveil.record.run_folder import make_folder
 
 AUTHORITY_DAYS = 3650
 _CLOCK_SLACK = timedelta(days=1)
@@ -67,8 +68,8 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "authority.key").exists():
             _write_authority(folder)
         authority_key = _load_key(_read_key(folder / "authority.key"), folder / "authority.key")
@@ -99,6 +100,8 @@ def _check_parties(folder: Path, parties: Sequence[str]) -> None:
     taken = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
     for party in parties:
         check_name("the party", party)
+        if parties.count(party) > 1:
+            raise CertificateError(f"the party {party} is named twice")
         if party in taken:
             raise CertificateError(
                 f"{folder / party} is there already: remove it first to make new certificates"

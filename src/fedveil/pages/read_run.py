@@ -19,6 +19,10 @@ from fedveil.settings.yaml_file import read
 
 #: How the event begins that says that clients were on other machines.
 DEPLOYED = "clients are Flower SuperNodes"
+#: How the event begins that says that an example is several arrays, and which.
+SEVERAL = "an example has several inputs: "
+#: How the event begins that names a model's buffers, which no noise is added to.
+BUFFERS = "buffers averaged with the parameters: "
 #: What is said of a run that has had all its rounds.
 _LAST = "the last"
 #: How the events begin that say that a run ends, and that it begins or goes on.

@@ -79,7 +79,8 @@ def how_ended(leader: ReadRun) -> str:
 def answers(run: ReadRun) -> Ending:
     """How good, what was promised, and what to do next."""
     parties = parties_of(run)
-    return vertical_ending(run, leader_of(run, parties), accounts_of(parties))
+    apart = len(parties) == 1
+    return vertical_ending(run, leader_of(run, parties), accounts_of(parties), apart=apart)
 
 
 def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedveil._files import write_whole
+from fedveil.errors import RunFolderError
 from fedveil.pages.page import Page
 from fedveil.pages.svg import svg
-from fedveil.record.run_folder import explained
+from fedveil.record.run_folder import explained, make_folder
 
 
 def write_page(page: Page, file: Path) -> Iterator[Path]:
@@ -16,11 +17,15 @@ def write_page(page: Page, file: Path) -> Iterator[Path]:
 
     Nothing is written where a package for any of it is missing.
     """
+    if file.is_dir():
+        raise RunFolderError(
+            f"{file} is a folder, and the page a file: {file / 'report.html'}, say"
+        )
     data = {file: page.html().encode()}
     for plot in page.plots:
         data[file.with_name(f"{file.stem}-{plot.name}.svg")] = svg(plot)
     for path, content in data.items():
+        make_folder(path.parent)
         with explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
         yield path

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from fedveil.errors import RunFolderError
+from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.run_folder import CHECKPOINT, IMPORTS, JOB, RunFolder
 from fedveil.record.sealed_message import intact
 
@@ -63,6 +64,10 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
             )
     elif looked:  # which is written later
         raise RunFolderError(f"{began} is missing, the job that the run began with")
+    elif (folder.path / FINDINGS).exists():
+        raise RunFolderError(
+            f"{folder.path} holds what attacks found of a job, and no run that could go on"
+        )
     return folder, job
 
 

@@ -45,24 +45,24 @@ class RunFolder:
         if path is None:
             path = _new_path(name)
         path = Path(path)
+        make_folder(path)
         with explained(path):
-            path.mkdir(parents=True, exist_ok=True)
             lock = _take_lock(path)
             # A run that was killed in its first instant leaves a lock and a part of a file.
             none = (_LOCK, TRACEBACK)
             if any(e.name not in none and e.suffix != PARTIAL for e in path.iterdir()):
                 lock.close()
-                others = f", or go on with that run by `{command} --resume {path}`"
-                raise RunFolderError(
-                    f"{path} is not empty: name another folder{others if command else ''}"
-                )
+                others = ""
+                if command and (path / JOB).exists():
+                    others = f", or go on with that run by `{command} --resume {path}`"
+                raise RunFolderError(f"{path} is not empty: name another folder{others}")
             return cls(path, lock)
 
     @classmethod
     def of_many(cls, path: Path) -> RunFolder:
         """A folder of runs' folders, made where it is not there yet."""
+        make_folder(path)
         with explained(path):
-            path.mkdir(parents=True, exist_ok=True)
             return cls(path, _take_lock(path))
 
     @classmethod
@@ -110,9 +110,22 @@ def in_use(path: Path) -> bool:
 
 def job_of(path: Path) -> Path:
     """The job file of a run's folder; raises `RunFolderError` where it is none."""
-    if not (path / JOB).is_file():
-        raise RunFolderError(f"{path} is not a run's folder: it has no {JOB}")
-    return path / JOB
+    return held_in(path, JOB, "a run's folder")
+
+
+def held_in(path: Path, name: str, what: str) -> Path:
+    """The file by which a folder is `what` it is; raises `RunFolderError` where it is not."""
+    if (path / name).is_file():
+        return path / name
+    if not path.exists():
+        why = "there is no such folder"
+    elif path.is_dir():
+        why = f"it has no {name}"
+    else:
+        why = "it is a file"
+        if path.name == name:
+            why += f": its folder is {path.parent}"
+    raise RunFolderError(f"{path} is not {what}: {why}")
 
 
 def _new_path(name: str) -> Path:
@@ -125,6 +138,18 @@ def _new_path(name: str) -> Path:
             return path
         number += 1
         path = Path("runs", f"{name}-{stamp}-{number}")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are not there yet."""
+    with explained(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            file = next((p for p in (path, *path.parents) if p.exists()), path)
+            raise RunFolderError(
+                f"{path} cannot be written: {file} is a file, not a folder"
+            ) from None
 
 
 @contextmanager

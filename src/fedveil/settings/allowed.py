@@ -23,6 +23,8 @@ _LONGEST_SHOWN = 60
 _NEAR = 0.65
 #: A key whose value follows the colon at once, which YAML takes for one text.
 _UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
+#: What other programs call a key.
+_USUAL = {"learning_rate": "lr"}
 #: The two ways of writing that a value is of one type or of another.
 _EITHER = (Union, types.UnionType)
 
@@ -156,6 +158,13 @@ def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[Ba
     if value is None and (hint := unspaced(name)):
         return f"{dotted(path)} is not a key with a value{hint}"
     near: Iterable[str] = difflib.get_close_matches(name, block.model_fields, 1)
+    if (usual := _USUAL.get(name)) in block.model_fields:
+        near = [str(usual)]
+    elif "." in name and not place and followed(root, tuple(name.split(".")))[2] is not None:
+        first, *_ = name.split(".")
+        return (
+            f"{dotted(path)} = {shown(value)} is a key of the block {first}, and stands within it"
+        )
     close = [".".join((*place, match)) for match in near]
     close = close or [".".join(key) for key in keys(root) if key[-1] == name]
     where = f"the keys of {dotted(place)}" if place else "the keys"
@@ -221,6 +230,8 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
         named = followed(root, (*path, NAME))[0] > end  # a name of the user's was to follow
         what = "a mapping of names to blocks of keys" if named else "a block of keys"
         hint = unspaced(value) if isinstance(value, str) else ""
+        if not named and "name" in block.model_fields and isinstance(value, str):
+            hint = hint or f"; its name is {dotted((*path, 'name'))}"
         return path, f"{dotted(path)} = {shown(value)} is not {what}{hint}"
     if path[end] == "[key]":
         return path[:end], f"{dotted(path[:end])} is a name that is not text"

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedveil.errors import JobError
+from fedveil.record.run_folder import JOB
 from fedveil.settings import allowed
 from fedveil.settings.allowed import Path, block_of, blocks_of
 from fedveil.settings.settings import Choice
@@ -107,6 +108,10 @@ def read(path: str | FilePath) -> dict[str, Any]:
     """The mapping that a YAML file holds; raises JobError where there is none."""
     try:
         text = FilePath(path).read_text(encoding="utf-8")
+    except IsADirectoryError:
+        held = FilePath(path) / JOB
+        named = f": its job is {held}" if held.is_file() else ""
+        raise JobError([f"{path} is a folder, and a job's file is wanted{named}"]) from None
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror or error}"
         if "=" in str(path):
@@ -123,6 +128,14 @@ def read(path: str | FilePath) -> dict[str, Any]:
         )
         raise JobError([f"{path} holds {allowed.shown(data)}, not keys with values{hint}"])
     return data
+
+
+def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
+    """Raise JobError for `--set KEY VALUE`, of which the value is taken for a job's file."""
+    keys = [text for text in overrides or () if "=" not in text]
+    if path is not None and len(keys) == 1 and not path.exists():
+        key, value = allowed.plain(keys[0]), allowed.plain(str(path))
+        raise JobError([f"--set {key} {value} is written --set {key}={value}"])
 
 
 def refuse_their_vertical(path: str | FilePath | None) -> None:

@@ -47,6 +47,8 @@ class PredictionFile:
             raise InvalidValue(f"--out {path} ends in neither {TABLE} nor {ARRAYS}")
         if path.exists():
             raise RunFolderError(f"{path} is there already: nothing is overwritten")
+        if not path.parent.is_dir():
+            raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
         self._path = path
 
     def predict(self, run: PartyRun) -> Exchange[Predictions | None]:

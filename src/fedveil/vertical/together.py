@@ -29,7 +29,7 @@ from fedveil.vertical.rows import Rows, align
 from fedveil.vertical.split import Joined, SplitModel
 from fedveil.vertical.step_checkpoint import from_last_step, last_common
 from fedveil.vertical.task import SUBSETS, Columns, Subset, Task
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical.vertical_job import VerticalJob, job_of_run
 
 COMMAND = "fedveil vertical run"
 
@@ -137,7 +137,7 @@ def _reopened(
     say: Callable[[str], None] | None = None,
     encoded: bool = False,
 ) -> _Parties:
-    folder, job = reopen(path, VerticalJob.load, stack)
+    folder, job = reopen(path, job_of_run, stack)
     stack.enter_context(threads(job.threads))
     parties = _Parties(job, folder.path, encoded)
     parties.enter(folder, stack, progress, say)

@@ -7,9 +7,12 @@ every party; what a party must not know of another (its data, its modules) is no
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path as FilePath
 from typing import Any, ClassVar
 
+from fedveil.errors import JobError
 from fedveil.settings.allowed import Path
+from fedveil.settings.yaml_file import refuse_other_kind
 from fedveil.vertical.vertical_blocks import VerticalFields
 from fedveil.vertical.vertical_rules import RULES
 
@@ -34,3 +37,16 @@ class VerticalJob(VerticalFields):
         for key in getattr(settings, "OWN_KEYS", ()):
             del agreed["task"][self.task.name][key]
         return agreed
+
+
+def job_of_run(path: FilePath) -> VerticalJob:
+    """The job in a run's folder; of a federated run it is said what takes it."""
+    try:
+        return VerticalJob.load(path)
+    except JobError:
+        from fedveil.federated.job import Job
+
+        refuse_other_kind(
+            path, VerticalJob, Job, "it is `fedveil run --resume` that goes on with such a run"
+        )
+        raise

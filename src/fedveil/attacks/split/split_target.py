@@ -24,7 +24,7 @@ from fedveil.message import Message
 from fedveil.privacy.ledger import project
 from fedveil.privacy.promise import Figure
 from fedveil.record.model_file import read_model
-from fedveil.record.run_folder import JOB, MODEL
+from fedveil.record.run_folder import MODEL, job_of
 from fedveil.vertical import told_labels
 from fedveil.vertical.crossing import from_wire
 from fedveil.vertical.crossing_reports import Reports
@@ -79,9 +79,7 @@ class SplitTarget:
     def of_run(cls, folder: str | Path) -> SplitTarget:
         """A finished run of all parties in one process, by its folder: the models it ended with."""
         path = Path(folder)
-        if not (path / JOB).is_file():
-            raise RunFolderError(f"{path} is not a run's folder: it has no {JOB}")
-        target = cls._made(VerticalJob.load(path / JOB), path)
+        target = cls._made(VerticalJob.load(job_of(path)), path)
         for party in target.split.parties:
             held = path / party / MODEL
             if not held.is_file():

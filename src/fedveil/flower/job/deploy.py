@@ -12,6 +12,7 @@ from fedveil.engine.assembly import load_data, make_partition
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB, ROSTER, check_deployable
+from fedveil.record.run_folder import make_folder
 
 #: Flower's limit of an app's name.
 _MAX_NAME = 32
@@ -52,7 +53,8 @@ def write_app(folder: Path, job: Job) -> list[Path]:
     taken = [
         path
         for path, text in files.items()
-        if (folder / path).exists() and (folder / path).read_bytes() != text.encode()
+        if (folder / path).exists()
+        and ((folder / path).is_dir() or (folder / path).read_bytes() != text.encode())
     ]
     if taken:
         raise DeploymentError(
@@ -61,8 +63,8 @@ def write_app(folder: Path, job: Job) -> list[Path]:
         )
     for path, text in files.items():
         target = folder / path
+        make_folder(target.parent)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         except OSError as error:
             raise DeploymentError(f"{target} cannot be written: {error.strerror}") from None

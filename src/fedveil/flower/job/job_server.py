@@ -19,6 +19,7 @@ from fedveil.engine.executors.executor import Executor
 from fedveil.engine.federation import Engine, Federation
 from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
+from fedveil.engine.run_records import several_inputs
 from fedveil.engine.trial import batches_of_the_test, try_out
 from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_notes
 from fedveil.federated.job import Job
@@ -137,6 +138,7 @@ class FlowerEngine(Engine):
 
     def describe(self) -> Iterable[str]:
         yield f"{DEPLOYED}; their reasons, warnings and times stay with them"
+        yield from several_inputs(self._dataset.example_shape)
         if self._own_layers:
             yield "figures are those of the layers that all begin with: clients' own stay with them"
 

@@ -32,7 +32,7 @@ from fedveil.vertical.rows import Ids, Rows
 from fedveil.vertical.schedule import micro_sizes
 from fedveil.vertical.step_checkpoint import held
 from fedveil.vertical.task import SUBSETS, Subset, Task, assists_of, by_default
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical.vertical_job import VerticalJob, job_of_run
 
 RUN = "run"
 OWN_SEED = "own-seed"
@@ -115,7 +115,7 @@ class Machine:
 
     @classmethod
     def reopened(cls, path: Path, here: Callable[[Task], str], stack: ExitStack) -> Machine:
-        root, job = reopen(path, VerticalJob.load, stack)
+        root, job = reopen(path, job_of_run, stack)
         machine = cls(job, here, stack, path)
         machine.root = root
         if not (path / machine.party).is_dir():

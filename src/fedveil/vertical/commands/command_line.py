@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.errors import JobError
 from fedveil.plain_text import console, say
-from fedveil.settings.yaml_file import refuse_other_kind, refuse_their_vertical
+from fedveil.settings.yaml_file import refuse_other_kind, refuse_parted, refuse_their_vertical
 
 if TYPE_CHECKING:
     from fedveil.privacy.ledger import Line
@@ -19,6 +19,7 @@ def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
     """The job in a file with settings on top; functions of the user's are found beside it."""
     from fedveil.vertical.vertical_job import VerticalJob
 
+    refuse_parted(path, overrides)
     if path is not None:
         from fedveil.record.kept_job import look_beside
 
