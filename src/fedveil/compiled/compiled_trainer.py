@@ -31,8 +31,8 @@ from fedveil.learning.weight_layout import Layout
 if TYPE_CHECKING:
     from fedveil.compiled.program import Model, Program
 
-#: Bytes of a line of the caches.
-_LINE = 64
+#: Bytes of a line of the caches, and of a large page.
+_LINE, _PAGE = 64, 1 << 21
 _NOTHING = np.empty(0, np.int64)
 _OPTIMISERS = ("sgd", "adam", "adamw", "adagrad")
 #: The losses whose targets are a class each, and those with a number for each score.
@@ -93,7 +93,7 @@ class CompiledTrainer:
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
         self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
-        self._row = np.zeros((1, layout.dimension), self.kind)
+        self._row = _on_a_line(layout.dimension, self.kind)[None]
         self._loop = LoopTrainer(model, plan)
         self._begun = Start()
         self._models: dict[tuple[int, ...], Model | None] = {}
@@ -231,9 +231,13 @@ class CompiledTrainer:
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
-    """So many zeros, the first at the beginning of a line of the processor's caches."""
-    room = np.zeros(count + _LINE, kind)
-    begin = -room.ctypes.data % _LINE // room.itemsize
+    """So many zeros, the first at the beginning of a line of the caches; of many, of a large page.
+
+    The system keeps what is large in pages of 2 MiB where they are whole.
+    """
+    line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
+    room = np.zeros(count + line, kind)
+    begin = -room.ctypes.data % line // room.itemsize
     return room[begin : begin + count]
 
 

@@ -24,7 +24,8 @@ _rows_1 = rows_tile(16 if WIDE else 8, 1, _ROWS_4)
 
 _WINDOW_ROWS_32, _WINDOW_ROWS_16 = (5, 10) if WIDE else (2, 5)
 #: Of a factor with many zeros so many rows are listed at a time: lists and what they meet are near.
-LISTED = 48
+#: What rows of C hold is asked for so many rows before.
+LISTED, _BEFORE = 48, 3
 _winners_32 = winners_tile(16, 2, _WINDOW_ROWS_32)
 _winners_16 = winners_tile(16, 1, _WINDOW_ROWS_16)
 _winners_8 = winners_tile(8, 1, _WINDOW_ROWS_16)
@@ -120,11 +121,11 @@ def meet_winners(
             some = min(most, rows - row)
             fi, at = f0 + row * fr + column, x0 + row * xr + column
             if width == 32:
-                _winners_32(x, f, fi, fr, places, p0, values, g0, count, xr, some, at, back)
+                _winners_32(x, f, fi, fr, places, p0, values, g0, count, xr, some, at, back, 0)
             elif width == 16:
-                _winners_16(x, f, fi, fr, places, p0, values, g0, count, xr, some, at, back)
+                _winners_16(x, f, fi, fr, places, p0, values, g0, count, xr, some, at, back, 0)
             else:
-                _winners_8(x, f, fi, fr, places, p0, values, g0, count, xr, some, at, back)
+                _winners_8(x, f, fi, fr, places, p0, values, g0, count, xr, some, at, back, 0)
         column += width
 
 
@@ -138,7 +139,7 @@ def product_of_few(
 
     It takes k + LISTED (1 + k) places and LISTED k values of its own.
     """
-    counts, lists = p0 + k, p0 + k + LISTED
+    counts, lists, soon = p0 + k, p0 + k + LISTED, _BEFORE * cm
     for t in range(k):
         places[p0 + t] = t * bk
     for first in range(0, m, LISTED):
@@ -156,11 +157,11 @@ def product_of_few(
                 found, pi, vi = places[counts + i], lists + i * k, v0 + i * k
                 ci, at = c0 + (first + i) * cm + column, b0 + column
                 if width == 32:
-                    _winners_32(b, c, ci, 32, places, pi, values, vi, found, 32, parts, at, 0)
+                    _winners_32(b, c, ci, 32, places, pi, values, vi, found, 32, parts, at, 0, soon)
                 elif width == 16:
-                    _winners_16(b, c, ci, 0, places, pi, values, vi, found, 0, 1, at, 0)
+                    _winners_16(b, c, ci, 0, places, pi, values, vi, found, 0, 1, at, 0, soon)
                 else:
-                    _winners_8(b, c, ci, 0, places, pi, values, vi, found, 0, 1, at, 0)
+                    _winners_8(b, c, ci, 0, places, pi, values, vi, found, 0, 1, at, 0, soon)
             column += width * parts
 
 

@@ -13,6 +13,8 @@ from llvmlite import ir
 
 from fedveil.compiled.vector_code import INT, SMALL, Code, vector_code
 
+#: Floats of a line of the caches.
+_LINE = 16
 #: So many rows are reached from one pointer: what an x86 address can say.
 _GROUP = 3
 
@@ -128,13 +130,14 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
 
     Its arguments are (map, filter, the filter's place, its row stride, places, first of the list,
     values, first of the list, how many winners, the map's row stride, number of rows, the column
-    that the rows begin at, back). Adds value * window to the filter; `back`: value * filter to the
-    window.
+    that the rows begin at, back, how far behind the filter lies what is met soon). Adds value *
+    window to the filter, and brings a line of what is met soon near for each winner; `back`: value
+    * filter to the window.
     """
 
     @vector_code(lanes)
     def tile(code: Code, x: Any, f: Any, f0: Any, fr: Any, p: Any, p0: Any, g: Any, g0: Any,
-             count: Any, xr: Any, m: Any, column: Any, back: Any) -> None:  # fmt: skip
+             count: Any, xr: Any, m: Any, column: Any, back: Any, ahead: Any) -> None:  # fmt: skip
         builder = code.builder
         x_at, f_at, p_at, g_at = code.at(x, column), code.at(f, f0), code.at(p, p0), code.at(g, g0)
 
@@ -151,6 +154,8 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
             def one(turn: Any, values: list[Any]) -> list[Any]:
                 offset = builder.load(code.at(p_at, turn), typ=SMALL)
                 value = code.spread(code.at(g_at, turn))
+                if not back:
+                    code.fetch(code.at(f_at, ahead, builder.mul(turn, code.number(_LINE))))
                 under = places(code.at(x_at, builder.sext(offset, INT)), xr)
                 if not back:
                     return [

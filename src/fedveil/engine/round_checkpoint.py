@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedveil.message import Message, decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
-from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.record.sealed_message import intact, sealed_parts, unsealed
 
 LATEST = f"{CHECKPOINT}/latest"
 _MESSAGES = ("optimizer", "protection", "ledger", "canaries", "best")
@@ -47,7 +47,7 @@ class Checkpoint:
         for name in _RARE:
             if not vars(self)[name]:
                 del held[name]
-        folder.write_atomically(LATEST, sealed(held))
+        folder.write_atomically(LATEST, sealed_parts(held))
 
     @classmethod
     def read(cls, folder: RunFolder) -> Checkpoint | None:
