@@ -24,7 +24,7 @@ from fedveil.compiled.operation import (
     Value,
     need,
     up,
-)  # fmt: skip
+)
 from fedveil.compiled.row_passes import add_rows, fill, total
 from fedveil.compiled.tiles import list_winners
 from fedveil.compiled.window import pair, pool, pool_numbers, pooled, windows

@@ -22,7 +22,7 @@ from fedveil.compiled.operation import (
     matrix,
     need,
     up,
-)  # fmt: skip
+)
 from fedveil.compiled.product import LISTED
 from fedveil.compiled.row_passes import add_rows, are_finite
 
