@@ -123,32 +123,34 @@ def test_ctrl_c_at_a_process(tmp_path: Path) -> None:
     assert (process.returncode, err) == (Exit.INTERRUPTED, "interrupted\n")
 
 
+def _is_interrupted(folder: Path, program: str) -> None:
+    """The program ends as one that Ctrl-C has met."""
+    (folder / "cut.py").write_text(program)
+    ended = subprocess.run(
+        [sys.executable, "-m", "cut", "budget"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (Exit.INTERRUPTED, "interrupted\n")
+
+
 def test_ctrl_c_while_the_program_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "cut.py").write_text(
+    _is_interrupted(
+        tmp_path,
         "import sys\nfrom fedveil.__main__ import main\n"
         "class Cut:\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'fedveil.exits':\n"
         "            exec('raise KeyboardInterrupt')\n"
-        "sys.meta_path.insert(0, Cut())\nmain()\n"
+        "sys.meta_path.insert(0, Cut())\nmain()\n",
     )
-    ended = subprocess.run(
-        [sys.executable, "-m", "cut", "budget"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (ended.returncode, ended.stderr) == (Exit.INTERRUPTED, "interrupted\n")
 
 
 def test_ctrl_c_while_text_is_executed(tmp_path: Path) -> None:
-    (tmp_path / "cut.py").write_text(
+    _is_interrupted(
+        tmp_path,
         "import click\nfrom fedveil.cli import main\n"
-        "click.Command.invoke = lambda self, context: exec('raise KeyboardInterrupt')\nmain()\n"
+        "click.Command.invoke = lambda self, context: exec('raise KeyboardInterrupt')\nmain()\n",
     )
-    ended = subprocess.run(
-        [sys.executable, "-m", "cut", "budget"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (ended.returncode, ended.stderr) == (Exit.INTERRUPTED, "interrupted\n")
 
 
 @pytest.mark.parametrize("arguments", TAKE_JOBS, ids=" ".join)

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import shlex
 import sys
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,12 +15,18 @@ import typer
 import fedveil
 from fedveil import attack_cli, compare_cli, pages_cli, reproduce_cli, vertical_cli
 from fedveil._version import __version__
-from fedveil.errors import ClaimRefuted, InvalidValue, JobError, MissingExtra, RunFolderError
+from fedveil.errors import (
+    ClaimRefuted,
+    InvalidValue,
+    JobError,
+    MissingExtra,
+    RunFolderError,
+    nearest,
+)
 from fedveil.exits import Commands, ended
 from fedveil.job_arguments import JobPath, KeyPart, Overrides, job_of_run, load, remarks
 from fedveil.json_answer import AsJson, alone, answer, answering
 from fedveil.plain_text import console, document, say
-from fedveil.settings.allowed import did_you_mean
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
@@ -361,7 +366,7 @@ def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) 
     from fedveil.data.datasets import fetch as download
 
     if name not in (names := [entry.name for entry in available()]):
-        near = did_you_mean(get_close_matches(name, names, 1))
+        near = nearest(name, names)
         raise InvalidValue(f"there is no data set {name}{near}; the names are {', '.join(names)}")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console()) as bars:

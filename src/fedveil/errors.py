@@ -6,7 +6,8 @@ prints the sentence and nothing else; a traceback means a defect in fedveil.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -19,6 +20,16 @@ class FedveilError(Exception):
 
 class FedveilWarning(UserWarning):
     """Something that works, and is likely not what its user wants."""
+
+
+def did_you_mean(candidates: Sequence[str]) -> str:
+    """A suggestion to append to a sentence; nothing where there is no candidate."""
+    return f" (did you mean {' or '.join(candidates)}?)" if candidates else ""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The suggestion of that of some names which is most like another one."""
+    return did_you_mean(get_close_matches(name, list(names), 1))
 
 
 def with_notes(text: str, error: BaseException) -> str:

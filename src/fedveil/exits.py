@@ -10,9 +10,16 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedveil.errors import FedveilError, InvalidValue, JobError, MissingExtra, with_notes
+from fedveil.errors import (
+    FedveilError,
+    InvalidValue,
+    JobError,
+    MissingExtra,
+    did_you_mean,
+    with_notes,
+)
 from fedveil.plain_text import remark
-from fedveil.settings.allowed import block_of, did_you_mean, dotted, keys
+from fedveil.settings.allowed import block_of, dotted, keys
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -11,12 +11,11 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, nearest
 
 T = TypeVar("T")
 #: The form package.module:function.
@@ -41,12 +40,10 @@ def load(
     names that are allowed there besides.
     """
     if not is_function(name):
-        words = ", ".join(built_in)
-        near = [
-            f" (did you mean {word}?)" for word in get_close_matches(name, words.split(", "), 1)
-        ]
+        names = list(built_in)
+        words = ", ".join(names)
         raise error(
-            f"{key} is neither one of {words} nor package.module:function{''.join(near)}"
+            f"{key} is neither one of {words} nor package.module:function{nearest(name, names)}"
             if words
             else f"{key}: package.module:function is needed"
         )

@@ -6,7 +6,6 @@ one shape, how its weights lie, and its row of numbers (`fields`).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -24,7 +23,7 @@ Laid = tuple[nn.Parameter, int, Sequence[int]]
 #: What an example is: a row of numbers, an image, or a row for each of its tokens.
 ROW, IMAGE, TOKENS = "row", "image", "tokens"
 #: Floats of a line of the caches: a vector that lies in two is read twice.
-_LINE = 16
+LINE = 16
 
 
 class NotServedError(Exception):
@@ -94,8 +93,8 @@ class Memory:
         self.float_end, self.int_end = used, 0
 
     def floats(self, count: int) -> int:
-        begin = -(-self.float_end // _LINE) * _LINE
-        self.float_end = begin + up(count) + _LINE
+        begin = -(-self.float_end // LINE) * LINE
+        self.float_end = begin + up(count) + LINE
         return begin
 
     def ints(self, count: int) -> int:
@@ -103,7 +102,7 @@ class Memory:
         return begin
 
 
-class Operation(ABC):
+class Operation:
     """What a layer does to examples of one shape; one that it does not serve is left to torch."""
 
     #: Its code, and the products that are called there.
@@ -121,9 +120,9 @@ class Operation(ABC):
         self.layer, self.x = layer, x
         self.y = self.written()
 
-    @abstractmethod
     def written(self) -> Value:
         """What it writes: a value of its own, or x where it works in place."""
+        return self.x
 
     @property
     def biased(self) -> bool:
@@ -131,8 +130,8 @@ class Operation(ABC):
 
     @property
     def row(self) -> int:
-        """How long a row of its weight is, filled up."""
-        return filled(prod(self.x.shape))
+        """How long a row of its weight is, filled up, where it has several."""
+        return 0
 
     def weights(self) -> list[Laid]:
         """Those of the layer, as they lie here."""

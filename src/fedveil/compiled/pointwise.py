@@ -109,12 +109,7 @@ def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
     _drop(m, op, setting, draws, op[f.DX])
 
 
-class _InPlace(Operation):
-    def written(self) -> Value:
-        return self.x
-
-
-class Curve(_InPlace):
+class Curve(Operation):
     """An activation."""
 
     forward, backward = curve, curve_back
@@ -129,7 +124,7 @@ class Curve(_InPlace):
         return {f.CURVE: gelu if which is None else which, f.PARTS: kept}
 
 
-class Drop(_InPlace):
+class Drop(Operation):
     layer: nn.Dropout
     forward, backward = drop, drop_back
 

@@ -11,10 +11,9 @@ from typing import Any
 
 from llvmlite import ir
 
+from fedveil.compiled.operation import LINE
 from fedveil.compiled.vector_code import INT, SMALL, Code, vector_code
 
-#: Floats of a line of the caches.
-_LINE = 16
 #: So many rows are reached from one pointer: what an x86 address can say.
 _GROUP = 3
 
@@ -155,7 +154,7 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
                 offset = builder.load(code.at(p_at, turn), typ=SMALL)
                 value = code.spread(code.at(g_at, turn))
                 if not back:
-                    code.fetch(code.at(f_at, ahead, builder.mul(turn, code.number(_LINE))))
+                    code.fetch(code.at(f_at, ahead, builder.mul(turn, code.number(LINE))))
                 under = places(code.at(x_at, builder.sext(offset, INT)), xr)
                 if not back:
                     return [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
+from fedveil.errors import nearest
 from fedveil.federated.blocks import JobFields
 from fedveil.protections.base import Protection, Rule
 from fedveil.protections.positions import POSITIONS, fault_phases
-from fedveil.settings.allowed import did_you_mean, plain, shown
+from fedveil.settings.allowed import plain, shown
 from fedveil.settings.rules import Check, Rules
 
 RULES = Rules[JobFields]()
@@ -232,7 +232,7 @@ def _phases_known(job: JobFields) -> str | None:
     known = fault_phases(job.protection.position)
     strangers = [
         f"simulation.dropouts.{plain(name)} is not a known key"
-        f"{did_you_mean(difflib.get_close_matches(name, known, 1))}; the keys are "
+        f"{nearest(name, known)}; the keys are "
         f"{', '.join(known)}"
         for name in job.simulation.dropouts
         if name not in known

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from fedveil.errors import nearest
 from fedveil.federated import mindspore_keys as keys
 from fedveil.protections.positions import POSITIONS
-from fedveil.settings.allowed import did_you_mean, shown
+from fedveil.settings.allowed import shown
 
 
 def is_dialect(data: Mapping[str, Any], ours: Collection[str]) -> bool:
@@ -87,7 +87,7 @@ class Translation:
         place = f"{key} = {shown(value)} is not a key of MindSpore Federated's server"
         if key.partition(".")[0] in self._ours:
             return f"{place}; a key of ours is given by --set, or in a file of ours"
-        return place + did_you_mean(difflib.get_close_matches(key, keys.KEYS, 1))
+        return place + nearest(key, keys.KEYS)
 
     def _fill_in_defaults(self) -> None:
         missing = {key: value for key, value in keys.DEFAULTS.items() if key not in self._theirs}

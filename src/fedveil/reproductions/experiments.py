@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from importlib import import_module
 from typing import get_args
 
-from fedveil.errors import InvalidValue
+from fedveil.errors import InvalidValue, nearest
 from fedveil.pages.table import Table
 from fedveil.reproductions.experiment import Experiment, Scale
-from fedveil.settings.allowed import did_you_mean
 
 #: Each class by its module here, which is imported when it is asked for.
 EXPERIMENTS = {
@@ -32,7 +30,7 @@ EXPERIMENTS = {
 def find(name: str) -> Experiment:
     """The experiment of that name; raises `InvalidValue` where there is none."""
     if name not in EXPERIMENTS:
-        near = did_you_mean(difflib.get_close_matches(name, EXPERIMENTS, 1))
+        near = nearest(name, EXPERIMENTS)
         raise InvalidValue(
             f"there is no experiment {name}{near}; `fedveil reproduce --list` says what there is"
         )

@@ -18,6 +18,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from fedveil.errors import did_you_mean, nearest
+
 _LONGEST_SHOWN = 60
 #: How alike a word must be to be suggested.
 _NEAR = 0.65
@@ -189,11 +191,6 @@ def unspaced(text: str) -> str:
     return "; a space is missing after the colon" if _UNSPACED.match(text) else ""
 
 
-def did_you_mean(candidates: Sequence[str]) -> str:
-    """A suggestion to append to a sentence; nothing where there is no candidate."""
-    return f" (did you mean {' or '.join(candidates)}?)" if candidates else ""
-
-
 def shown(value: object) -> str:
     """A value as a job file writes it, cut short where it is long."""
     if value is None or isinstance(value, bool):
@@ -245,7 +242,7 @@ def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tu
         if rest[-1] == "[key]" and not field.words:
             return path, f"{dotted(path)} is a name that is not text"
         if rest[-1] == "[key]":
-            hint = did_you_mean(difflib.get_close_matches(rest[0], field.words, 1))
+            hint = nearest(rest[0], field.words)
             known = ", ".join(field.words)
             return path, f"{dotted(path)} is not a known key{hint}; the keys are {known}"
         field = field.each

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,7 @@ from typing import TypeAlias
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedveil.errors import InvalidValue
+from fedveil.errors import InvalidValue, nearest
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
 #: The rows of a page so far, each without its place -> the block that it was in.
@@ -41,9 +40,7 @@ def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:
-        near = difflib.get_close_matches(part or "", said, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise InvalidValue(f"no key or block of a job is {part}{hint}")
+        raise InvalidValue(f"no key or block of a job is {part}{nearest(part or '', said)}")
     return {key: {name: text.replace("`", "") for name, text in said[key].items()} for key in asked}
 
 

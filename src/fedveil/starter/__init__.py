@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from fedveil.errors import InvalidValue, RunFolderError
+from fedveil.errors import InvalidValue, RunFolderError, nearest
 from fedveil.record.run_folder import make_folder
-from fedveil.settings.allowed import did_you_mean
 
 #: What `fedveil run` does without a file.
 DEFAULT_JOB = Path(__file__).parent / "private_digits.yaml"
@@ -43,7 +41,7 @@ TEMPLATES = {
 def write_starter(directory: Path, name: str = "table") -> list[Path]:
     """Copy a template's files into `directory`; an existing one is never overwritten."""
     if name not in TEMPLATES:
-        near = did_you_mean(get_close_matches(name, TEMPLATES, 1))
+        near = nearest(name, TEMPLATES)
         raise InvalidValue(f"--template {name} is not one of {', '.join(TEMPLATES)}{near}")
     sources = TEMPLATES[name].files
     taken = [name for name in sources if (directory / name).exists()]
