@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedveil._kernels import HAVE_NUMBA
+from fedveil.compiled import held_steps
 from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.compiled.operation import Memory
 from fedveil.learning.trainer import ClientData, TrainingPlan
 from fenced import fenced
-from known_chains import SIZES, chains, of_words, signed, word_chains
+from known_chains import SIZES, chains, dense_chains, of_words, signed, word_chains
 from training_parts import clients, plan, train
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
@@ -57,6 +58,17 @@ def test_nor_by_layers_over_tokens(
     _within_fences(monkeypatch, model, plan, of_words(clients(shape, 5, SIZES)))
 
 
+@given(dense_chains(), st.integers(1, 20))
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nor_where_steps_are_held(
+    monkeypatch: pytest.MonkeyPatch, made: tuple[nn.Module, tuple[int, ...]], batch: int
+) -> None:
+    model, shape = made
+    monkeypatch.setattr(held_steps, "LARGE", 0)
+    chosen = plan(lr=0.05, batch_size=batch, epochs=1)
+    _within_fences(monkeypatch, model, chosen, signed(clients(shape, 5, (*SIZES, 20, 5))))
+
+
 def _within_fences(
     monkeypatch: pytest.MonkeyPatch,
     model: nn.Module,
@@ -73,10 +85,11 @@ def _within_fences(
     code = importlib.import_module("fedveil.compiled.steps")
     in_native_code = code.train
 
-    def within_fences(*arguments: Any) -> None:
+    def within_fences(*arguments: Any) -> bool:
         *given, out = (fenced(a) if isinstance(a, np.ndarray) else a for a in arguments)
-        in_native_code(*given, out)
+        sound: bool = in_native_code(*given, out)
         arguments[-1][:] = out
+        return sound
 
     with monkeypatch.context() as changed:
         changed.setattr(code, "train", within_fences)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from hypothesis import strategies as st
@@ -63,6 +64,22 @@ def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
             layers.append(nn.LayerNorm(wide))
         width = wide
     return nn.Sequential(*layers, nn.Linear(width, 5)), shape
+
+
+@st.composite
+def dense_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
+    """Dense layers some of whose steps may be held, were they large, and what follows them."""
+    torch.manual_seed(draw(st.integers(0, 1 << 30)))
+    widths = draw(st.lists(st.sampled_from([40, 64, 72, 33]), min_size=2, max_size=4))
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [
+            nn.Linear(inputs, outputs, bias=draw(st.booleans())),
+            draw(st.sampled_from(CURVES))(),
+        ]
+        if draw(st.booleans()):
+            layers.append(nn.LayerNorm(outputs))
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 5)), (widths[0],)
 
 
 TOKENS = 11

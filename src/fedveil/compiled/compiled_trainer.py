@@ -218,16 +218,18 @@ class CompiledTrainer:
             generator = client.entropy.stream("dropout").generator()
             draws = generator.random((len(order), program.draws), np.float32).astype(self.kind)
         start = self._begun.packed(model, self.kind)
-        begun, self._held = start is self._held, None
-        train(
-            program.ops, program.settings, program.ends, model.first, room.m, room.w,
-            start, client.x.numpy().reshape(-1).astype(self.kind, copy=False),
-            y.ctypes.data, room.weights, order,
-            plan.epochs, plan.batch_size,
-            -1 if plan.bare_sgd else _OPTIMISERS.index(plan.optimizer), self._numbers, draws,
-            model.places, begun, self._row[0],
-        )  # fmt: skip
-        self._held = start
+        x = client.x.numpy().reshape(-1).astype(self.kind, copy=False)
+        for hold in (True, False):  # what overflows does so step by step, as in torch
+            begun, self._held = start is self._held, None
+            sound = train(
+                program.ops, program.settings, program.ends, model.first, room.m, room.w,
+                start, x, y.ctypes.data, room.weights, order, plan.epochs, plan.batch_size,
+                -1 if plan.bare_sgd else _OPTIMISERS.index(plan.optimizer), self._numbers, draws,
+                model.places, begun, hold, self._row[0],
+            )  # fmt: skip
+            self._held = start
+            if sound:
+                break
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:

@@ -9,6 +9,7 @@ from torch import nn
 from fedveil._arrays import Float32s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.compiled import fields as f
+from fedveil.compiled.held_steps import add_to_dx, add_to_y, hold_step, room_for_steps, take_steps
 from fedveil.compiled.native import OPERATION, call, native
 from fedveil.compiled.operation import (
     ROW,
@@ -24,7 +25,7 @@ from fedveil.compiled.operation import (
     up,
 )
 from fedveil.compiled.product import LISTED
-from fedveil.compiled.row_passes import add_rows, are_finite
+from fedveil.compiled.row_passes import add_rows, has_zeros
 
 
 @compiled()
@@ -36,22 +37,6 @@ def _shares(op: Int64s) -> tuple[int, int, int, int]:
     if op[f.XS] == runs * xs and op[f.YS] == runs * ys:  # examples follow each other without a gap
         return 1, count * runs, xs, ys
     return count, runs, xs, ys
-
-
-@compiled()
-def _has_zeros(
-    m: Float32s, dy: int, ys: int, x: int, xs: int, rows: int, outputs: int, inputs: int
-) -> bool:
-    """Whether a third of dy are zeros, and no x is infinite: zero times infinity is no number.
-
-    Or the other way round, as the weight lies.
-    """
-    zeros, finite = 0, True
-    for n in range(rows):
-        for i in range(dy + n * ys, dy + n * ys + outputs):
-            zeros += m[i] == 0
-        finite &= are_finite(m, x + n * xs, inputs)
-    return 3 * zeros > rows * outputs and finite
 
 
 @native(OPERATION)
@@ -70,6 +55,7 @@ def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
                 op[f.MEET_ROWS], m, y, ys, op[f.BIAS], x, xs, op[f.WEIGHT], op[f.ROW],
                 rows, op[f.OC], op[f.C],
             )  # fmt: skip
+            add_to_y(m, op, y, ys, x, xs, rows)
 
 
 @compiled()
@@ -85,6 +71,7 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
             op[f.PRODUCT], m, dx, xs, m, 0, -1, m, dy, ys, 1, 0,
             m, op[f.WEIGHT], op[f.ROW], 0, rows, op[f.COLUMNS], op[f.OC], 1,
         )  # fmt: skip
+        add_to_dx(m, op, dx, xs, dy, ys, rows)
 
 
 @native(OPERATION)
@@ -104,9 +91,12 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
         b, bm, inputs = op[f.X] + n * op[f.XS], xs, op[f.C]
         if op[f.BIASED]:
             add_rows(m, op[f.DBIAS], a, ys, rows, outputs)
+        if op[f.HELD] >= 0:
+            hold_step(m, op, b, bm, a, am, rows)
+            continue
         if op[f.ACROSS]:
             a, am, outputs, b, bm, inputs = b, bm, inputs, a, am, outputs
-        if _has_zeros(m, a, am, b, bm, rows, outputs, inputs):
+        if has_zeros(m, a, am, b, bm, rows, outputs, inputs):
             call(
                 op[f.PRODUCT_OF_FEW], m, weight, row, m, a, 1, am, m, b, bm,
                 outputs, op[f.COLUMNS], rows, w, op[f.LISTS], m, op[f.VALUES],
@@ -122,7 +112,7 @@ class Dense(Operation):
     """Its weight lies as inputs by outputs where rows are longer so, and met faster."""
 
     layer: nn.Linear
-    forward, backward = dense, dense_back
+    forward, backward, steps = dense, dense_back, take_steps
     products = (f.PRODUCT, f.MEET_ROWS, f.PRODUCT_OF_FEW)
 
     def written(self) -> Value:
@@ -156,3 +146,8 @@ class Dense(Operation):
             f.ACROSS: int(self._across), f.COLUMNS: up(outputs if self._across else inputs),
             f.TURNED: memory.floats(inputs if self._across else 0),
         }  # fmt: skip
+
+    def held(self, memory: Memory, batch: int) -> Row:
+        if self._across or self.x.form == TOKENS:
+            return {}
+        return room_for_steps(memory, batch, self.layer.out_features, self.layer.in_features)

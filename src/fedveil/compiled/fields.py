@@ -33,7 +33,10 @@ from __future__ import annotations
     CAUSAL, ACROSS, COLUMNS,
     # How many examples the batch has.
     COUNT,
+    # Steps that are held: how many rows at most and now (-1: none are), the two factors, what is
+    # met with one, and nothing but zeros. Where the weight is in a model's vector.
+    MOST, HELD, HELD_X, HELD_DY, MET, ZEROS, FLAT,
     # Where the code of its ways lies, and of the products.
-    FORWARD, BACKWARD, PRODUCT, MEET_ROWS, MEET_WINNERS, PRODUCT_OF_FEW,
+    FORWARD, BACKWARD, PRODUCT, MEET_ROWS, MEET_WINNERS, PRODUCT_OF_FEW, TAKE_STEPS,
     FIELDS,
-) = range(66)  # fmt: skip
+) = range(74)  # fmt: skip

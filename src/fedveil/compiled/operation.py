@@ -43,7 +43,7 @@ def up(count: int) -> int:
 
 def filled(length: int) -> int:
     """The same for rows that lie below each other: those of whole 4 kB evict each other."""
-    row = up(length)
+    row = up(length) if length < 4 * LINE else -(-length // LINE) * LINE
     return row + 16 if row % 1024 == 0 else row
 
 
@@ -108,6 +108,8 @@ class Operation:
     #: Its code, and the products that are called there.
     forward: ClassVar[Native]
     backward: ClassVar[Native]
+    #: That which takes steps that were held.
+    steps: ClassVar[Native]
     products: ClassVar[Sequence[int]] = ()
     #: Where its weight and its bias begin in the float memory.
     weight = bias = 0
@@ -147,6 +149,10 @@ class Operation:
 
         `changed`: a later operation works in place on the same value.
         """
+        return {}
+
+    def held(self, memory: Memory, batch: int) -> Row:
+        """What its row says where its steps may be held (`held_steps`)."""
         return {}
 
 

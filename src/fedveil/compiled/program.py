@@ -61,12 +61,12 @@ class Model:
         #: The first operation that has weights.
         self.first = next(i for i, op in enumerate(self._operations) if op.weights())
         rows: list[list[int]] = []
-        self.size = 0
-        for op in self._operations:
+        self.size, self._flat = 0, flat
+        for i, op in enumerate(self._operations):
             op.weight = op.bias = self.size
             for weight, entries, lies in op.weights():
                 op.bias = self.size
-                rows.append([flat[id(weight)], self.size, *lies])
+                rows.append([flat[id(weight)], self.size, *lies, i])
                 self.size += up(entries)
             if len(op.weights()) == 1:  # without a bias: one of zeros, which nobody changes
                 op.bias = self.size
@@ -88,6 +88,11 @@ class Model:
         for i, op in enumerate(self._operations):
             changed = any(later.y is op.x for later in self._operations[i + 1 :])
             own = op.numbers(memory, batch, changed) | {f.DRAWS: draws}
+            if not states and (held := op.held(memory, batch)):
+                own |= held | {
+                    f.FLAT: self._flat[id(op.layer.weight)],
+                    f.TAKE_STEPS: op.steps.address(kind),
+                }
             rows.append(_row(op, kind, behind) | own)
             draws += op.draws
         ends = [_geometry(value, value) | {f.H: prod(value.shape)} for value in self._ends]

@@ -48,3 +48,19 @@ def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
     for i in range(count):
         found += m[a + i] * m[b + i]
     return found  # type: ignore[return-value]
+
+
+@compiled()
+def has_zeros(
+    m: Float32s, dy: int, ys: int, x: int, xs: int, rows: int, outputs: int, inputs: int
+) -> bool:
+    """Whether a third of dy are zeros, and no x is infinite: zero times infinity is no number.
+
+    Or the other way round, as the weight lies.
+    """
+    zeros, finite = 0, True
+    for n in range(rows):
+        for i in range(dy + n * ys, dy + n * ys + outputs):
+            zeros += m[i] == 0
+        finite &= are_finite(m, x + n * xs, inputs)
+    return 3 * zeros > rows * outputs and finite

@@ -9,6 +9,7 @@ from numpy.lib.stride_tricks import as_strided
 from fedveil._arrays import Float32s, Float64s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.compiled import fields as f
+from fedveil.compiled.held_steps import begin_steps
 from fedveil.compiled.native import call, native
 from fedveil.compiled.optimiser import LR, take_step
 
@@ -17,20 +18,24 @@ from fedveil.compiled.optimiser import LR, take_step
 def train(
     ops: Int64s, settings: Float64s, ends: Int64s, first: int, m: Float32s, w: Int32s,
     start: Float32s, x: Float32s, y: int, weights: Float32s, order: Int64s, epochs: int, batch: int,
-    kind: int, plan: Float64s, draws: Float32s, places: Int64s, begun: bool, out: Float32s,
-) -> None:  # fmt: skip
+    kind: int, plan: Float64s, draws: Float32s, places: Int64s, begun: bool, hold: bool,
+    out: Float32s,
+) -> bool:  # fmt: skip
     """Train one client and write its update to `out`.
 
     The client's weights are the first entries of m, as many as `start` has. Under bare SGD
     (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
     `first` is the first operation that has weights, `y` is where the targets lie, and `weights`
     are those of their classes. `begun`: m holds the weights of `start`, as it does afterwards.
+    `hold`: steps may be held (`held_steps`); gives whether none of those was odd.
     """
     size = len(start)
     if kind >= 0 or not begun:
         m[:size] = start
     if kind >= 0:
         m[size : 4 * size] = 0
+    shared = (start.ctypes.data - m.ctypes.data) // m.itemsize
+    begin_steps(ops, len(order), hold and kind < 0, shared)
     begin, step, examples = 0, 0, len(order) // epochs
     while begin < len(order):
         end = min(begin + batch, (begin // examples + 1) * examples)
@@ -58,7 +63,8 @@ def train(
         if kind >= 0:
             take_step(m, size, start, kind, plan, step)
         begin = end
-    give_change(places, m, start, out)
+    give_change(places, ops, m, start, out)
+    return take_held(ops, m, w, out)
 
 
 @native("FLFLi")
@@ -82,11 +88,11 @@ def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -
 def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
     """Write a model's vector as it is computed with.
 
-    A row of `places` is a weight: where it begins in the vector and here, and for each of four
-    dimensions its size and its step in both.
+    A row of `places` is a weight: where it begins in the vector and here, for each of four
+    dimensions its size and its step in both, and whose it is.
     """
     for one, other, *numbers in places.tolist():
-        sizes, there, here = numbers[:4], numbers[4:8], numbers[8:]
+        sizes, there, here = numbers[:4], numbers[4:8], numbers[8:12]
         _strided(packed[other:], sizes, here)[:] = _strided(flat[one:], sizes, there)
 
 
@@ -96,9 +102,14 @@ def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Fl
 
 
 @compiled()
-def give_change(places: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write by how much weights have changed, as a model's vector, and change them back."""
+def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
+    """Write by how much weights have changed, as a model's vector, and change them back.
+
+    A weight whose steps are held has not.
+    """
     for r in places:
+        if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:
+            continue
         for a in range(r[2]):
             for b in range(r[3]):
                 for c in range(r[4]):
@@ -114,3 +125,17 @@ def give_change(places: Int64s, m: Float32s, start: Float32s, out: Float32s) -> 
                             at = other + d * r[13]
                             out[one + d * r[9]] = m[at] - start[at]
                             m[at] = start[at]
+
+
+@compiled()
+def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
+    """Take the steps that are held; gives whether all entries of what they make are numbers."""
+    sound = True
+    for i in range(len(ops)):
+        if ops[i, f.HELD] >= 0:
+            call(
+                ops[i, f.TAKE_STEPS], m.ctypes.data, w.ctypes.data, ops[i].ctypes.data,
+                out.ctypes.data,
+            )  # fmt: skip
+            sound &= ops[i, f.HELD] >= 0
+    return sound
