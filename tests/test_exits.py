@@ -145,6 +145,14 @@ def test_ctrl_c_while_the_program_is_imported(tmp_path: Path) -> None:
     )
 
 
+def test_ctrl_c_before_a_command_is_found(tmp_path: Path) -> None:
+    _is_interrupted(
+        tmp_path,
+        "import typer.main\nfrom fedveil.cli import main\n"
+        "typer.main.get_command = lambda app: exec('raise KeyboardInterrupt')\nmain()\n",
+    )
+
+
 def test_ctrl_c_while_text_is_executed(tmp_path: Path) -> None:
     _is_interrupted(
         tmp_path,

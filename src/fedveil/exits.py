@@ -50,11 +50,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as end:
-            remark(with_notes("interrupted", end))
-            # Cut off inside text that was executed (a dataclass being made), CPython would end by
-            # the signal however the exception was met; the next text executed makes it forget.
-            exec("")  # noqa: S102
-            raise SystemExit(Exit.INTERRUPTED) from None
+            raise SystemExit(_interrupted(end)) from None
 
 
 def ended(app: typer.Typer) -> int:
@@ -65,6 +61,8 @@ def ended(app: typer.Typer) -> int:
         return _usage(error)
     except click.Abort:
         return Exit.INTERRUPTED
+    except KeyboardInterrupt as end:  # before a command was found
+        return _interrupted(end)
     except JobError as error:
         for problem in error.problems:
             remark(problem, "error")
@@ -78,6 +76,16 @@ def ended(app: typer.Typer) -> int:
             raise
         remark(str(MissingExtra(package, _EXTRAS[package], "this command")), "error")
         return Exit.FAILED
+
+
+def _interrupted(end: KeyboardInterrupt) -> int:
+    """Say it, and how to go on. Cut off inside text that was executed (a dataclass being made),
+    CPython would end by the signal however the exception was met; the next text executed makes it
+    forget.
+    """
+    remark(with_notes("interrupted", end))
+    exec("")  # noqa: S102
+    return Exit.INTERRUPTED
 
 
 def _usage(error: click.ClickException) -> int:
