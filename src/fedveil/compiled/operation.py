@@ -43,7 +43,7 @@ def up(count: int) -> int:
 
 def filled(length: int) -> int:
     """The same for rows that lie below each other: those of whole 4 kB evict each other."""
-    row = up(length) if length < 4 * LINE else -(-length // LINE) * LINE
+    row = up(length)
     return row + 16 if row % 1024 == 0 else row
 
 
