@@ -62,8 +62,8 @@ def compare(options: argparse.Namespace) -> bool:
     for model in ("lenet", "dense"):
         best: dict[str, float] = {}
         # As many rounds as pfl's few take: the best of a longer time is better.
-        rounds = round(options.rounds * FLOORS[model, "pfl"])
-        contenders = [(sys.executable, "fedveil_rounds.py", 2, rounds)]
+        ours = round(options.rounds * FLOORS[model, "pfl"])
+        contenders = [(sys.executable, "fedveil_rounds.py", 2, ours)]
         if options.peers:
             contenders += [(options.peers, "peers/pfl_rounds.py", 2, options.rounds)]
             if model == "lenet":

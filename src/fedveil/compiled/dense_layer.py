@@ -24,7 +24,7 @@ from fedveil.compiled.operation import (
     need,
     up,
 )
-from fedveil.compiled.product import LISTED
+from fedveil.compiled.product import room_for_few
 from fedveil.compiled.row_passes import add_rows, has_zeros
 
 
@@ -138,11 +138,9 @@ class Dense(Operation):
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
         inputs, outputs = self.layer.in_features, self.layer.out_features
         runs = prod(self.x.shape) // inputs
-        terms = batch * runs
         return {
             f.C: inputs, f.OC: outputs, f.RUNS: runs,
-            f.LISTS: memory.ints(terms + LISTED * (1 + terms)),
-            f.VALUES: memory.floats(LISTED * terms),
+            **room_for_few(memory, batch * runs),
             f.ACROSS: int(self._across), f.COLUMNS: up(outputs if self._across else inputs),
             f.TURNED: memory.floats(inputs if self._across else 0),
         }  # fmt: skip

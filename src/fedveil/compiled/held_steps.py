@@ -19,7 +19,7 @@ from fedveil._kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.native import call, native
 from fedveil.compiled.operation import LINE, Memory, Row
-from fedveil.compiled.product import LISTED
+from fedveil.compiled.product import LISTED, room_for_few
 from fedveil.compiled.row_passes import are_finite, fill, has_zeros
 
 #: A weight of fewer entries is in a near cache: its steps are taken at once.
@@ -32,14 +32,20 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
         return {}
-    terms = max(most, batch)
     return {
         f.MOST: most,
-        f.HELD_X: memory.floats(most * (inputs + LINE)),
-        f.HELD_DY: memory.floats(most * (outputs + LINE)),
-        f.MET: memory.floats(batch * most), f.ZEROS: memory.floats(most),
-        f.LISTS: memory.ints(terms + LISTED * (1 + terms)), f.VALUES: memory.floats(LISTED * terms),
-    }  # fmt: skip
+        f.HELD_X: memory.floats(most * _apart(inputs)),
+        f.HELD_DY: memory.floats(most * _apart(outputs)),
+        f.MET: memory.floats(batch * most),
+        f.ZEROS: memory.floats(most),
+        **(room_for_few(memory, most) if most > batch else {}),
+    }
+
+
+@compiled()
+def _apart(length: int) -> int:
+    """From a held row to the next: a line between them, or rows of 2 or 4 kB evict each other."""
+    return length + LINE
 
 
 @compiled()
@@ -60,8 +66,8 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
     """Keep a batch's rows of X and of D."""
     inputs, outputs = op[f.C], op[f.OC]
     for n in range(rows):
-        to_x = op[f.HELD_X] + (op[f.HELD] + n) * (inputs + LINE)
-        to_dy = op[f.HELD_DY] + (op[f.HELD] + n) * (outputs + LINE)
+        to_x = op[f.HELD_X] + (op[f.HELD] + n) * _apart(inputs)
+        to_dy = op[f.HELD_DY] + (op[f.HELD] + n) * _apart(outputs)
         for i in range(inputs):
             m[to_x + i] = m[x + n * xs + i]
         for i in range(outputs):
@@ -89,12 +95,12 @@ def _add(
     """C += (A M') B, with M the held rows at `met` and B those at `added`."""
     if op[f.HELD] > 0:
         call(
-            op[f.MEET_ROWS], m, op[f.MET], op[f.MOST], op[f.ZEROS], a, am, met, length + LINE,
+            op[f.MEET_ROWS], m, op[f.MET], op[f.MOST], op[f.ZEROS], a, am, met, _apart(length),
             rows, op[f.HELD], length,
         )  # fmt: skip
         call(
             op[f.PRODUCT], m, c, cm, m, c, cm, m, op[f.MET], op[f.MOST], 1, 0,
-            m, added, width + LINE, 0, rows, width, op[f.HELD], 1,
+            m, added, _apart(width), 0, rows, width, op[f.HELD], 1,
         )  # fmt: skip
 
 
@@ -102,7 +108,7 @@ def _add(
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write D' X to the model's vector, some rows at a time; HELD becomes -1 if any is odd."""
     outputs, inputs, rows, finite = op[f.OC], op[f.C], op[f.HELD], True
-    a, am, b, bm = op[f.HELD_DY], outputs + LINE, op[f.HELD_X], inputs + LINE
+    a, am, b, bm = op[f.HELD_DY], _apart(outputs), op[f.HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)
     for first in range(0, outputs, LISTED):
         some, c = min(LISTED, outputs - first), op[f.FLAT] + first * inputs
@@ -120,3 +126,17 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
         finite &= are_finite(out, c, some * inputs)
     if not finite:
         op[f.HELD] = -1
+
+
+@compiled()
+def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
+    """Take the steps that are held; gives whether all entries of what they make are numbers."""
+    sound = True
+    for i in range(len(ops)):
+        if ops[i, f.HELD] >= 0:
+            call(
+                ops[i, f.TAKE_STEPS], m.ctypes.data, w.ctypes.data, ops[i].ctypes.data,
+                out.ctypes.data,
+            )  # fmt: skip
+            sound &= ops[i, f.HELD] >= 0
+    return sound

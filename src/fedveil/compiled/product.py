@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedveil._arrays import Float32s, Int32s
 from fedveil.compiled import fields
 from fedveil.compiled.native import native
+from fedveil.compiled.operation import Memory, Row
 from fedveil.compiled.tiles import list_winners, product_tile, rows_tile, winners_tile
 from fedveil.compiled.vector_code import WIDE
 
@@ -137,7 +138,7 @@ def product_of_few(
 ) -> None:  # fmt: skip
     """C += A B as `product` has it, but of A only what is not zero is met with its row of B.
 
-    It takes k + LISTED (1 + k) places and LISTED k values of its own.
+    Its own places and values are what `room_for_few` gives.
     """
     counts, lists, soon = p0 + k, p0 + k + LISTED, _BEFORE * cm
     for t in range(k):
@@ -163,6 +164,14 @@ def product_of_few(
                 else:
                     _winners_8(b, c, ci, 0, places, pi, values, vi, found, 0, 1, at, 0, soon)
             column += width * parts
+
+
+def room_for_few(memory: Memory, terms: int) -> Row:
+    """What a row says of the memory that `product_of_few` takes for sums of up to so many terms."""
+    return {
+        fields.LISTS: memory.ints(terms + LISTED * (1 + terms)),
+        fields.VALUES: memory.floats(LISTED * terms),
+    }
 
 
 #: By the column that says where each lies.

@@ -9,7 +9,7 @@ from numpy.lib.stride_tricks import as_strided
 from fedveil._arrays import Float32s, Float64s, Int32s, Int64s
 from fedveil._kernels import compiled
 from fedveil.compiled import fields as f
-from fedveil.compiled.held_steps import begin_steps
+from fedveil.compiled.held_steps import begin_steps, take_held
 from fedveil.compiled.native import call, native
 from fedveil.compiled.optimiser import LR, take_step
 
@@ -35,7 +35,7 @@ def train(
     if kind >= 0:
         m[size : 4 * size] = 0
     shared = (start.ctypes.data - m.ctypes.data) // m.itemsize
-    begin_steps(ops, len(order), hold and kind < 0, shared)
+    begin_steps(ops, len(order), hold, shared)
     begin, step, examples = 0, 0, len(order) // epochs
     while begin < len(order):
         end = min(begin + batch, (begin // examples + 1) * examples)
@@ -125,17 +125,3 @@ def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: 
                             at = other + d * r[13]
                             out[one + d * r[9]] = m[at] - start[at]
                             m[at] = start[at]
-
-
-@compiled()
-def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Take the steps that are held; gives whether all entries of what they make are numbers."""
-    sound = True
-    for i in range(len(ops)):
-        if ops[i, f.HELD] >= 0:
-            call(
-                ops[i, f.TAKE_STEPS], m.ctypes.data, w.ctypes.data, ops[i].ctypes.data,
-                out.ctypes.data,
-            )  # fmt: skip
-            sound &= ops[i, f.HELD] >= 0
-    return sound
