@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     Folder: TypeAlias = Callable[[], RunFolder]
 
 app = typer.Typer(
-    help="Attack what leaves a client: what an attack reaches is a fact, what it misses no proof.",
+    help="Attack what leaves the clients. A successful attack proves a leak; a failed one proves "
+    "nothing.",
     no_args_is_help=True,
 )
 
@@ -36,20 +37,21 @@ Where = Annotated[
     Path | None,
     typer.Argument(
         metavar="JOB_OR_RUN",
-        help="A job file, or a finished run's folder; without it, a job of defaults.",
+        help="A job file, or the folder of a finished run. Default: a job with default settings.",
     ),
 ]
 Protections = Annotated[
     list[str] | None,
     typer.Option(
-        "--protection", help="A position to attack in place of the job's own; may be repeated."
+        "--protection", help="Protection to attack instead of the job's own; may be repeated."
     ),
 ]
-Try = Annotated[Effort, typer.Option("--effort", help="How much work the attack may do.")]
+Try = Annotated[Effort, typer.Option("--effort", help="How much computation to spend.")]
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="The folder for figures and pictures; a run's are in its own, a job's in a new one."
+        help="Output folder. Default: the run's own folder when attacking a run, a new folder when "
+        "attacking a job."
     ),
 ]
 
@@ -73,18 +75,31 @@ class Attack:
 
 #: What is aimed at a federated job.
 FEDERATED = (
-    Attack("gradient", "gradient.inversion", "Rebuild clients' images from their reports."),
-    Attack("exact", "exact_inversion", "Solve for a batch behind the report of a dense net."),
-    Attack("steal", "stealing.stealing", "Send a model made to steal, and read what comes back."),
-    Attack("membership", "membership.membership", "Tell whom a model was trained on.", trains=True),
-    Attack("repetition", "repetition", "Average the reports that a client sends again and again."),
-    Attack("distinguish", "distinguishing", "Tell two updates apart: a lower bound on epsilon."),
+    Attack("gradient", "gradient.inversion", "Reconstruct training images from clients' reports."),
+    Attack(
+        "exact", "exact_inversion", "Solve for the exact batch behind a dense network's report."
+    ),
+    Attack(
+        "steal",
+        "stealing.stealing",
+        "Send a malicious model and read training data from the reports.",
+    ),
+    Attack(
+        "membership",
+        "membership.membership",
+        "Tell whether an example was in the training data.",
+        trains=True,
+    ),
+    Attack("repetition", "repetition", "Average a client's repeated reports to remove the noise."),
+    Attack(
+        "distinguish", "distinguishing", "Distinguish two updates: gives a lower bound on epsilon."
+    ),
 )
 #: What is aimed at a vertical job.
 VERTICAL = (
-    Attack("features", "split.features", "Rebuild a follower's features from what crosses."),
-    Attack("labels", "split.labels", "Read the leader's labels from the gradients it sends back."),
-    Attack("tokens", "split.tokens", "Recover a text's tokens from what crosses."),
+    Attack("features", "split.features", "Reconstruct a follower's features from its activations."),
+    Attack("labels", "split.labels", "Infer the leader's labels from the gradients it returns."),
+    Attack("tokens", "split.tokens", "Recover a text's tokens from the activations."),
 )
 
 

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     cls=Commands,
-    help="Federated learning in which the protection of what leaves a client is one switch.",
+    help="Federated learning with one switch for the protection of everything a client sends.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Data sets: what there is, and fetching it.", no_args_is_help=True)
-job_app = typer.Typer(help="Job files: check and convert them.", no_args_is_help=True)
+data_app = typer.Typer(help="List and download data sets.", no_args_is_help=True)
+job_app = typer.Typer(help="Check, explain and convert job files.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(job_app, name="job")
 app.add_typer(vertical_cli.app, name="vertical")
@@ -77,15 +77,15 @@ def run(
     job: JobPath = None,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run's folder; without it, a new one under runs/.")
+        Path | None, typer.Option(help="The run folder. Default: a new folder under runs/.")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Go on with the run in this folder; --set rounds=N gives it more."),
+        typer.Option(help="Resume the run in this folder. Add --set rounds=N to extend it."),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Train: every round's figures as they come, and everything in the run's folder."""
+    """Train a model and write the results to a run folder."""
     # What needs torch is imported after what may be wrong with the job.
     if resume is not None:
         others = [key for key in overrides or [] if key.partition("=")[0].strip() != "rounds"]
@@ -129,11 +129,13 @@ def budget(
     overrides: Overrides = None,
     target_epsilon: Annotated[
         float | None,
-        typer.Option(help="Find the protection's parameter with which a run costs at most this."),
+        typer.Option(
+            help="Find the protection's setting for which a whole run costs at most this epsilon."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """What a run will have cost a client's privacy, before it starts."""
+    """Estimate a run's privacy cost before starting it."""
     from rich.table import Table
 
     settings = load(job, overrides, default=DEFAULT_JOB)
@@ -170,14 +172,17 @@ def budget(
 def audit(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="RUN", help="A run's folder: what was found in it; tries nothing."),
+        typer.Argument(
+            metavar="RUN", help="Show this run's stored findings; no new audit is made."
+        ),
     ] = None,
     trials: Annotated[
-        int, typer.Option(min=1000, help="Outputs of each mechanism for each of two inputs.")
+        int,
+        typer.Option(min=1000, help="How often to run each mechanism on each of its two inputs."),
     ] = 20_000,
     json: AsJson = False,
 ) -> None:
-    """Try to refute what every mechanism claims, or print what a run's audit and attacks found.
+    """Test the privacy claims of all mechanisms, or show what a run's audit and attacks found.
 
     Exits 1 where a claim is refuted.
     """
@@ -229,13 +234,14 @@ def _print_findings(folder: Path, *, json: bool) -> None:
 @answering
 def init(
     directory: Annotated[
-        Path, typer.Argument(help="Where to; an existing file is never overwritten.")
+        Path, typer.Argument(help="The folder to write to. Existing files are never overwritten.")
     ],
     template: Annotated[
-        str, typer.Option(help="image, text, table, regression, own-step, vertical or flower.")
+        str,
+        typer.Option(help="One of: image, text, table, regression, own-step, vertical, flower."),
     ] = "table",
 ) -> object:
-    """Write a commented job file, and a model and data of your own, to start from."""
+    """Create a commented job file with a model and a data function to start from."""
     from fedveil.starter import TEMPLATES, write_starter
 
     wrote = write_starter(directory, template)
@@ -249,17 +255,17 @@ def init(
 @app.command()
 @answering
 def deploy(
-    directory: Annotated[Path, typer.Argument(help="Where the Flower app is written to.")],
+    directory: Annotated[Path, typer.Argument(help="The folder to write the Flower app to.")],
     job: JobPath = None,
     overrides: Overrides = None,
     seeded: Annotated[
         bool,
         typer.Option(
-            help="Let reports draw from the job's seed, as the simulator does: for tests alone."
+            help="Draw the protection's randomness from the job's seed. Unsafe: for tests only."
         ),
     ] = False,
 ) -> object:
-    """Write a job as a Flower app, for clients on other machines."""
+    """Write a job as a Flower app, to run the clients on other machines."""
     _need_flower("fedveil deploy")
     loaded = load(job, overrides)
     from fedveil.flower.job.deploy import deployable, write_app
@@ -286,9 +292,9 @@ def deploy(
 @app.command()
 @answering
 def identity(
-    file: Annotated[Path, typer.Argument(help="Where the private key is written to.")],
+    file: Annotated[Path, typer.Argument(help="The file to write the private key to.")],
 ) -> object:
-    """Make a client's signing key, for pw_encrypt with active_security; prints its public half."""
+    """Create a client's signing key (for active_security) and print its public key."""
     from fedveil.flower.job.identity_file import make_identity
 
     public = make_identity(file)
@@ -298,7 +304,7 @@ def identity(
 
 @job_app.command()
 def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False) -> None:
-    """Check a job and print it with every key."""
+    """Check a job and print it with all its keys."""
     _print_job(load(job, overrides, default=DEFAULT_JOB), json=json)
 
 
@@ -312,7 +318,7 @@ def _print_job(job: Job, *, json: bool) -> None:
 @job_app.command()
 @answering
 def keys(part: KeyPart = None) -> object:
-    """What each key of a job may be, its default and its meaning."""
+    """Explain the keys of a job: allowed values, default, meaning."""
     from fedveil.federated.job_reference import reference
     from fedveil.settings.reference import keys, told_keys
 
@@ -322,10 +328,10 @@ def keys(part: KeyPart = None) -> object:
 
 @job_app.command()
 def convert(
-    theirs: Annotated[Path, typer.Argument(help="A YAML file of MindSpore Federated's server.")],
+    theirs: Annotated[Path, typer.Argument(help="A server YAML file of MindSpore Federated.")],
     json: AsJson = False,
 ) -> None:
-    """Print the native form of a MindSpore job file."""
+    """Convert a MindSpore job file to a fedveil job file."""
     from fedveil.federated.job import Job
 
     settings, notes = Job.convert(theirs)
@@ -336,7 +342,7 @@ def convert(
 
 @data_app.command("list")
 def list_data(json: AsJson = False) -> None:
-    """What data sets there are, and which are on this machine."""
+    """List the data sets, and show which are on this machine."""
     from rich.table import Table
     from rich.text import Text
 
@@ -358,8 +364,10 @@ def list_data(json: AsJson = False) -> None:
 
 @data_app.command()
 @answering
-def fetch(name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.")]) -> object:
-    """Download a data set into the per-user cache, with its checksums verified."""
+def fetch(
+    name: Annotated[str, typer.Argument(help="The data set: mnist or fashion_mnist.")],
+) -> object:
+    """Download a data set into the user's cache and verify its checksums."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     from fedveil.data.datasets import available

@@ -1,4 +1,4 @@
-"""`fedveil compare`: positions of the switch side by side, and what came of it as one report."""
+"""`fedveil compare`: protections side by side, with one report."""
 
 from __future__ import annotations
 
@@ -24,33 +24,37 @@ if TYPE_CHECKING:
     from fedveil.comparing.comparison_table import Line
 
 _Listed = Annotated[
-    str | None, typer.Option(help="Positions of the switch, with commas; without it the job's own.")
+    str | None, typer.Option(help="Comma-separated protections. Default: the job's own.")
 ]
 _Epsilons = Annotated[
     str | None,
-    typer.Option(help="Bring each position that promises one to these, for the whole run."),
+    typer.Option(
+        help="Comma-separated epsilons. Each protection is tuned to cost this over the whole run."
+    ),
 ]
 _Sweep = Annotated[
     list[str] | None,
-    typer.Option(help="KEY=VALUE,VALUE...: the job with each; may be repeated, for a grid."),
+    typer.Option(help="KEY=VALUE,VALUE...: run the job with each value; repeat for a grid."),
 ]
 _Target = Annotated[
-    str | None, typer.Option(help="FIGURE=NUMBER: count the rounds until the model is as good.")
+    str | None, typer.Option(help="METRIC=NUMBER: count the rounds until the model reaches this.")
 ]
 _Attack = Annotated[
-    str | None, typer.Option(help="Attack the run of the first seed of each: membership.")
+    str | None, typer.Option(help="Attack the first seed's run of each protection: membership.")
 ]
 _Seeds = Annotated[
-    int | None, typer.Option(min=1, help="How many seeds, from the job's own on; 3 without it.")
+    int | None, typer.Option(min=1, help="Number of seeds, starting at the job's own. Default: 3.")
 ]
 _Try = Annotated[
-    Effort | None, typer.Option(help="How much work the attack may do; quick without it.")
+    Effort | None, typer.Option(help="How much computation the attack may spend. Default: quick.")
 ]
 _Out = Annotated[
-    Path | None, typer.Option(help="The comparison's folder; one that was begun is gone on with.")
+    Path | None,
+    typer.Option(help="The comparison's folder. An unfinished comparison in it is resumed."),
 ]
 _Resume = Annotated[
-    Path | None, typer.Option(help="Go on with the comparison in this folder, as it was asked.")
+    Path | None,
+    typer.Option(help="Resume the comparison in this folder with its original options."),
 ]
 
 
@@ -68,7 +72,7 @@ def compare(
     resume: _Resume = None,
     json: AsJson = False,
 ) -> None:
-    """Compare positions of the switch: same data, same start, same cohorts, one report."""
+    """Compare protections on the same data, initial model and cohorts."""
     others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
     if resume is not None and any(other is not None for other in others):
         raise JobError(

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 JobPath = Annotated[
     Path | None,
-    typer.Argument(help="A job file, native or MindSpore's; without it, one of digits."),
+    typer.Argument(help="A job file, native or MindSpore's. Default: the built-in digits job."),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
+    typer.Option(
+        "--set", help="KEY=VALUE: set a key of the job by its dotted path; may be repeated."
+    ),
 ]
 
 KeyPart = Annotated[
-    str | None, typer.Argument(metavar="[KEY]", help="A key, or a block of them; without it, all.")
+    str | None, typer.Argument(metavar="[KEY]", help="A key or a block of keys. Default: all keys.")
 ]
 
 

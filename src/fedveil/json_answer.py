@@ -17,7 +17,7 @@ from fedveil import plain_text
 from fedveil.record.recorder import strict
 
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print what was found as JSON on standard output.")
+    bool, typer.Option("--json", help="Print the result as JSON on standard output.")
 ]
 
 

@@ -1,4 +1,4 @@
-"""`fedveil report` and `fedveil watch`: what runs' folders show, on a page and in a terminal."""
+"""`fedveil report` and `fedveil watch`: show run folders, on a page and in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from fedveil.plain_text import console, say
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of runs.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")]
 
 
 def report(
@@ -17,12 +17,12 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Where the page is written to; without it, report.html: in a single run's folder, "
-            "or here."
+            help="The page to write. Default: report.html, in the run folder if there is only one "
+            "run, else in the current folder."
         ),
     ] = None,
 ) -> object:
-    """Write a page of a run, or of several beside each other, and each of its plots as SVG."""
+    """Write a report page for one or several runs, and each plot as SVG."""
     from fedveil.pages.kept_page import PAGE, page_of, page_of_several
     from fedveil.pages.written_page import write_page
 
@@ -35,15 +35,13 @@ def report(
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a copy of it.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a copy of it.")],
     patience: Annotated[
         float,
-        typer.Option(
-            min=0, help="Seconds without a word after which a run that nobody writes is given up."
-        ),
+        typer.Option(min=0, help="Stop watching after this many seconds without a new record."),
     ] = 120.0,
 ) -> object:
-    """Show a run as it goes, from its records alone; ends when the run has ended."""
+    """Follow a run's progress from its folder."""
     from fedveil.run_display import of_run
     from fedveil.watching import watch
 

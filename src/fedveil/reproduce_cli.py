@@ -1,4 +1,4 @@
-"""`fedveil reproduce`: the sources' experiments again."""
+"""`fedveil reproduce`: repeat the sources' experiments."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from fedveil.reproductions.experiment import Scale
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="The experiment; without it, the table of all.")
+        str | None, typer.Argument(help="The experiment. Default: list all experiments.")
     ] = None,
     scale: Annotated[
         Scale,
-        typer.Option(help="The source's own size; minutes; or, of some, what half an hour allows."),
+        typer.Option(
+            help="small takes minutes, medium at most half an hour (not every experiment has it), "
+            "full is the source's own size."
+        ),
     ] = "full",
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The experiment's folder, gone on with where it is there; without it, "
-            "runs/reproduce-NAME-SCALE."
+            help="The experiment's folder; an unfinished experiment in it is resumed. "
+            "Default: runs/reproduce-NAME-SCALE."
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--list", help="What experiments there are.")] = False,
+    everything: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> object:
-    """Repeat an experiment of the sources, and set their figures beside ours."""
+    """Repeat an experiment from the source papers and compare the results."""
     if name is None or everything:
         from fedveil.reproductions.experiments import table
 

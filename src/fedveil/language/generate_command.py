@@ -14,20 +14,21 @@ from fedveil.vertical.commands.machines import look
 
 def generate(
     run: arguments.RunPath,
-    prompt: Annotated[str, typer.Option(help="What is continued.")] = "",
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens at most.")] = 100,
+    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate.")] = 100,
     temperature: Annotated[
-        float, typer.Option(min=0, help="1: as the model has it; 0: the likeliest token always.")
+        float,
+        typer.Option(min=0, help="Sampling temperature. 0: always take the most likely token."),
     ] = 0.8,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="The same choices every time; without it, others.")
+        int | None, typer.Option(min=0, help="Random seed. Default: a new one each time.")
     ] = None,
     listen: arguments.Listen = None,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Continue a text with a pangu run's model, through all parties and the same protection."""
+    """Continue a text with the model of a pangu run, under the same protection as in training."""
     from fedveil.language import generation
 
     # A character may be spread over several tokens.

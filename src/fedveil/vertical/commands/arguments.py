@@ -8,36 +8,44 @@ from typing import Annotated
 import typer
 
 JobPath = Annotated[
-    Path | None, typer.Argument(help="A vertical job file; without it, the default job.")
+    Path | None, typer.Argument(help="A vertical job file. Default: the built-in vertical job.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE: any key by its dotted path; may be repeated."),
+    typer.Option(
+        "--set", help="KEY=VALUE: set a key of the job by its dotted path; may be repeated."
+    ),
 ]
 KeyPart = Annotated[
-    str | None, typer.Argument(metavar="[KEY]", help="A key, or a block of them; without it, all.")
+    str | None, typer.Argument(metavar="[KEY]", help="A key or a block of keys. Default: all keys.")
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="The run's folder; without it, a new one under runs/.")
+    Path | None, typer.Option(help="The run folder. Default: a new folder under runs/.")
 ]
 RunPath = Annotated[
     Path,
     typer.Argument(
-        help="A run's folder: one that holds all parties, or with --listen the leader's own."
+        help="The run folder: with all parties in it, or with --listen the leader's own."
     ),
 ]
 Listen = Annotated[
     str | None,
     typer.Option(
-        metavar="HOST:PORT", help="Where the leader listens for followers; port 0: any free one."
+        metavar="HOST:PORT",
+        help="The address on which the leader listens for followers. Port 0: any free port.",
     ),
 ]
 Tls = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="This party's folder of `fedveil vertical certificates`."),
+    typer.Option(
+        metavar="DIR", help="This party's folder, as written by `fedveil vertical certificates`."
+    ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Plaintext, on a loopback address alone.")
+    bool,
+    typer.Option("--insecure", help="Connect without TLS. Only allowed on a loopback address."),
 ]
-Patience = Annotated[float, typer.Option(min=1, help="Seconds to wait for a party that is away.")]
+Patience = Annotated[
+    float, typer.Option(min=1, help="Seconds to wait for a party that is not connected.")
+]
 PATIENCE_S = 600.0

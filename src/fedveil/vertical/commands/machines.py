@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 _leader_of = attrgetter("leader")
 MustListen: TypeAlias = Annotated[
-    str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free.")
+    str,
+    typer.Option(
+        "--listen", metavar="HOST:PORT", help="The address to listen on. Port 0: any free port."
+    ),
 ]
-Connect: TypeAlias = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Where the leader listens.")
-]
+Connect: TypeAlias = Annotated[str, typer.Option(metavar="HOST:PORT", help="The leader's address.")]
 Resume: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="Go on with the run in this folder; takes no JOB, --set or --out beside it."),
+    typer.Option(
+        help="Resume the run in this folder. Not allowed together with JOB, --set or --out."
+    ),
 ]
 
 
@@ -47,7 +50,7 @@ def leader(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Train as the leader: waits for the followers, then shows the figures as they come."""
+    """Train as the leader: wait for the followers, then train and print the metrics."""
     settings = _own_job(job, overrides, out, resume)
     from fedveil.vertical.apart import sessions
 
@@ -66,17 +69,21 @@ def follower(
     resume: Resume = None,
     serve: Annotated[
         Path | None,
-        typer.Option(help="Take part in what the leader does with the model of this run's folder."),
+        typer.Option(
+            help="Serve this run's model while the leader evaluates, predicts or generates."
+        ),
     ] = None,
     party: Annotated[
         str | None,
-        typer.Option(help="Which follower; without it, the only one, or the certificate's."),
+        typer.Option(
+            help="Which follower this is. Default: the job's only one, or the certificate's."
+        ),
     ] = None,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Train as a follower, or serve: connects to the leader, and goes on when the link breaks."""
+    """Train or serve as a follower; reconnect if the link breaks."""
     if serve is not None and resume is not None:
         raise JobError(["--serve and --resume do not go together: one looks, the other trains"])
     settings = _own_job(job, overrides, out, resume or serve)
@@ -102,11 +109,11 @@ def follower(
 
 
 def certificates(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write to.")],
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
-    days: Annotated[int, typer.Option(min=1, help="How long they are valid.")] = 825,
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 825,
 ) -> object:
-    """Make a private authority, where DIR has none, and one certificate for each party."""
+    """Create a certificate for each party, and a private authority if DIR has none."""
     from fedveil.link.tls import write_certificates
 
     wrote = list(write_certificates(directory, party, days=days))

@@ -26,10 +26,13 @@ def run(
     overrides: arguments.Overrides = None,
     out: arguments.Out = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder; takes nothing else.")
+        Path | None,
+        typer.Option(
+            help="Resume the run in this folder. Not allowed together with other arguments."
+        ),
     ] = None,
 ) -> object:
-    """Train with every party in this process: the leader's figures as they come."""
+    """Train with all parties in this process and print the leader's metrics."""
     keep_freed_memory()
     # What needs torch is imported after what may be wrong with the job.
     if resume is None:
@@ -52,7 +55,7 @@ def evaluate(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Look at the held-out examples through the same crossings and the same protection."""
+    """Evaluate the model on the held-out examples, under the same protection as in training."""
     if listen is None:
         from fedveil.vertical import together
 
@@ -75,7 +78,7 @@ def predict(
     out: Annotated[
         Path,
         typer.Option(
-            help="Where to: a .csv with a line for each, or an .npz with ids and outputs as arrays."
+            help="The file to write: .csv (a line per example) or .npz (arrays of ids and outputs)."
         ),
     ] = Path("predictions.csv"),
     listen: arguments.Listen = None,
@@ -83,7 +86,7 @@ def predict(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Write what the model says of every held-out example."""
+    """Write the model's prediction for every held-out example."""
     from fedveil.vertical.predictions import PredictionFile
 
     file = PredictionFile(out)
@@ -101,7 +104,7 @@ def predict(
 
 
 def keys(part: arguments.KeyPart = None) -> object:
-    """What each key of a vertical job may be, its default and its meaning."""
+    """Explain the keys of a vertical job: allowed values, default, meaning."""
     from fedveil.settings.reference import keys, told_keys
     from fedveil.vertical.vertical_reference import reference
 
@@ -110,7 +113,7 @@ def keys(part: arguments.KeyPart = None) -> object:
 
 
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """Each part's owner, parameters and memory in training, told before anything is made."""
+    """Show each part's owner, parameters and training memory, without building it."""
     settings = load(job, overrides)
     from fedveil.vertical.job_split import make_task
     from fedveil.vertical.part_memory import memory_of, sizable, sized, told
@@ -134,7 +137,7 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
 
 
 def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """Check a vertical job and print it with every key."""
+    """Check a vertical job and print it with all its keys."""
     settings = load(job, overrides)
     document(settings.to_yaml())
     return settings.model_dump(mode="json")
