@@ -128,6 +128,6 @@ def test_a_vertical_run_says_how_it_ended(command: Command) -> None:
     for party in ("lead", "bank", "shop"):
         assert f"safetensors.torch.load_file('run/{party}/model.safetensors')" in out
     assert re.search(r"epochs +2, \d", out)
-    assert re.search(r"best look +after epoch \d, loss \d", out)
+    assert re.search(r"best epoch +\d, loss \d", out)
     assert "page  " in out
     assert "next  " in out

@@ -153,9 +153,10 @@ def test_the_summary_ends_with_the_three_answers_of_the_page(tmp_path: Path) -> 
     run = run_of(tmp_path, [{**RECORD, "round": 1}], events=["finished after round 1: the last"])
     (tmp_path / "model.safetensors").touch()
     last = summary(run, 400).split("\n\n")[-1].splitlines()
-    assert [line.split()[0] for line in last] == ["quality", "promise", "next"]
-    for line, fact in zip(last, ending(run), strict=True):
-        assert line.split(maxsplit=1)[1].rstrip() == f"{fact.value}: {fact.text}"
+    assert [line.split()[0] for line in last[::2]] == ["quality", "privacy", "next"]
+    for value, text, fact in zip(last[::2], last[1::2], ending(run), strict=True):
+        assert value.split(maxsplit=1)[1].rstrip() == fact.value
+        assert text.strip() == fact.text
     assert max(map(len, summary(run, 80).split("\n\n")[-1].splitlines())) <= 80
 
 

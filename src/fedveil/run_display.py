@@ -1,4 +1,4 @@
-"""How a run looks in a terminal."""
+"""Shows a run in a terminal: progress, then a summary."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from fedveil.record.measures import LOSS, deciding, word
 from fedveil.record.recorder import LOST, Record
 from fedveil.record.run_folder import MODEL
 
-#: There is room for a bar beside the figures from this width on.
+#: From this terminal width on there is room for a progress bar.
 _WIDE, _BAR = 110, 24
 _BETWEEN = " · "
-#: What a narrow terminal does without, in this order.
+#: Left out on a narrow terminal, in this order.
 _SPARED = ("up ", "loss ", "epsilon ")
-#: The longest name of a summary's rows.
+#: Width of the summary's name column.
 _NAMES = len("ended early")
-#: The figure of a look at held-out examples that every task has.
+#: The evaluation metric that every vertical task has.
 _LOOKED = f"{HELD_OUT}loss"
 
 
 class RunDisplay:
-    """A bar of rounds with a live line of figures; a line a round where there is no terminal."""
+    """Shows a progress bar with live metrics, or one line per round without a terminal."""
 
     def __init__(self, console: Console, rounds: int, quiet_s: float = QUIET_S) -> None:
         self._console = console
@@ -61,7 +61,7 @@ class RunDisplay:
             TextColumn("{task.description}", markup=False),
         ]
         self._bar = Progress(*columns, console=console)
-        #: What the columns before the figures take: `round `, `n/n `, a bar, `h:mm:ss ` twice.
+        #: Width of the columns before the metrics: `round `, `n/n `, a bar, `h:mm:ss ` twice.
         self._before = 6 + 2 * len(str(rounds)) + 2 + (_BAR + 1) * (len(columns) - 5) + 16
         self._quiet = Quiet(quiet_s, lambda seconds: self._say(self._still(seconds)))
         self._doing = "reading the data"
@@ -85,16 +85,16 @@ class RunDisplay:
         self._quiet.stop()
 
     def starting(self, what: str) -> None:
-        """What a run does before its first round."""
+        """Show a step that comes before the first round."""
         self._doing = what
         self._bar.update(self._task, description=what)
 
     def warn(self, text: str) -> None:
-        """What is amiss with a run that starts."""
+        """Print a warning about a run that starts."""
         self._say(f"warning: {text}")
 
     def show(self, record: Record) -> None:
-        """A round has ended."""
+        """Show a finished round."""
         line = describe(record)
         room = self._console.width - self._before
         self._bar.update(self._task, completed=record["round"], description=fitted(line, room))
@@ -107,7 +107,7 @@ class RunDisplay:
             self._say(f"round {record['round']} has no report: {reason}")
 
     def summary(self, run: ReadRun) -> None:
-        """The run has ended: what it took and where everything is, and the three answers."""
+        """Print the summary of the finished run."""
         summary(self._console, run)
 
     def _still(self, seconds: float) -> str:
@@ -118,7 +118,7 @@ class RunDisplay:
 
 
 def of_run(run: ReadRun) -> dict[str, object]:
-    """What a run has come to, for a program: where everything is, and the latest figures."""
+    """Return a run's result for `--json`: its files and latest metrics."""
     if is_vertical(run):
         return _of_parties(run)
     best = best_round(run)
@@ -150,12 +150,12 @@ def _of_parties(run: ReadRun) -> dict[str, object]:
 
 
 def of_lines(lines: Iterable[Line]) -> list[dict[str, object]]:
-    """An account's lines, for a program."""
+    """Return an account's lines for `--json`."""
     return [{"for": line.what, "epsilon": line.epsilon, "delta": line.delta} for line in lines]
 
 
 def fitted(line: str, room: int) -> str:
-    """A round's figures in so many characters: those that can be read up later go first."""
+    """Shorten a round's line to `room` characters: metrics that the record keeps go first."""
     parts = line.split(_BETWEEN)
     for kind in _SPARED:
         if len(_BETWEEN.join(parts)) > room:
@@ -164,7 +164,7 @@ def fitted(line: str, room: int) -> str:
 
 
 def describe(record: Record) -> str:
-    """A round's figures in one line."""
+    """Return a round's metrics as one line."""
     parts = list[str]()
     shown = dict.fromkeys((deciding(record)[0], LOSS))
     parts += [f"{word(name)} {record[name]:.4f}" for name in shown if name in record]
@@ -180,7 +180,7 @@ def describe(record: Record) -> str:
 
 
 def summary(console: Console, run: ReadRun) -> None:
-    """The last lines of a run of any kind."""
+    """Print the last lines of a run, federated or vertical."""
     vertical = is_vertical(run)
     console.print(_table(_took_of_parties(run) if vertical else _took(run)))
     for name, value in (_where_of_parties if vertical else _where)(run):  # unbroken, to be copied
@@ -199,7 +199,7 @@ def _table(rows: Mapping[str, object]) -> Table:
 
 
 def _took(run: ReadRun) -> dict[str, str]:
-    """What was run, what it took, and every figure of the ledger."""
+    """Return the summary's rows: protection, time, traffic, ledger figures."""
     last, best = run.last, best_round(run)
     rows = {
         "protection": str(run.job["protection"]["name"]),
@@ -222,32 +222,32 @@ def _took(run: ReadRun) -> dict[str, str]:
 
 
 def _took_of_parties(run: ReadRun) -> dict[str, str]:
-    """What parties took, and every figure of their accounts."""
+    """Return the rows of a vertical run: task, time, the parties' accounts."""
     parties = parties_of(run)
     leader = leader_of(run, parties)
     epochs = f"{run.job['epochs']}, {duration(_seconds_of(leader))}"
     rows = {"task": str(run.job["task"]["name"]), "epochs": epochs}
     best = _best_look(leader)
     if best is not None:
-        rows["best look"] = f"after epoch {best['epoch'] + 1}, loss {best[_LOOKED]:.4f}"
+        rows["best epoch"] = f"{best['epoch'] + 1}, loss {best[_LOOKED]:.4f}"
     accounts = [f"{name}: {line}" for name, of in parties.items() for line in of.accounts]
     return rows | ({"epsilon": "\n".join(accounts)} if accounts else {})
 
 
 def _seconds_of(party: ReadRun) -> float:
-    """From a party's first word to its last, pauses between starts included."""
+    """Return the seconds from a party's first event to its last, pauses included."""
     times = [datetime.fromisoformat(event.partition(" ")[0]) for event in party.events]
     return (times[-1] - times[0]).total_seconds() if times else 0.0
 
 
 def _best_look(leader: ReadRun) -> Record | None:
-    """The look at held-out examples with the least loss, where there was any."""
+    """Return the evaluation with the lowest loss, or None if there was none."""
     looks = [record for record in leader.records if _LOOKED in record]
     return min(looks, key=lambda record: float(record[_LOOKED]), default=None)
 
 
 def _where(run: ReadRun) -> Iterator[tuple[str, str]]:
-    """What the run has left, and how it is taken up."""
+    """Yield the run's files, and how to load its model."""
     yield "run folder", str(run.folder)
     yield "model", _loading(run)
     yield "page", where(run.folder, run)
@@ -268,13 +268,13 @@ def _loading(run: ReadRun) -> str:
 
 def _answers(answers: Ending) -> dict[str, str]:
     return {
-        name: f"{fact.value}: {fact.text}" if fact.text else fact.value
-        for name, fact in zip(("quality", "promise", "next"), answers, strict=True)
+        name: f"{fact.value}\n{fact.text}" if fact.text else fact.value
+        for name, fact in zip(("quality", "privacy", "next"), answers, strict=True)
     }
 
 
 def _audited(audit: Finding) -> str:
-    """What the canaries found, and whether it is more than the ledger states."""
+    """Return the canaries' lower bound on epsilon, and the verdict."""
     bound, alone, most = (figure.value for figure in audit.figures[:3])
     noise = [figure.value for figure in audit.figures if figure.name == BY_NOISE]
     of_noise = f"{noise[0]:g} if noise is Gaussian and alike in every entry; " if noise else ""

@@ -160,7 +160,7 @@ def test_a_run_on_the_screen_names_an_example(tmp_path: Path) -> None:
     display.summary(read_run(fedveil.simulate(job(rounds=1), tmp_path / "run").folder))
     text = out.getvalue()
     assert "for one example of a client in a round, delta" in text
-    assert "for the run, for one example of the most-drawn client, delta" in text
+    assert "for the whole run, for one example of the most-drawn client, delta" in text
     assert "a parameter" not in text
 
 

@@ -60,20 +60,26 @@ def ending_of(
     [
         (
             math.inf, False, "client",
-            "to a client drawn in every round: what is sent may tell everything about a client",
+            "For a client in every round. Nothing is guaranteed: what is sent may reveal "
+            "everything about a client.",
         ),
         (
             1.0, False, "client",
-            "to a client drawn in every round: whoever knows all that the server sees and all but "
-            "which of two data sets a client has guesses right at most 732 times in 1,000; a coin "
-            "does 500 times",
+            "For a client in every round. An attacker who sees everything the server sees, and "
+            "must tell which of two datasets a client holds, is right at most 73.2% of the time "
+            "(chance: 50%).",
         ),
         (
             1.0, True, "example",
-            "to one example of a client drawn in every round: whoever knows all that everybody "
-            "else sees and all but which of two examples a client has guesses right at most 732 "
-            "times in 1,000; a coin does 500 times, and the server, which is trusted, needs no "
-            "guess",
+            "For one example of a client in every round. An attacker who sees everything except "
+            "what the server sees, and must tell which of two examples a client holds, is right at "
+            "most 73.2% of the time (chance: 50%). The server is trusted: it needs no guess.",
+        ),
+        (
+            12.0, False, "client",
+            "For a client in every round. An attacker who sees everything the server sees, and "
+            "must tell which of two datasets a client holds, may be right more than 99.9% of the "
+            "time (chance: 50%).",
         ),
     ],
 )  # fmt: skip
@@ -107,7 +113,7 @@ def test_quality_names_the_round_it_is_from_and_a_better_one(tmp_path: Path) -> 
     quality = ending_of(tmp_path, *looks, late).quality
     assert quality.value == "accuracy 0.7500"
     assert quality.text == (
-        "loss 0.5000, AUC 0.8750 on the test examples after round 2 of 3; round 1 had 0.8750"
+        "loss 0.5000, AUC 0.8750 on the test examples after round 2 of 3; best in round 1: 0.8750"
     )
     assert ending_of(tmp_path, late).quality.value == "not measured yet"
 
@@ -119,20 +125,21 @@ FOUND = Finding("m", "quick", "dp_encrypt", [Measured("epsilon at least", 1.0)],
 @pytest.mark.parametrize(
     ("epsilon", "more", "value", "command"),
     [
-        (2.0, {"ended": False}, "let it end", "fedveil run --resume {}"),
-        (2.0, {"ended": False, "deployed": True}, "let it end", "`flwr run` of the same app"),
-        (2.0, {"deployed": True}, "try to refute it", "fedveil attack membership {}"),
-        (2.0, {"findings": (REFUTED,)}, "do not rely on the promise", "fedveil audit {}"),
-        (math.inf, {"name": "not_encrypt"}, "put a protection in the switch",
+        (2.0, {"ended": False}, "let it finish", "fedveil run --resume {}"),
+        (2.0, {"ended": False, "deployed": True}, "let it finish", "`flwr run` of the same app"),
+        (2.0, {"deployed": True}, "try to break it", "fedveil attack membership {}"),
+        (2.0, {"findings": (REFUTED,)}, "do not rely on the guarantee", "fedveil audit {}"),
+        (math.inf, {"name": "not_encrypt"}, "choose a protection",
          "fedveil run {}/job.yaml --set protection=dp_encrypt --set server.weighting=equal`"),
         (math.inf, {"name": "not_encrypt", "settings": ("server.weighting=equal",)},
-         "put a protection in the switch", "fedveil run {}/job.yaml --set protection=dp_encrypt`"),
-        (math.inf, {"name": "pw_encrypt"}, "put noise into the sum",
+         "choose a protection", "fedveil run {}/job.yaml --set protection=dp_encrypt`"),
+        (math.inf, {"name": "pw_encrypt"}, "add noise to the sum",
          "fedveil run {}/job.yaml --set protection=distributed_dp --set server.weighting=equal`"),
-        (50.0, {}, "ask for a stronger promise", "fedveil budget {}/job.yaml --target-epsilon 2"),
-        (50.0, {"name": "my:Own"}, "ask for a stronger promise", "more noise promise more"),
-        (2.0, {}, "try to refute it, then deploy it", "fedveil attack membership {}"),
-        (2.0, {"findings": (FOUND,)}, "try to refute it, then deploy it",
+        (50.0, {}, "ask for a stronger guarantee", "fedveil budget {}/job.yaml --target-epsilon 2"),
+        (50.0, {"name": "my:Own"}, "ask for a stronger guarantee",
+         "use fewer rounds or more noise"),
+        (2.0, {}, "try to break it, then deploy it", "fedveil attack membership {}"),
+        (2.0, {"findings": (FOUND,)}, "try to break it, then deploy it",
          "fedveil deploy DIR {}/job.yaml"),
     ],
 )  # fmt: skip
@@ -227,12 +234,12 @@ def test_more_rounds_are_named_where_a_run_takes_them(more: dict[str, Any], tmp_
 
 
 def test_a_model_that_has_hardly_learnt_is_helped_first(tmp_path: Path) -> None:
-    assert ending_of(tmp_path, record(2.0, auc=0.6)).next.value == "help it learn"
+    assert ending_of(tmp_path, record(2.0, auc=0.6)).next.value == "improve the model"
 
 
 def test_a_run_without_a_round_says_so(tmp_path: Path) -> None:
     answers = ending_of(tmp_path, ended=False)
-    assert answers.promise.value == "nothing has left a client yet"
+    assert answers.promise.value == "no client has sent anything yet"
     assert answers.quality.value == "not measured yet"
 
 
@@ -245,7 +252,7 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     told, bare = vertical_ending(run, run, lines), vertical_ending(run, run, [])
     assert told.quality.value == "loss 0.5000"
     assert told.promise.value == "epsilon 50 at delta 1e-05 (next to none)"
-    assert told.promise.text.startswith("for an example in the run:")
+    assert told.promise.text.startswith("For an example in the run:")
     assert "embedding_dp.reuse=true" in told.next.text
     assert (bare.promise.value, bare.promise.tone) == ("nothing", "poor")
     assert "--set privacy.embedding_dp.eps=1" in bare.next.text

@@ -1,6 +1,6 @@
-"""What a run comes to, in three answers: how good, what was promised, and what to do next.
+"""A run's three conclusions: model quality, privacy guarantee, next step.
 
-The first screen of a run's page and the last lines of its command are these.
+They open a run's page and end its command.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ TONES: dict[Promise, Tone] = {
 }  # fmt: skip
 #: Below this a model has hardly learnt, however many classes there are.
 _LITTLE_AUC = 0.7
-_QUALITY, _PROMISED, _NEXT = "How good the model is", "What was promised, and to whom", "What next"
+_QUALITY, _PROMISED, _NEXT = "Model quality", "Privacy guarantee", "Next step"
 
 
 class Ending(NamedTuple):
-    """The three answers."""
+    """The three conclusions."""
 
     quality: Fact
     promise: Fact
@@ -41,7 +41,7 @@ class Ending(NamedTuple):
 
 
 def ending(run: ReadRun) -> Ending:
-    """Of a federated run, whether it has ended or not."""
+    """Return the conclusions of a federated run, finished or not."""
     last = run.last
     return Ending(_quality(run, last), _promise(last), Fact(_NEXT, *_next(run, last)))
 
@@ -49,9 +49,9 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Of a vertical run; `accounts` are those of all its parties.
+    """Return the conclusions of a vertical run. `accounts`: those of all its parties.
 
-    `apart`: only one of them is here, and the others are on machines of their own.
+    `apart`: only one party's folder is here; the others are on their own machines.
     """
     shown = [
         f"{key.removeprefix('test_')} {value:.4f}"
@@ -61,16 +61,16 @@ def vertical_ending(
     quality = Fact(
         _QUALITY,
         " · ".join(shown) or "not known here",
-        "on the held-out examples" if shown else "the leader has the figures, once it has looked",
+        "on the held-out examples" if shown else "the leader reports it after an evaluation",
     )
     worst = worst_of(accounts)
     promise = Fact(
         _PROMISED,
         "nothing" if worst is None else str(worst.figure),
-        "what crosses between the parties crosses as it is, and may tell everything about an "
-        "example"
+        "The tensors sent between the parties are not protected. They may reveal everything about "
+        "an example."
         if worst is None
-        else f"for {worst.what}: the most that the account of any party says",
+        else f"For {worst.what}: the largest figure in any party's account.",
         "poor" if worst is None else TONES[worst.figure.promise],
     )
     following = _next_apart if apart else _next_of_vertical
@@ -78,12 +78,12 @@ def vertical_ending(
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
-    """The largest figure of all accounts; None where nobody has one."""
+    """Return the line with the largest epsilon, or None if there is none."""
     return max(accounts, key=lambda line: line.epsilon, default=None)
 
 
 class Best(NamedTuple):
-    """The round after which the model was best, the first of those, by the figure that decides."""
+    """The first round with the best model, by the deciding metric."""
 
     round: int
     name: str
@@ -94,7 +94,7 @@ class Best(NamedTuple):
 
 
 def best_round(run: ReadRun) -> Best | None:
-    """Of a run that has looked at its model."""
+    """Return the best round of a run, or None if it never evaluated its model."""
     name, better = deciding(run.last)
     rounds, figures = run.figures(name)
     if not rounds:
@@ -117,11 +117,11 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     where = f"on the test examples after round {rounds[-1]} of {run.job['rounds']}"
     text = f"{', '.join(shown)} {where}".strip()
     if found.figure != last[name] and not math.isnan(last[name]):
-        text += f"; round {found.round} had {found.figure:.4f}"
+        text += f"; best in round {found.round}: {found.figure:.4f}"
     if "clients_mean" in last:
         text += (
-            f"; at clients {last['clients_mean']:.4f} on average, "
-            f"{last['clients_worst_tenth']:.4f} at the worst tenth, "
+            f"; on the clients' own data: mean {last['clients_mean']:.4f}, "
+            f"worst tenth {last['clients_worst_tenth']:.4f}, "
             f"spread {last['clients_spread']:.4f}"
         )
     return Fact(_QUALITY, f"{word(name)} {last[name]:.4f}", text)
@@ -129,13 +129,13 @@ def _quality(run: ReadRun, last: Record) -> Fact:
 
 def _promise(last: Record) -> Fact:
     if not last:
-        return Fact(_PROMISED, "nothing has left a client yet")
+        return Fact(_PROMISED, "no client has sent anything yet")
     figure = figure_of(last, RUN)
     whose = "one example of a client" if last["unit"] == "example" else "a client"
     return Fact(
         _PROMISED,
         str(figure),
-        f"to {whose} drawn in every round: {meaning(last)}",
+        f"For {whose} in every round. {meaning(last)}",
         TONES[figure.promise],
     )
 
@@ -144,45 +144,45 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
     folder, job = quote(str(run.folder)), quote(str(run.folder / JOB))
     if run.ended is None or not run.finished:
         again = "flwr run` of the same app" if run.deployed else f"fedveil run --resume {folder}`"
-        return "let it end", f"`{again} goes on with a run that was cut off"
+        return "let it finish", f"`{again} resumes an interrupted run"
     if any(finding.refutes for finding in run.findings):
         return (
-            "do not rely on the promise",
-            f"an attack found more than it allows: `fedveil audit {folder}` says which",
+            "do not rely on the guarantee",
+            f"an attack found more than it allows; `fedveil audit {folder}` shows which",
         )
     figure = figure_of(last, RUN)
     if figure.promise == "none" and run.job["protection"]["name"] == PWEncrypt.name:
         again = _switched(run, job, "distributed_dp")
         return (
-            "put noise into the sum",
-            f"{again} with noise that every client adds a part of: the sum alone promises nothing",
+            "add noise to the sum",
+            f"{again} with noise split among the clients; a sum without noise guarantees nothing",
         )
     if figure.promise == "none":
         again = _switched(run, job, "dp_encrypt")
         return (
-            "put a protection in the switch",
+            "choose a protection",
             f"{again} with noise in every report; {_attack(run, folder)}",
         )
     if figure.promise not in ("strong", "meaningful"):
-        return "ask for a stronger promise", _stronger(run, job)
+        return "ask for a stronger guarantee", _stronger(run, job)
     if last.get("auc", 1.0) < _LITTLE_AUC:
-        longer = "more rounds help too, and cost more epsilon"
+        longer = "more rounds also help, but cost more epsilon"
         if not run.deployed and run.stopped is None:
             longer = (
-                f"`fedveil run --resume {folder} --set rounds=N` gives it more rounds, which cost "
+                f"`fedveil run --resume {folder} --set rounds=N` trains for more rounds, but costs "
                 f"more epsilon"
             )
-        return "help it learn", f"more clients in a round stand more noise; {longer}"
+        return "improve the model", f"more clients per round tolerate more noise; {longer}"
     deploying = _deploying(run, job)
     tried = deploying and run.findings
     trials = "; ".join(filter(None, ["" if tried else _attack(run, folder), deploying]))
-    return "try to refute it, then deploy it" if deploying else "try to refute it", trials
+    return "try to break it, then deploy it" if deploying else "try to break it", trials
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """The run's job again under a position with noise, and what must be set for that besides.
+    """Return the command that repeats the job under a protection with noise.
 
-    Such a position takes clients to count equally, and shortens reports before they are combined.
+    Such a protection needs equal weights and clips reports before they are combined.
     """
     changes = {"protection": position}
     if run.job["server"]["weighting"] == "by_size":
@@ -194,12 +194,12 @@ def _switched(run: ReadRun, job: str, position: str) -> str:
         settings += _shared_alike(run.job["protection"][PWEncrypt.block], position)
     command = " ".join([f"fedveil run {job}", *(f"--set {setting}" for setting in settings)])
     if buffers := run.said(BUFFERS):
-        return f"with a model without the buffers {buffers}, `{command}` trains it"
-    return f"`{command}` trains the same"
+        return f"with a model without the buffers {buffers}, `{command}` trains"
+    return f"`{command}` repeats the job"
 
 
 def _taken(run: ReadRun, settings: Sequence[str]) -> bool:
-    """Whether the run's job is a job with these settings on top."""
+    """Return True if the run's job is valid with these settings."""
     try:
         Job.read(run.job, settings)
     except JobError:
@@ -208,7 +208,7 @@ def _taken(run: ReadRun, settings: Sequence[str]) -> bool:
 
 
 def _shared_alike(held: Mapping[str, Any], position: str) -> list[str]:
-    """The settings with which secrets are shared as a block says that has the same keys."""
+    """Return the settings of `held` for secret sharing, under another protection's block."""
     return [
         f"protection.{position}.{key}={str(held[key]).lower()}"
         for key, field in SecureSumSettings.model_fields.items()
@@ -217,24 +217,24 @@ def _shared_alike(held: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _attack(run: ReadRun, folder: str) -> str:
-    """An attack that takes the run's job; where none does, the trial of all mechanisms."""
+    """Suggest an attack that accepts the run's job, or the audit of all mechanisms."""
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
-        return f"`fedveil attack membership {folder}` asks the model whom it was trained on"
+        return f"`fedveil attack membership {folder}` tests which examples it was trained on"
     if not own and run.last["unit"] == "client":
-        return f"`fedveil attack distinguish {folder}` tells two clients by their reports"
-    return "`fedveil audit` tries to refute what every mechanism claims"
+        return f"`fedveil attack distinguish {folder}` tells two clients apart by their reports"
+    return "`fedveil audit` tests the claims of every mechanism"
 
 
 def _stronger(run: ReadRun, job: str) -> str:
     position = POSITIONS.get(str(run.job["protection"]["name"]))
     if position is None or position.cost_parameter is None:
-        return "fewer rounds or more noise promise more"
-    return f"`fedveil budget {job} --target-epsilon 2` finds the parameter for a meaningful one"
+        return "use fewer rounds or more noise"
+    return f"`fedveil budget {job} --target-epsilon 2` finds the setting for a meaningful one"
 
 
 def _deploying(run: ReadRun, job: str) -> str:
-    """How the run's job is deployed, without what a simulator alone does; empty where it is not."""
+    """Return the command that deploys the job without simulator-only keys, or an empty string."""
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):
@@ -245,45 +245,45 @@ def _deploying(run: ReadRun, job: str) -> str:
         "evaluation.clients": ("0", run.job["evaluation"]["clients"]),
     }
     settings = [f" --set {key}={none}" for key, (none, value) in alone.items() if value]
-    return f"`fedveil deploy DIR {job}{''.join(settings)}` takes the job to other machines"
+    return f"`fedveil deploy DIR {job}{''.join(settings)}` runs the job on other machines"
 
 
 def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
     folder = quote(str(run.folder))
     if leader.ended is None or not leader.finished:
-        return "let it end", f"`fedveil vertical run --resume {folder}` goes on"
+        return "let it finish", f"`fedveil vertical run --resume {folder}` resumes it"
     job = quote(str(run.folder / JOB))
     attack = "tokens" if run.job["task"]["name"] == "pangu" else "features"
     if worst is not None and worst.figure.thin:
         return (
-            "ask for a stronger promise",
-            f"an example pays for all that crosses of it: fewer bits, fewer epochs, and "
+            "ask for a stronger guarantee",
+            f"every bit sent about an example costs privacy: use fewer bits, fewer epochs, and "
             f"`fedveil vertical run {job} --set privacy.embedding_dp.reuse=true`",
         )
     if worst is None:
         return (
-            "protect what crosses",
+            "protect the activations",
             f"`fedveil vertical run {job} --set privacy.embedding_dp.eps=1`; `fedveil attack "
-            f"{attack} {folder}` shows what it tells without",
+            f"{attack} {folder}` shows what they reveal now",
         )
-    return "try to refute it", f"`fedveil attack {attack} {folder}`"
+    return "try to break it", f"`fedveil attack {attack} {folder}`"
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Of one party: what all must do, and what takes all of them in one process."""
+    """Suggest the next step to a party whose peers are on other machines."""
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
-        return "let it end", f"with `--resume {folder}`, this party's command goes on"
+        return "let it finish", f"this party's command with `--resume {folder}` resumes it"
     if worst is None:
-        return "protect what crosses", "`privacy.embedding_dp.eps: 1` in every party's job does"
+        return "protect the activations", "set `privacy.embedding_dp.eps: 1` in every party's job"
     if worst.figure.thin:
         return (
-            "ask for a stronger promise",
-            "an example pays for all that crosses of it: fewer bits, fewer epochs, and "
+            "ask for a stronger guarantee",
+            "every bit sent about an example costs privacy: use fewer bits, fewer epochs, and "
             "`privacy.embedding_dp.reuse: true` in every party's job",
         )
     return (
-        "try to refute it",
-        "`fedveil attack` takes a run of all parties in one process, which `fedveil vertical run` "
-        "makes where their data may be",
+        "try to break it",
+        "`fedveil attack` needs a run with all parties in one process, made by `fedveil vertical "
+        "run` where all their data may be used",
     )
