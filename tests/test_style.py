@@ -1,0 +1,93 @@
+"""The project is written as docs/style.md says, as far as a program can tell."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from folders import DOCS, ROOT
+
+SOURCE = ROOT / "src"
+
+#: A phrase -> how often it still stands in the code and the pages. A number may only go down.
+PHRASES = {
+    r"\bso many\b": 184,
+    r"\bg(o|oes|one|oing) on with\b": 41,
+    r"\bthe way back\b": 6,
+    r"\b(is|are) told (so|of|how|that|what)\b": 4,
+    r"\bcomes? of (it|a|the|this)\b": 9,
+    r"\bas ever\b": 0,
+    r"\b(be it|were there)\b": 4,
+    r"\b(in \d[\d,]* times|times in 1,000)\b": 1,
+    r"\bin the switch\b": 2,
+    r"\bknows all that\b": 0,
+}
+#: How many docstrings still break a rule. A number may only go down.
+OPENINGS, WITHOUT_VERB = 734, 81
+
+_OPENING = re.compile(r"(Of|What|Those|That which|The same|Whether|How many|Who|Whoever|Where)\b")
+_NO_VERB = re.compile(r"(A|An|The|One|Each|Every|All|No|Its|Their|This|That|It|As|If|When|By)\b")
+
+
+def pages() -> list[Path]:
+    """Return every page of prose. docs/style.md quotes what it forbids."""
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benchmarks" / "RESULTS.md"]
+    return [page for page in pages if page.name != "style.md"]
+
+
+@cache
+def text_of(path: Path) -> str:
+    return " ".join(path.read_text("utf-8").split())
+
+
+def functions() -> Iterator[tuple[str, ast.AST, str]]:
+    """Yield every documented object of the source with its place and its docstring."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = ast.get_docstring(node)
+                if docstring:
+                    line = getattr(node, "lineno", 1)
+                    yield f"{path.relative_to(ROOT)}:{line}", node, docstring
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_a_banned_phrase_does_not_come_back(phrase: str) -> None:
+    paths = [*sorted(SOURCE.rglob("*.py")), *pages()]
+    found = Counter({p: len(re.findall(phrase, text_of(p), re.IGNORECASE)) for p in paths})
+    places = ", ".join(f"{p.relative_to(ROOT)} ({n})" for p, n in found.most_common(5) if n)
+    assert found.total() <= PHRASES[phrase], places
+
+
+def test_docstrings_open_with_the_thing_or_the_verb() -> None:
+    found = [place for place, _, docstring in functions() if _OPENING.match(docstring)]
+    assert len(found) <= OPENINGS, found[:20]
+
+
+def test_docstrings_of_functions_that_return_none_open_with_a_verb() -> None:
+    found = [
+        place
+        for place, node, docstring in functions()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and isinstance(node.returns, ast.Constant)
+        and node.returns.value is None
+        and node.name != "__init__"
+        and _NO_VERB.match(docstring)
+    ]
+    assert len(found) <= WITHOUT_VERB, found[:20]
+
+
+@pytest.mark.parametrize("text", ["What a round costs.", "Of the sum.", "Those that left."])
+def test_the_check_of_openings_notices(text: str) -> None:
+    assert _OPENING.match(text)
+
+
+def test_the_check_of_phrases_notices() -> None:
+    sample = "so many clients, as it goes on with the run and is told so"
+    assert sum(bool(re.search(phrase, sample)) for phrase in PHRASES) == 3
