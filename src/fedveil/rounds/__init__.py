@@ -1,1 +1,1 @@
-"""One round, whoever carries its messages: the server half that is driven, and the one loop."""
+"""One round of training: the interface of its server half, and the loop that drives it."""

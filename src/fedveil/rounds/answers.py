@@ -1,4 +1,4 @@
-"""What comes of asking a client: one of a few plain things."""
+"""The possible outcomes of asking a client."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _LONGEST_REASON = 200
 
 @dataclass
 class Effort:
-    """What an answer has taken, as far as whoever carries the messages can see it.
+    """Cost of an answer, as far as the engine can measure it.
 
-    Clients that train together leave the time and the warnings of it with the first of them.
+    Clients that train together report their time and warnings with the first of them.
     """
 
     training_s: float = 0.0
     protection_s: float = 0.0
     aggregation_s: float = 0.0
     warnings: list[str] = field(default_factory=list)
-    #: Why a report is on no update of the client's, and whether its training raised. Only a
-    #: simulation can see it; nothing of it ever leaves a client.
+    #: Reason why the report carries no update of the client's, and whether its training raised.
+    #: Known in a simulation only; it never leaves a client.
     unusable: str | None = None
     raised: bool = False
 
 
 @dataclass
 class Answer:
-    """An answer of one client."""
+    """One client's answer."""
 
     client: ClientId
     effort: Effort = field(default_factory=Effort, kw_only=True)
@@ -40,21 +40,24 @@ class Answer:
 
 @dataclass
 class Report(Answer):
-    """An encoded message, valid until the next answer is asked for."""
+    """An encoded message. Valid until the next answer is requested."""
 
     data: bytes | memoryview
 
 
 @dataclass
 class Folded(Answer):
-    """A message of so many bytes that has been folded where it was made."""
+    """A message that was folded where it was made. Holds its length in bytes."""
 
     size: int
 
 
 @dataclass
 class Refused(Answer):
-    """A message of so many bytes that has left the client, and that no server half takes."""
+    """A message that left the client but was refused by every server half.
+
+    Holds its length in bytes.
+    """
 
     size: int
     reason: str
@@ -62,27 +65,27 @@ class Refused(Answer):
 
 @dataclass
 class Withheld(Answer):
-    """The client answers that it reports nothing."""
+    """The client declines to send a report."""
 
     reason: str
 
 
 @dataclass
 class Failed(Answer):
-    """The client answers that it cannot report."""
+    """The client cannot report because its training failed."""
 
     reason: str
 
 
 @dataclass
 class Unreached(Answer):
-    """The message did not get to the client."""
+    """The message did not reach the client."""
 
 
 def short(reason: str) -> str:
-    """A text that may be an untrusted client's, fit for a log and a record.
+    """Return text from an untrusted client in a form that is safe for a log and a record.
 
-    At most 200 characters on one line; where some cannot be printed, all of it is escaped.
+    At most 200 characters on one line. Text with unprintable characters is escaped as a whole.
     """
     text = reason[: _LONGEST_REASON + 1]  # however long it is, no more of it is read
     text = text if text.isprintable() else repr(text)
@@ -95,7 +98,7 @@ def check_sender(
     asked: Collection[ClientId],
     answered: Collection[ClientId],
 ) -> None:
-    """Raise `ReportRejected` unless the client is asked now, and for the first time."""
+    """Raise `ReportRejected` unless the client was asked in this phase and has not answered yet."""
     if client not in invited:
         raise ReportRejected(client, "unknown sender")
     if client not in asked:

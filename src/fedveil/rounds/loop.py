@@ -1,4 +1,4 @@
-"""The one loop that drives a round: carry the messages between the two halves, and count."""
+"""The loop that drives a round: carries the messages between the two halves, and counts them."""
 
 from __future__ import annotations
 
@@ -27,58 +27,58 @@ T = TypeVar("T")
 
 
 class ServerHalf(Protocol):
-    """The server's half of a round, as far as the loop knows it."""
+    """The server's half of a round, as the loop sees it."""
 
-    #: The phase that its last messages have opened; None where it takes no more answers.
+    #: The current phase, or None if the half accepts no more answers.
     @property
     def phase(self) -> str | None: ...
 
-    #: Whether halves of the same round, each with the reports of other clients, can be merged.
+    #: True if halves of one round with different clients' reports can be merged.
     @property
     def mergeable(self) -> bool: ...
 
-    #: How many bytes an honest answer of the phase has at most; a longer one is not decoded.
+    #: Maximum bytes of an honest answer in this phase. A longer one is not decoded.
     @property
     def longest(self) -> int: ...
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check an answer and take it in; raise `ReportRejected` and change nothing otherwise."""
+        """Check an answer and add it. Raises `ReportRejected` without any change if it is invalid."""
 
     def advance(self) -> Mapping[ClientId, Message] | None:
-        """Close the phase: the next phase's messages, or None when no more talk is needed."""
+        """Close the phase. Returns the next phase's messages, or None after the last phase."""
 
 
 class MergeableHalf(ServerHalf, Protocol):
-    """A half whose running sums can be added to those of another."""
+    """A server half whose running sums can be added to those of another half."""
 
     def merge(self, other: Any) -> None:
-        """Add the running sums of another half of the same round, of other clients."""
+        """Add the running sums of another half of the same round with different clients."""
 
 
 class Carrier(ABC):
-    """Carries messages to clients and answers back.
+    """Carries messages to clients and brings their answers back.
 
-    A client without an answer has dropped out, and its report may have left it all the same.
+    A client without an answer has dropped out, but its report may have been sent.
     """
 
     @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The answers, as they come; each is valid until the next one is asked for."""
+        """Yield the answers as they arrive. Each is valid until the next one is requested."""
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """As `ask`, for a half that can be merged: reports may be folded where they are made.
+        """Like `ask`, for a mergeable half: reports may be folded where they are made.
 
-        `server` holds all of those when the answers have ended. A carrier that brings the reports
-        here says nothing of it.
+        After the last answer `server` contains all of them. A carrier that delivers the reports
+        here does not override this method.
         """
         return self.ask(phase, messages)
 
 
 @dataclass
 class Outcome:
-    """What came of a round; `void` says why it ended before its last phase, where it did."""
+    """Result of a round. `void` is the reason why it ended before its last phase, if it did."""
 
     void: RoundVoid | None = None
     bytes_up: int = 0
@@ -86,22 +86,22 @@ class Outcome:
     rejected: Counter[str] = field(default_factory=Counter)
     withheld: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
-    #: Reports on no update of the client's, as far as whoever carries the messages can see them.
+    #: Reports that carry no update, as far as the carrier can see them.
     unusable: Counter[str] = field(default_factory=Counter)
-    #: Those that did not answer a message, in whatever phase.
+    #: Clients that did not answer a message in some phase.
     dropped: set[ClientId] = field(default_factory=set)
-    #: Those that a report may have left, whatever became of it: they have spent privacy.
+    #: Clients whose report may have been sent, used or not: they have spent privacy.
     charged: set[ClientId] = field(default_factory=set)
-    #: Those of them whose report arrived, and of these the ones whose report was taken in.
+    #: Clients whose report arrived, and those whose report was accepted.
     arrived: set[ClientId] = field(default_factory=set)
     reported: set[ClientId] = field(default_factory=set)
-    #: Why every client that was asked in one phase failed; None where one did not.
+    #: Reason why all clients asked in one phase failed, if they did.
     hopeless: str | None = None
     warnings: set[str] = field(default_factory=set)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def result(self, call: Callable[[], T]) -> T | None:
-        """What `call` makes of the complete round; None where it is void, or turns out to be."""
+        """Return the value of `call` for a complete round, or None if the round is or becomes void."""
         if self.void is not None:
             return None
         try:
@@ -111,7 +111,7 @@ class Outcome:
             return None
 
     def timed(self, call: Callable[[], T]) -> T:
-        """What `call` gives; its time is the server's."""
+        """Return the value of `call` and add its time to the server's."""
         began = time.perf_counter()
         try:
             return call()
@@ -126,15 +126,15 @@ def drive(
     trains: str,
     charge: Callable[[Collection[ClientId]], None] = lambda asked: None,
 ) -> Outcome:
-    """Drive one round to its end, from its first messages on.
+    """Drive one round to its end, starting with its first messages.
 
-    A report that is refused, a client that withholds one, one whose training raises and one
-    without an answer are counted and left out. In the phase `trains` clients are asked for their
-    reports: each is charged unless it is known that none has left it, because it says so or was
-    never reached. What other phases send says nothing about an update.
+    Clients whose report is refused or withheld, whose training raises, or that do not answer are
+    counted and left out. In the phase `trains` the clients are asked for their reports. Each is
+    charged unless it is certain that no report left it, because it says so or was never reached.
+    Messages of other phases reveal nothing about an update.
 
-    `charge` is called with them before the first of them is asked. What is charged there holds
-    should the round never end here; when it ends, `charged` says who is charged in truth.
+    `charge` is called with these clients before the first of them is asked. That charge stands if
+    the round never ends here. When it ends, `charged` holds the clients to charge.
     """
     outcome = Outcome()
     messages: Mapping[ClientId, Message] | None = opening
@@ -151,7 +151,7 @@ def drive(
 
 
 class _Phase:
-    """One phase: its messages out, and what comes back counted."""
+    """One phase: sends its messages and counts the answers."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class _Phase:
         self._asks_reports = server.phase == trains
         self._longest = server.longest
         self._waiting = set(messages)
-        #: Those of which it is known that no report has left them.
+        #: Clients that certainly sent no report.
         self._without: set[ClientId] = set()
         self._reached = len(messages)
         self._failed = 0
@@ -227,7 +227,7 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Why the server half does not take a message in; None where it has taken it."""
+        """Return why the server half refused a message, or None if it accepted it."""
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:
@@ -242,7 +242,7 @@ def _is_mergeable(server: ServerHalf) -> TypeGuard[MergeableHalf]:
 
 
 def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
-    """The bytes sent to clients; a message that is the same object for all is encoded once."""
+    """Return the bytes sent to all clients. A message shared by all clients is encoded once."""
     sizes: dict[int, int] = {}
     for message in messages.values():
         if id(message) not in sizes:
