@@ -1,4 +1,4 @@
-"""The mathematics under the protections, each usable alone on NumPy arrays."""
+"""The mathematics of the protections. Every mechanism works alone, on NumPy arrays."""
 
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.embedding_dp import EmbeddingDP

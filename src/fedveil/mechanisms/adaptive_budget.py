@@ -1,4 +1,4 @@
-"""The adaptive budget: epsilon of the next round from how much the model has turned."""
+"""The adaptive budget: the next round's epsilon follows from how far the model has turned."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from fedveil._arrays import Float64s
 from fedveil._validate import finite_vector, positive
 from fedveil.errors import InvalidValue
 
-#: An angular similarity below it cannot be told from 0 in double precision.
+#: Double precision cannot tell a smaller angular similarity from 0.
 _ZERO_SIMILARITY = 1e-12
 
 
 class AdaptiveBudget:
-    """epsilon of round t + 1 is eps / A_s, A_s = 1 - arccos(S_c) / π in (0, 1].
+    """Sets epsilon of round t + 1 to eps / A_s, with A_s = 1 - arccos(S_c) / π in (0, 1].
 
-    S_c is the cosine similarity of the flattened global models of rounds t and t + 1. eps is
-    always the job's own: the quotients are never compounded.
+    S_c is the cosine similarity of the flattened global models of rounds t and t + 1. eps is always
+    the job's own; the quotients are never compounded.
 
-    Source: 002, algorithm 2. What it costs: eps / A_s is never below eps, so that a run's whole
-    loss grows, where the source calls it unchanged. And because epsilon follows from earlier
-    outputs, only the plain sum of pure losses bounds it.
+    Source: 002, algorithm 2. The source says that the total budget is unchanged. It is not: eps /
+    A_s is never below eps, so the loss of the whole run grows. Since epsilon depends on earlier
+    outputs, only the plain sum of pure losses is a valid bound.
     """
 
     def __init__(self, eps: float) -> None:
         self.eps = positive("eps", eps)
 
     def next(self, previous_model: npt.ArrayLike, new_model: npt.ArrayLike) -> float:
-        """epsilon of the next round; raises `InvalidValue` where A_s is 0 or has no value."""
+        """Return the next round's epsilon. Raises `InvalidValue` if A_s is 0 or undefined."""
         previous = finite_vector("previous_model", previous_model).astype(np.float64)
         new = finite_vector("new_model", new_model).astype(np.float64)
         if len(previous) != len(new):
@@ -57,9 +57,9 @@ def _unit(name: str, vector: Float64s) -> Float64s:
 
 
 def _angle(a: Float64s, b: Float64s) -> float:
-    """arccos of a · b for unit vectors, in [0, π].
+    """Return arccos(a · b) for unit vectors, in [0, π].
 
-    arccos of the rounded cosine, clipped to [-1, 1], would be off by up to 1e-8 where the models
-    are nearly alike; this form is good everywhere and exact for equal ones.
+    The arccos of a rounded cosine would be off by up to 1e-8 for nearly equal models. This form is
+    accurate everywhere and exact for equal models.
     """
     return 2 * math.atan2(float(np.linalg.norm(a - b)), float(np.linalg.norm(a + b)))

@@ -1,4 +1,4 @@
-"""Central noise: each client clips its vector, and whoever holds the sum adds the noise to it."""
+"""Central noise: each client clips its vector, and the holder of the sum adds the noise."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedveil.mechanisms.gaussian import (
 from fedveil.privacy.gaussian_curve import epsilon_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
-#: Noise beyond so many sigma has a probability below 2^-280.
+#: Noise exceeds this many sigma with a probability below 2^-280.
 _REACH_SIGMAS = 20
-#: Noise of more steps than that is beyond the tables of the discrete Gaussian.
+#: The tables of the discrete Gaussian cover noise of at most this many steps.
 _MOST_STEPS = 2.0**27
-#: What a ratio and a clip may be: a clip is then at most 2^30 steps of a grid.
+#: Range of a ratio. It keeps a clip within 2^30 steps of a grid.
 _RATIOS = 2.0**-16, 2.0**30
 _CLIPS = 2.0**-64, 2.0**64
 _PART = 1 << 16
@@ -34,15 +34,15 @@ _PART = 1 << 16
 class CentralNoise:
     """Clip vectors to the L2 norm `clip` on a grid of `step`, and add Gaussian noise to their sum.
 
-    `clipped` gives whole multiples z of `step` with |z| <= clip in exact arithmetic. `add_to` adds
-    to a sum of such vectors, in steps, independent discrete Gaussians: those of
+    `clipped` returns whole multiples z of `step` with |z| <= clip in exact arithmetic. `add_to`
+    adds independent discrete Gaussians to a sum of such vectors, in steps: the noise of
     `GaussianMechanism` with the same eps, delta and clip, for this step.
 
-    Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against whoever
-    reads the noised sum and nothing before it: replacing one vector moves the sum by at most
-    2 · clip, and steps 1 to 3 of the proof at `GaussianMechanism` are about nothing else. How many
-    vectors are in the sum is told. Nothing is promised where a vector in it is longer, nor against
-    whoever holds the sum.
+    Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against anyone who
+    reads only the noisy sum. Replacing one vector moves the sum by at most 2 · clip, and steps 1 to
+    3 of the proof at `GaussianMechanism` need nothing else. The number of vectors in the sum is
+    public. Nothing is guaranteed if a vector in the sum is longer than `clip`, or against the
+    holder of the sum.
     """
 
     def __init__(self, eps: float, delta: float, clip: float, step: float, dimension: int) -> None:
@@ -64,11 +64,11 @@ class CentralNoise:
 
     @classmethod
     def of_ratio(cls, ratio: float, delta: float, clip: float, dimension: int) -> CentralNoise:
-        """Noise of `ratio` times the sensitivity 2 · clip, on a grid that suits it.
+        """Return noise of `ratio` times the sensitivity 2 · clip, on a suitable grid.
 
-        The step is that of `GaussianMechanism.grid`, and finer where the noise is large: what is
-        noised is a sum, in which the rounding of many vectors adds up. `delta` is what the loss is
-        stated at.
+        The step is that of `GaussianMechanism.grid`, or finer if the noise is large: the noise is
+        added to a sum, in which the rounding of many vectors adds up. The loss is stated at
+        `delta`.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
@@ -80,19 +80,23 @@ class CentralNoise:
 
     def _set(self, loss: PrivacyLoss, sigma: float, clip: float, step: float) -> None:
         self.clip, self.step, self.sigma, self.loss = clip, step, sigma, loss
-        #: The square of the norm in steps: no clipped vector's is larger.
+        #: Largest squared norm of a clipped vector, in steps.
         self.limit = math.floor((Fraction(clip) / Fraction(step)) ** 2)
         self._noise = noise_in_steps(sigma, step)
-        #: How far the noise of an entry reaches, in steps.
+        #: Largest noise of an entry, in steps.
         self.reach = math.ceil(_REACH_SIGMAS * math.sqrt(self._noise.variance))
 
     def clipped(self, vector: Array) -> Int64s:
-        """The vector in steps, shrunk to the norm `clip` where it is longer; towards zero."""
+        """Return the vector in steps, scaled to the norm `clip` if it is longer, rounded towards
+        zero.
+        """
         vector = finite_vector("update", vector)
         return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
-        """Whether this is a vector that `clipped` can have given: its norm is no longer."""
+        """Return True if the norm of `multiples` is at most `clip`, as for every result of
+        `clipped`.
+        """
         square = 0
         for start in range(0, len(multiples), _PART):
             part = multiples[start : start + _PART].astype(np.int64)
@@ -102,11 +106,14 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """The noised sum of this vector alone: what is known of the others changes nothing."""
+        """Return the noisy sum of this vector alone. The attacker is assumed to know all others."""
         total = self.clipped(vector)
         self.add_to(total, entropy)
         return total
 
     def add_to(self, total: Int64s, entropy: Entropy) -> None:
-        """Noise a sum of clipped vectors, in steps, in place: before anybody else reads it."""
+        """Add noise to a sum of clipped vectors, in steps, in place.
+
+        Call it before the sum is read.
+        """
         self._noise.add_to(total, entropy)

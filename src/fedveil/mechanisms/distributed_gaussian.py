@@ -1,4 +1,4 @@
-"""Gaussian noise in shares: each of many vectors brings a little, their sum has all of it."""
+"""Gaussian noise in shares: every vector carries a little, and their sum carries all of it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from fedveil.mechanisms.gaussian import SLACK, SMOOTHING, stretch
 from fedveil.mechanisms.hadamard import padded_length, rotate, unrotate
 from fedveil.privacy.sum_grid import LARGEST, grid_step, to_grid
 
-#: A rotated entry has room for so many times its root mean square: it is beyond with a
-#: probability of 2 exp(-32), and then still an entry of the ring.
+#: Headroom of a rotated entry, in root mean squares. It is exceeded with probability 2 exp(-32),
+#: and the entry then still lies in the ring.
 _PEAK = 8
-#: How probable it is at most that a vector is rounded again, and that a sum wraps around.
+#: Largest probabilities that a vector is rounded again, and that a sum wraps around.
 _AGAIN, _WRAPS = math.ldexp(1, -20), math.ldexp(1, -40)
 _TRIES = 8
-#: Entries that are rounded at a time: what they need stays in a core's own cache.
+#: Entries rounded at a time: few enough for a core's own cache.
 _PART = 1 << 14
-#: The room that a ring has beyond what an honest sum reaches, as a share of that.
+#: Headroom of a ring beyond the largest honest sum, as a share of that sum.
 _BAND = 0.25
-#: What is drawn, and squared, as whole numbers of 64 bits.
+#: Limits that keep draws and squares within 64-bit integers.
 _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Shares of noise that together make `ratio` times the sensitivity 2 √limit, in whole steps.
+    """Noise shares that add up to `ratio` times the sensitivity 2 √limit, in whole steps.
 
-    `shares`: how many in a sum bear noise at least: they alone give `ratio`. A kind of vectors says
-    how far a sum of `clients` of them reaches.
+    `shares`: the least number of vectors in a sum that carry noise. These alone reach `ratio`.
+    Subclasses state how large a sum of `clients` vectors can become.
     """
 
-    #: What an entry of an honest sum is beyond with a probability of 2^-40 at most.
+    #: An entry of an honest sum exceeds this with probability at most 2^-40.
     reach: int
 
     def __init__(self, ratio: float, limit: int, *, shares: int, clients: int) -> None:
@@ -57,21 +57,21 @@ class NoiseShares:
 
     @property
     def share_variance(self) -> int:
-        """The parameter of a share's noise, in steps²."""
+        """Variance parameter of one share's noise, in steps²."""
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Of Gaussian noise in a sum with so many shares that bear noise: over the sensitivity."""
+        """Return the noise of a sum with `shares` noise shares, divided by the sensitivity."""
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.limit) / 2 * (1 - 2.0**-50)
 
     def add_share(self, numbers: Signed, entropy: Entropy) -> None:
-        """Add one client's share of noise, in place."""
+        """Add one client's share of the noise, in place."""
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Whether a sum lies where an honest one does with a probability of 2^-40 at most."""
+        """Return True if a sum is so large that an honest one is with probability at most 2^-40."""
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
 
@@ -146,15 +146,15 @@ class DistributedGaussian(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """The vector's share of a sum."""
+        """Return the vector's share of a sum."""
         numbers = self.rounded(vector, signs, entropy)
         self.add_share(numbers, entropy)
         return numbers
 
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """The clipped vector in steps, before its noise: Σ z² <= limit.
+        """Return the clipped vector in steps, before the noise: Σ z² <= limit.
 
-        In 32 bits where the ring has no more: what lies beyond wraps around in it as well.
+        The result has 32 bits if the ring has at most 32: larger values wrap around in both.
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         scaled = np.empty_like(vector)
@@ -178,7 +178,7 @@ class DistributedGaussian(NoiseShares):
         return numbers
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """What the sum of so many shares stands for, over their number; in the sum's own memory."""
+        """Turn the sum of `shares` shares into their mean vector. Overwrites the sum."""
         values = into_floats(total)
         if self.rotation:
             assert signs is not None, "a rotation has signs"
@@ -197,15 +197,16 @@ class DistributedGaussian(NoiseShares):
 
 
 class DistributedSum(NoiseShares):
-    """Shares of noise on sums that are not clipped, of contributions that are: one example each.
+    """Noise shares for sums of clipped contributions, one per example. The sums are not clipped.
 
-    A vector that every contribution moves by whole `step` and an L2 norm of at most `clip`
-    (`privacy.sum_grid`) becomes `share(x) = z + N`: z is x / step, entries beyond 2^24 as that,
-    which brings no two further apart; N is as at `DistributedGaussian`.
+    Every contribution moves a vector by whole multiples of `step` and an L2 norm of at most `clip`
+    (`privacy.sum_grid`). The vector x becomes `share(x) = z + N`. z is x / step, with entries
+    limited to 2^24 in absolute value, which moves no two vectors further apart. N is the noise of
+    `DistributedGaussian`.
 
-    Privacy: of the sum of m shares, for one contribution to one of the vectors, replace-one:
-    `Gaussian(ratio(m))`, as proved there, with limit = ⌈(clip / step)²⌉. Entries of a sum of
-    `clients` vectors are no larger than clients · 2^24 and their noise: it never wraps.
+    Privacy: for the sum of m shares and one contribution to one of the vectors, replace-one:
+    `Gaussian(ratio(m))`, as proved there, with limit = ⌈(clip / step)²⌉. The entries of a sum of
+    `clients` vectors are at most clients · 2^24 plus noise, so the sum never wraps.
     """
 
     def __init__(
@@ -221,20 +222,20 @@ class DistributedSum(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Int64s:
-        """The vector's share of a sum; it is not rotated."""
+        """Return the vector's share of a sum, without rotation."""
         numbers = to_grid(finite_vector("update", vector), self.step)
         self.add_share(numbers, entropy)
         return numbers
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """What the sum of so many shares stands for, over their number; in the sum's own memory."""
+        """Turn the sum of `shares` shares into their mean vector. Overwrites the sum."""
         values = into_floats(total)
         values *= self.step / shares
         return values
 
 
 def ring_bits(reach: int) -> int:
-    """The fewest bits whose ring holds -reach..reach with a quarter to spare."""
+    """Return the bits of the smallest ring that holds -reach..reach with a quarter to spare."""
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 
@@ -253,7 +254,10 @@ def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> i
 
 @compiled(_round_at_random_numpy)
 def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
-    """Every entry up with the probability of its fraction, to 2^-32; the sum of squares."""
+    """Round every entry up with the probability of its fraction, to 2^-32.
+
+    Returns the sum of squares.
+    """
     total = 0
     for i in range(len(scaled)):
         below = np.floor(scaled[i])

@@ -1,4 +1,4 @@
-"""EmbeddingDP: one bit of every value of an embedding, told truthfully or not."""
+"""EmbeddingDP: one bit per value of an embedding, sent through randomised response."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from fedveil.privacy.promise import told
 Packed = Uint8s
 Tensor = TypeVar("Tensor")
 
-#: Above it e^(-eps/2) leaves the range of normal double-precision numbers.
+#: For a larger eps, e^(-eps/2) is not a normal double-precision number.
 MAX_EPS = 1400.0
-#: Values that are worked on at once; a multiple of 8 that stays in the cache.
+#: Values processed at a time: a multiple of 8 that fits in the cache.
 _BLOCK = 1 << 16
 
 
 class EmbeddingDP:
-    """Quantise every value to one bit and answer for it by randomised response.
+    """Quantise every value to one bit and flip the bit by randomised response.
 
-    Output: a value x becomes the bit B = 1 where x > 0 and B = 0 elsewhere, and then, every bit
-    independently, 1 with probability
-        p = e^(eps/2) / (e^(eps/2) + 1)   where B = 1
-        q = 1 / (e^(eps/2) + 1)           where B = 0
-    q is rounded up to a double and p = 1 - q; with these two numbers the law is exact.
-    eps = 0 makes p = q = 1/2: pure noise. eps = None sends B itself, and nothing is promised.
+    Output: a value x becomes the bit B = 1 if x > 0, else B = 0. Every bit is then,
+    independently, sent as 1 with probability
+        p = e^(eps/2) / (e^(eps/2) + 1)   if B = 1
+        q = 1 / (e^(eps/2) + 1)           if B = 0
+    q is rounded up to a double and p = 1 - q; for these two numbers the distribution is exact.
+    eps = 0 gives p = q = 1/2: pure noise. eps = None sends B itself, without any guarantee.
 
     Privacy, pure, replace-one, for one release:
-        eps/2        per bit: one value changes at will
+        eps/2        per bit: one value changes arbitrarily
         eps          per one-hot row: two one-hot rows differ in two bits
         m · eps/2    per vector of m values
-    so that the source's eps is that of a one-hot row. Further releases of an example add up,
-    unless what was drawn for it is remembered (`bits_of`).
+    The source's eps is therefore that of a one-hot row. Further releases of an example add up,
+    unless the first draw is reused (`bits_of`).
 
-    Source: 003, "scheme", steps 1 and 2. Its text allows one-dimensional inputs of 0 and 1 and
-    two-dimensional one-hot rows alone, its example passes neither: any real values are taken.
+    Source: 003, "scheme", steps 1 and 2. Its text allows only one-dimensional inputs of 0 and 1 and
+    two-dimensional one-hot rows, but its example passes neither. Here any real values are allowed.
     """
 
     def __init__(self, eps: float | None = None) -> None:
@@ -59,10 +59,10 @@ class EmbeddingDP:
         self.loss = EmbeddingLoss(self.eps)
 
     def __call__(self, tensor: Tensor, entropy: Entropy | None = None) -> Tensor:
-        """The bits of `tensor` as 0 and 1, of its kind, shape and dtype; outside any graph.
+        """Return the bits of `tensor` as 0 and 1, with its type, shape and dtype. No gradients.
 
-        `tensor` is a NumPy array, a torch tensor or a MindSpore Tensor of any shape. Secure
-        randomness is drawn where no `entropy` is given. Raises InvalidValue on NaN.
+        `tensor` is a NumPy array, a torch tensor or a MindSpore Tensor of any shape. Uses secure
+        randomness if no `entropy` is given. Raises InvalidValue on NaN.
         """
         values = values_of("tensor", tensor)
         spread = np.empty(values.shape, values.dtype)
@@ -71,9 +71,10 @@ class EmbeddingDP:
         return result
 
     def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
-        """The bits of `values` in C order, eight a byte, the first one lowest, zeros at the end.
+        """Return the bits of `values` in C order, eight per byte, lowest bit first.
 
-        This is what leaves a party: 1/32 of the bytes of float32.
+        This is what leaves a party: 1/32 of the bytes of float32. The last byte is padded with
+        zeros.
         """
         flat = values_of("values", values).reshape(-1)
         packed = _quantised(flat)
@@ -91,9 +92,9 @@ class EmbeddingDP:
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Packed:
-        """As `bits`, an example a row of `values`; what was drawn for a key is given again.
+        """Like `bits`, with one example per row. A key seen before returns its first draw.
 
-        An example then pays once, also if its values have changed since: they are not looked at.
+        An example then pays once, even if its values have changed since: they are not read again.
         The memory's width is `packed_size` of one example's bits.
         """
         rows = values_of("values", values)
@@ -116,7 +117,7 @@ class EmbeddingDP:
 
     @staticmethod
     def unpack(packed: Packed, shape: Sequence[int]) -> Float32s:
-        """What `bits` packed, as 0.0 and 1.0; raises InvalidValue where it is no packing of it."""
+        """Return packed bits as 0.0 and 1.0. Raises InvalidValue if they do not fit `shape`."""
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
         if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):
             raise InvalidValue(
@@ -129,7 +130,7 @@ class EmbeddingDP:
         return out
 
     def _flips(self, count: int, entropy: Entropy) -> Packed:
-        """Eight independent bits a byte, each 1 with probability q."""
+        """Return independent bits, eight per byte, each 1 with probability q."""
         assert self.eps is not None
         flips = np.empty(count, np.uint8)
         q = _lie_probability(self.eps)
@@ -142,33 +143,33 @@ class EmbeddingDP:
 
 @dataclass(frozen=True)
 class EmbeddingLoss:
-    """What one release of EmbeddingDP costs, by what of the input changes."""
+    """Privacy cost of one release of EmbeddingDP, by the part of the input that changes."""
 
     eps: float | None
 
     @property
     def per_bit(self) -> PrivacyLoss:
-        """eps/2, for one value; composes by the law of the bit itself."""
+        """Return eps/2, for one value. It composes by the distribution of the bit itself."""
         if self.eps is None:
             return PrivacyLoss(math.inf, per="bit")
         return PrivacyLoss(_half(self.eps), per="bit", release=BitRelease(self.eps))
 
     @property
     def per_row(self) -> PrivacyLoss:
-        """eps, for a one-hot row: two of its bits change."""
+        """Return eps, for a one-hot row: two of its bits change."""
         whole = math.inf if self.eps is None else self.eps
         return PrivacyLoss(whole, per="row", part=self.per_bit)
 
     def per_vector(self, values: int) -> PrivacyLoss:
-        """values · eps/2, for a whole vector. For a ledger, which adds up more, see `charges`."""
+        """Return values · eps/2, for a whole vector. A ledger that adds up needs `charges`."""
         values = integer("values", values, 1)
         whole = math.inf if self.eps is None else plain_sum([(_half(self.eps), values)])
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
-        """What a ledger records for an example, each time that its `values` values are released.
+        """Return the ledger entries for one release of an example's `values` values.
 
-        One loss for each bit: with a delta their sum is far below values · eps/2.
+        There is one loss per bit: at a positive delta they compose to far less than values · eps/2.
         """
         return [(self.per_bit, integer("values", values, 1))]
 
@@ -210,7 +211,7 @@ def _distribution(eps: float) -> LossDistribution:
 
 
 def _quantised(flat: Array) -> Packed:
-    """Bit i is 1 where value i is above 0."""
+    """Return packed bits: bit i is 1 if value i is above 0."""
     packed = np.empty(packed_size(len(flat), 1), np.uint8)
     above = np.empty(min(len(flat), _BLOCK), np.bool_)
     for begin in range(0, len(flat), _BLOCK):
@@ -224,7 +225,7 @@ def _quantised(flat: Array) -> Packed:
 
 
 def _unpack_into(packed: Packed, out: Array) -> None:
-    """Overwrite `out` with the bits, one a value."""
+    """Overwrite `out` with the bits, one per value."""
     for begin in range(0, len(out), _BLOCK):
         block = out[begin : begin + _BLOCK]
         part = packed[begin // 8 : begin // 8 + packed_size(len(block), 1)]

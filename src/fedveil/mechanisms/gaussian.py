@@ -22,16 +22,16 @@ from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
 Vector = npt.NDArray[np.floating[Any]]
 
-#: A step is at most sigma over this, and never less than sigma over the second.
+#: A step is at most sigma over the first number, and at least sigma over the second.
 _LEAST_STEPS_PER_SIGMA = 1 << 10
 _MOST_STEPS_PER_SIGMA = 1 << 18
-#: The root mean square coordinate of a vector of full norm is at least so many steps long.
+#: Least number of steps in the root mean square coordinate of a vector of full norm.
 STEPS_PER_COORDINATE = 16
 _MAX_CLIP_PER_SIGMA = 2.0**18
-#: What eps, clip and sigma may be: far from the ends of what floats can hold.
+#: Range of eps, clip and sigma: far from the limits of floating-point numbers.
 _LEAST, _MOST = 2.0**-100, 2.0**100
 
-#: Steps² beyond sigma², and a share of it: what the proof of the guarantee spends.
+#: Variance (in steps²) beyond sigma², and a relative excess: used up by the proof of privacy.
 SMOOTHING = 16
 SLACK = Fraction(1, 1 << 30)
 _LANES = 32
@@ -96,10 +96,10 @@ class GaussianMechanism:
             self.loss = PrivacyLoss(math.inf, per="update")
 
     def privatize(self, update: Vector, entropy: Entropy) -> Vector:
-        """The noised update, float64 for float64 and whole numbers, else float32.
+        """Return the noisy update: float64 for float64 and integers, else float32.
 
-        A discrete result is rounded to that type, which changes no value of less than 2^24 steps,
-        and is post-processing where it does. Raises `InvalidValue` on NaN and infinity.
+        A discrete result is rounded to that type. This changes no value below 2^24 steps, and is
+        post-processing otherwise. Raises `InvalidValue` on NaN and infinity.
         """
         vector = _real_vector(update)
         result = np.empty_like(vector)
@@ -111,7 +111,10 @@ class GaussianMechanism:
         return result
 
     def clipped(self, update: Vector) -> Float64s:
-        """What the noise is added to: the clipped update, on the grid where noise is discrete."""
+        """Return the clipped update to which noise is added.
+
+        It lies on the grid if noise is discrete.
+        """
         vector = _real_vector(update)
         if self.noise == "discrete":
             step = self.grid(len(vector)).step
@@ -120,10 +123,10 @@ class GaussianMechanism:
         return shrunk
 
     def log_likelihood(self, output: Float64s, update: Vector) -> float:
-        """ln of the probability, or of its density, of `output` on `update`, less a constant.
+        """Return the log probability (or log density) of `output` given `update`, up to a constant.
 
-        -|output - clipped|² / (2 variance): exact for outputs on the grid; of continuous noise it
-        is the law in real arithmetic, which the low bits of a float depart from.
+        -|output - clipped|² / (2 variance). Exact for outputs on the grid. For continuous noise it
+        is the density in real arithmetic, which floating-point outputs only approximate.
         """
         variance = self.sigma**2
         if self.noise == "discrete":
@@ -132,7 +135,7 @@ class GaussianMechanism:
         return -float(np.sum((output - self.clipped(update)) ** 2)) / (2 * variance)
 
     def multiples(self, update: Vector, entropy: Entropy) -> Int64s:
-        """The noised update of the discrete mechanism, in steps of its grid."""
+        """Return the noisy update of the discrete mechanism, in steps of its grid."""
         return self._multiples(_real_vector(update), entropy)
 
     def _multiples(self, vector: Vector, entropy: Entropy) -> Int64s:
@@ -142,12 +145,12 @@ class GaussianMechanism:
         return multiples
 
     def grid(self, dimension: int) -> Grid:
-        """The grid of the discrete mechanism for vectors of `dimension` coordinates.
+        """Return the discrete mechanism's grid for vectors of `dimension` coordinates.
 
-        The step is the largest power of two that is at most sigma / 2^10 and at most
-        clip / (16 √dimension): with a coarser one, rounding towards zero would take more than a
-        few percent from an update of full norm, and all of a large model's. It stays above
-        sigma / 2^19, where what rounding takes is far below the noise of any cohort's mean.
+        The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
+        √dimension). With a coarser step, rounding towards zero would shorten an update of full norm
+        by more than a few percent, and erase that of a large model. The step stays above sigma /
+        2^19, where the rounding is far below the noise of any cohort's mean.
         """
         return _grid(self.sigma, self.clip, dimension)
 
@@ -167,9 +170,9 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 
 
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
-    """The largest power of two that is fine enough for the noise and for the vector.
+    """Return the largest power of two that is fine enough for the noise and for the vector.
 
-    And above half of `least`, however fine that would be.
+    The result is always above half of `least`.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
@@ -177,20 +180,20 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
-    """The noise on whole multiples of `step`, in steps, that stands for one of `sigma`."""
+    """Return the discrete noise on multiples of `step` that replaces noise of `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
     return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 
 
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
-    """`vector`, scaled to the norm `clip` if it is longer, towards zero to multiples of `step`.
+    """Clip `vector` to the norm `clip` and round it towards zero to multiples of `step`.
 
     The result m satisfies step · |m| <= clip in exact arithmetic, for every finite vector: m is
-    returned only when the whole number Σ m² is at most ⌊(clip / step)²⌋, both without rounding.
-    Floating-point arithmetic only proposes a factor; where its rounding has made that too
-    large by a hair, the factor shrinks by 2^-30 and all entries are rounded again.
-    A vector that is not longer than `clip`, by that test, loses less than one step an entry
-    where `step` is a power of two, and by a rounding more elsewhere. `clip` is at most 2^30 steps.
+    returned only if the integer Σ m² is at most ⌊(clip / step)²⌋, both computed without rounding.
+    Floating-point arithmetic only proposes a factor. If its rounding made the factor slightly too
+    large, the factor shrinks by 2^-30 and all entries are rounded again. A vector that is not
+    longer than `clip`, by that test, loses less than one step per entry if `step` is a power of
+    two, and one rounding more otherwise. `clip` is at most 2^30 steps.
     """
     multiples = np.empty(len(vector), np.int64)
     radius = clip / step
@@ -202,7 +205,7 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 
 
 def stretch(vector: Vector, norm: float) -> float:
-    """norm / |vector|, to within rounding; infinite where that is out of a float's range.
+    """Return norm / |vector|, up to rounding, or infinity if that exceeds a float's range.
 
     Raises `InvalidValue` on NaN and infinity.
     """
@@ -212,13 +215,14 @@ def stretch(vector: Vector, norm: float) -> float:
     peak = max(highest, -lowest)
     if peak == 0:
         return math.inf
-    # A power of two near 1 / peak: no square of a scaled entry overflows, none that counts is lost.
+    # A power of two near 1 / peak: no square of a scaled entry overflows, and no relevant one
+    # underflows.
     scale = math.ldexp(1.0, -max(-1000, min(1000, math.frexp(peak)[1])))
     return norm / math.sqrt(_sum_of_squares(vector, scale)) * scale
 
 
 def _real_vector(update: Vector) -> Vector:
-    """`update` as a contiguous float32 or float64 vector, whose entries `stretch` looks at."""
+    """Return `update` as a contiguous float32 or float64 vector. `stretch` checks its entries."""
     vector = real_vector("update", update)
     if vector.dtype.itemsize > 8:
         raise InvalidValue(f"update has dtype {vector.dtype}, float64 is the widest allowed")
@@ -226,12 +230,12 @@ def _real_vector(update: Vector) -> Vector:
 
 
 def _power_of_two(bound: float) -> float:
-    """The largest power of two that is at most `bound`."""
+    """Return the largest power of two that is at most `bound`."""
     return math.ldexp(1.0, math.frexp(bound)[1] - 1)
 
 
 def _normal(count: int, entropy: Entropy) -> Float64s:
-    """Floating-point normals by Box and Muller's method, of magnitude below 8.6."""
+    """Draw floating-point normals by the Box-Muller method, of magnitude below 8.6."""
     words = entropy.words(count + count % 2) >> np.uint64(11)
     radius, turn = words.reshape(2, -1) * 2.0**-53
     radius = np.sqrt(-2 * np.log1p(-radius))
@@ -242,13 +246,13 @@ def _normal(count: int, entropy: Entropy) -> Float64s:
 def _sum_of_squares_numpy(vector: Vector, scale: float) -> float:
     lanes = np.zeros((-(-len(vector) // _LANES), _LANES))
     lanes.reshape(-1)[: len(vector)] = np.square(vector.astype(np.float64) * scale)
-    # A running sum adds in order, as the loop does; np.sum does not.
+    # cumsum adds in order, like the loop. np.sum does not.
     return float(np.cumsum(np.cumsum(lanes, axis=0)[-1])[-1])
 
 
 @compiled(_sum_of_squares_numpy)
 def _sum_of_squares(vector: Vector, scale: float) -> float:
-    """Σ (scale · entry)², in order in lanes, which vector registers hold; `vector` is not empty."""
+    """Return Σ (scale · entry)² of a non-empty vector, added in a fixed order by lanes."""
     lanes = np.zeros(_LANES)
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
@@ -271,7 +275,7 @@ def _round_to_grid_numpy(vector: Vector, factor: float, out: Int64s) -> int:
 
 @compiled(_round_to_grid_numpy)
 def _round_to_grid(vector: Vector, factor: float, out: Int64s) -> int:
-    """Every entry times `factor`, towards zero, and the sum of squares: below 2^61, so exact."""
+    """Scale by `factor`, round towards zero, return the exact sum of squares: below 2^61."""
     total = 0
     for i in range(len(vector)):
         multiple = int(np.float64(vector[i]) * factor)

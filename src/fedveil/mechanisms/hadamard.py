@@ -18,18 +18,18 @@ from fedveil.entropy import Entropy
 
 Floats = npt.NDArray[np.floating]
 
-#: Entries of a stretch that stays in a core's own cache while it is transformed.
+#: Entries of a block: few enough to stay in a core's own cache.
 _STRETCH = 1 << 12
 _MOST_COLUMNS = 1 << 9
 
 
 def padded_length(dimension: int) -> int:
-    """The least power of two that is at least `dimension`."""
+    """Return the smallest power of two that is at least `dimension`."""
     return 1 << max(0, dimension - 1).bit_length()
 
 
 def random_signs(length: int, entropy: Entropy) -> Int8s:
-    """`length` independent signs, 1 or -1, each with probability 1/2."""
+    """Draw `length` independent signs, 1 or -1, each with probability 1/2."""
     words = np.empty(-(-length // 8), np.uint8)
     entropy.fill(words)
     bits = np.unpackbits(words, count=length, bitorder="little")
@@ -40,7 +40,7 @@ def random_signs(length: int, entropy: Entropy) -> Int8s:
 
 
 def rotate(vector: Array, signs: Int8s) -> Floats:
-    """R x for the vector, with zeros behind it up to the number of signs; of x's own floats."""
+    """Return R x for the vector, padded with zeros to the number of signs, in x's float type."""
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
     walsh_hadamard(out)
@@ -49,17 +49,17 @@ def rotate(vector: Array, signs: Int8s) -> Floats:
 
 
 def unrotate(rotated: Floats, signs: Int8s) -> None:
-    """R^T y, in place."""
+    """Replace y by R^T y, in place."""
     walsh_hadamard(rotated)
     rotated *= signs
     rotated *= rotated.dtype.type(len(signs) ** -0.5)
 
 
 def walsh_hadamard(vector: Floats) -> None:
-    """H times a vector whose length is a power of two, in place.
+    """Multiply a vector by H in place. Its length must be a power of two.
 
-    Every entry is a chain of log2(n) additions and subtractions in one fixed order, so that the
-    result is the same to the bit wherever it is computed.
+    Every entry is computed by log2(n) additions and subtractions in one fixed order, so the result
+    is bit-identical on every machine.
     """
     _walsh_hadamard(vector)
 
@@ -75,7 +75,7 @@ def _walsh_hadamard_numpy(vector: Floats) -> None:
 
 @compiled(_walsh_hadamard_numpy)
 def _walsh_hadamard(vector: Floats) -> None:
-    """The same additions: stretch by stretch first, then across stretches."""
+    """Transform blocks of `_STRETCH` entries, then across blocks, with the same additions."""
     length = len(vector)
     stretch = min(length, _STRETCH)
     for start in range(0, length, stretch):
@@ -86,7 +86,7 @@ def _walsh_hadamard(vector: Floats) -> None:
 
 @compiled()
 def _first_levels(part: Floats) -> int:
-    """Three levels, of eight neighbours in registers; gives where to go on."""
+    """Compute the first three levels, eight neighbours in registers. Returns the next level."""
     if len(part) < 8:
         return 1
     for i in range(0, len(part), 8):
@@ -107,7 +107,7 @@ def _first_levels(part: Floats) -> int:
 
 @compiled()
 def _levels(part: Floats, half: int) -> None:
-    """All levels from that of `half` on, two at a time."""
+    """Compute all levels from `half` on, two at a time."""
     while half < len(part):
         if 4 * half <= len(part):
             _two_levels(part, half)
@@ -128,7 +128,7 @@ def _one_level(part: Floats, half: int) -> None:
 
 @compiled()
 def _two_levels(part: Floats, half: int) -> None:
-    """The levels of `half` and of twice as much, some columns of each row at a time."""
+    """Compute the levels `half` and 2 · `half`, a few columns of each row at a time."""
     columns = min(half, _MOST_COLUMNS)
     for start in range(0, len(part), 4 * half):
         for left in range(start, start + half, columns):

@@ -1,4 +1,4 @@
-"""LabelDP: a label, told truthfully or replaced by another class."""
+"""LabelDP: a label is kept or replaced by another class, by randomised response."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from fedveil.privacy.loss import PrivacyLoss
 Classes = Int64s
 Tensor = TypeVar("Tensor")
 
-#: More classes than this are a mistake.
+#: Largest number of classes. More is surely a mistake.
 MAX_CLASSES = 1 << 32
 
 
 class LabelDP:
-    """Answer with a label's class, or with any other, by randomised response over k classes.
+    """Replace a label by randomised response over k classes.
 
-    Output: every label independently stays with probability e^eps / (e^eps + k - 1) and becomes
-    each of the k - 1 others with probability 1 / (e^eps + k - 1). These are the real numbers, not
-    their nearest floats: a draw that 64 bits of randomness do not decide takes more.
+    Output: every label independently stays with probability e^eps / (e^eps + k - 1), and becomes
+    each of the k - 1 others with probability 1 / (e^eps + k - 1). These are real numbers, not their
+    nearest floats: a draw that 64 random bits do not decide uses more bits.
 
-    Privacy: eps per example, pure, when its label is replaced: the likelihoods of an output under
-    two labels differ by at most the factor e^eps. Nothing is said about the features. The label of
-    an example is to be drawn once and remembered (`remembered`): then epochs cost nothing more.
-    eps = 0 is pure noise, the uniform law on the classes.
+    Privacy: eps per example, pure, if its label is replaced: the likelihoods of an output under two
+    labels differ by at most the factor e^eps. Nothing is guaranteed for the features. Draw the
+    label of an example once and reuse it (`remembered`); then further epochs cost nothing. eps = 0
+    is pure noise: uniform over the classes.
     """
 
     def __init__(self, eps: float) -> None:
@@ -43,16 +43,16 @@ class LabelDP:
         self.loss = PrivacyLoss(self.eps, per="example")
 
     def keep_probability(self, classes: int) -> float:
-        """The probability that a label of so many classes stays, rounded to a float."""
+        """Return the probability that a label of `classes` classes stays, rounded to a float."""
         k = integer("classes", classes, 2, MAX_CLASSES)
         return float(1 / (1 + (k - 1) * np.exp(-self.eps)))
 
     def __call__(self, labels: Tensor, entropy: Entropy | None = None) -> Tensor:
-        """Perturbed labels, of the kind, shape and dtype of `labels`; outside any graph.
+        """Return randomised labels with the type, shape and dtype of `labels`, without gradients.
 
-        `labels` is a NumPy array, a torch tensor or a MindSpore Tensor: two-dimensional with at
-        least two columns it holds one-hot rows; of the shape [n] or [n, 1], binary labels 0 and 1.
-        Secure randomness is drawn where no `entropy` is given.
+        `labels` is a NumPy array, a torch tensor or a MindSpore Tensor. With two dimensions and at
+        least two columns it holds one-hot rows; with shape [n] or [n, 1], binary labels 0 and 1.
+        Uses secure randomness if no `entropy` is given.
         """
         values = values_of("labels", labels)
         if values.ndim == 2 and values.shape[1] >= 2:
@@ -77,7 +77,10 @@ class LabelDP:
     def perturb_classes(
         self, labels: Array, classes: int, entropy: Entropy | None = None
     ) -> Classes:
-        """Perturbed class numbers, of numbers from 0 to classes - 1, in an array of any shape."""
+        """Return randomised class numbers.
+
+        `labels` holds numbers from 0 to classes - 1, in any shape.
+        """
         k = integer("classes", classes, 2, MAX_CLASSES)
         truth = _class_numbers(labels, k)
         source = Secure() if entropy is None else entropy
@@ -96,7 +99,7 @@ class LabelDP:
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Classes:
-        """As `perturb_classes`, one label for each key; what was drawn for a key is given again.
+        """Like `perturb_classes`, with one label per key. A key seen before returns its first draw.
 
         The memory's width is `LABEL_BYTES`.
         """
@@ -112,13 +115,13 @@ class LabelDP:
         return rows.view("<i8").reshape(-1).astype(np.int64)
 
 
-#: The bytes that a `ReportMemory` keeps of a label.
+#: Bytes that a `ReportMemory` stores per label.
 LABEL_BYTES = 8
 
 
 @lru_cache(maxsize=32)
 def _lies(eps: float, classes: int) -> ExactDraw:
-    """Draws 0 with probability (k - 1) / (e^eps + k - 1): another class takes the label's place."""
+    """Return a draw of 0 with probability (k - 1) / (e^eps + k - 1): the label is replaced."""
 
     def floors(e: Fraction, bits: int) -> list[int]:
         others = (classes - 1) * e.denominator
@@ -140,7 +143,7 @@ def _class_numbers(labels: Array, classes: int) -> Classes:
 
 
 def _hot_places(rows: Array) -> Classes:
-    """The number of the 1 in every row; raises InvalidValue where a row is not one-hot."""
+    """Return the column of the 1 in every row. Raises InvalidValue if a row is not one-hot."""
     wrong = ~np.isin(rows, (0, 1)).all(axis=1) | ((rows == 1).sum(axis=1) != 1)
     if wrong.any():
         raise InvalidValue(f"row {int(wrong.argmax())} of labels is not one-hot: a 1 and zeros")

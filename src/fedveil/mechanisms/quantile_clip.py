@@ -1,4 +1,4 @@
-"""A clip that follows a quantile of the vectors' norms, by one more entry of what is noised."""
+"""A clip that follows a quantile of the vectors' norms, estimated by one extra noisy entry."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedveil._validate import finite_vector, integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import stretch
 
-#: How far the clip may go from the first one, up and down.
+#: Largest factor between the first clip and any later one.
 _ROOM = 2.0**20
-#: Bits are noised by a twentieth of their number, or by so much that they take a tenth more noise
-#: variance from the vectors, whatever is less of a loss.
+#: Noise of the bits' sum: a twentieth of their number, or less if that would add more than a tenth
+#: to the noise variance of the vectors.
 _SHARE_NOISE, _MOST_LOSS = 1 / 20, 1 / 10
 
 
@@ -78,21 +78,21 @@ class QuantileClip:
                 f"{ratio:g}: bits with so little noise would leave the updates no epsilon of their "
                 f"own (at {least:.4g} they take a tenth of it)"
             )
-        #: Of a float32, which the joint vector is made of.
+        #: Rounded to float32, the type of the joint vector.
         self.half = float(np.float32(self.first / math.sqrt((self.bit_noise / ratio) ** 2 - 1)))
         self.norm = math.hypot(self.first, self.half)
 
     @property
     def most(self) -> float:
-        """No clip is larger."""
+        """Return the largest possible clip."""
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """A clip that there can be; raises `InvalidValue`."""
+        """Return `clip`. Raises `InvalidValue` if no sequence of rounds can reach it."""
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:
-        """The vector in units of the clip, shortened to it, and the bit behind it."""
+        """Return the vector in units of the clip, clipped, with the bit appended."""
         vector, clip = finite_vector("update", vector), self.check(clip)
         fits = stretch(vector, clip) >= 1
         factor = self.first / clip if fits else stretch(vector, self.first)
@@ -102,10 +102,10 @@ class QuantileClip:
         return joint
 
     def parted(self, mean: Float64s, clip: float) -> tuple[Float64s, float]:
-        """The mean of the clipped vectors, and the share of those that the clip did not shorten."""
+        """Return the mean of the clipped vectors, and the share of unclipped ones."""
         return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
 
     def moved(self, clip: float, share: float) -> float:
-        """The next clip."""
+        """Return the next clip."""
         off = min(max(share, 0.0), 1.0) - self.quantile
         return min(max(clip * math.exp(-self.rate * off), self.first / _ROOM), self.most)

@@ -1,4 +1,4 @@
-"""Binary randomised response: one bit, told truthfully or not."""
+"""Binary randomised response: one bit, sent truthfully or flipped."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class BinaryRandomizedResponse:
 
     @property
     def keep_probability(self) -> float:
-        """P, rounded to a float."""
+        """Return P, rounded to a float."""
         return float(special().expit(self.eps))
 
     def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> Array:
-        """The perturbed bits, of the shape and type of `bits`: truth values, or 0 and 1."""
+        """Return the perturbed bits with the shape and type of `bits`: booleans, or 0 and 1."""
         truth = np.asarray(bits)
         if truth.dtype.kind not in "biu" or not ((truth == 0) | (truth == 1)).all():
             raise InvalidValue("bits holds other values than truth values, or integers 0 and 1")
@@ -46,21 +46,21 @@ class BinaryRandomizedResponse:
         return np.asarray(truth ^ lies.astype(truth.dtype))
 
     def log_probability(self, told: bool, truth: bool) -> float:
-        """ln Pr[told | truth]."""
+        """Return ln Pr[told | truth]."""
         lie = 0.0 if told == truth else self.eps
         return -lie - math.log1p(math.exp(-self.eps))
 
     def estimate_ones(self, count: float, n: int) -> float:
-        """How many of n bits were 1, without bias, when `count` of them arrived as 1.
+        """Estimate, without bias, how many of `n` bits were 1 if `count` arrived as 1.
 
-        Inverts the source's E[count] = ones * P + (n - ones) * (1 - P). Written around n/2, where
-        count and estimate agree, so that rounding never moves an estimate across it.
+        Inverts the source's E[count] = ones * P + (n - ones) * (1 - P). The formula is centred at
+        n/2, where count and estimate agree, so rounding never moves an estimate across it.
         """
         count, n = number("count", count), integer("n", n, 0)
-        # 2P - 1 = tanh(eps/2), which keeps its precision where P rounds to 1/2
+        # 2P - 1 = tanh(eps/2), which stays accurate when P rounds to 1/2.
         return n / 2 + (count - n / 2) / math.tanh(self.eps / 2)
 
 
 def _lie_floors(e: Fraction, bits: int) -> list[int]:
-    """floor(2^bits * (1 - P)) for e^eps = e."""
+    """Return floor(2^bits * (1 - P)) for e^eps = e."""
     return [(e.denominator << bits) // (e.denominator + e.numerator)]

@@ -1,4 +1,4 @@
-"""Reports that are drawn once for an example and given again afterwards."""
+"""Reports that are drawn once per example and reused afterwards."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FIRST_ROWS = 1 << 8
 
 
 class ReportMemory:
-    """One report of `width` bytes for each key, an example's number or its id.
+    """Stores one report of `width` bytes per key, an example's number or id.
 
-    Privacy: to give a report again is post-processing, so that an example pays once, however
-    often it is asked for. This holds for what was stored: whoever can be interrupted stores
-    `to_state` before a new report leaves, or pays for a second one.
+    Privacy: repeating a report is post-processing, so an example pays once, however often it is
+    asked. This holds for stored reports: a process that may be interrupted must save `to_state`
+    before a new report leaves, or pay for a second one.
     """
 
     def __init__(self, width: int) -> None:
@@ -34,10 +34,10 @@ class ReportMemory:
         return len(self._places)
 
     def reports(self, keys: Iterable[int | str] | Array, draw: Callable[[Int64s], Rows]) -> Rows:
-        """The reports of `keys`, a row each; `draw` makes those that are not there yet.
+        """Return the reports of `keys`, one row each. `draw` makes the missing ones.
 
-        It is called with their places in `keys`, the first place where a key is there twice, and
-        not at all where nothing is new. Nothing is remembered if it raises.
+        `draw` receives their positions in `keys` (the first position of a repeated key). It is not
+        called if nothing is missing. If it raises, nothing is stored.
         """
         named = _plain_keys(keys)
         new = {
@@ -64,12 +64,12 @@ class ReportMemory:
         self._places.update(zip(keys, range(begin, end), strict=True))
 
     def to_state(self) -> Message:
-        """The memory as a flat mapping that `fedveil.message` encodes."""
+        """Return the memory as a flat mapping that `fedveil.message` can encode."""
         return {"keys": json.dumps(list(self._places)), "rows": self._rows[: len(self)].copy()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ReportMemory:
-        """The memory that `to_state` gave."""
+        """Restore a memory from `to_state`."""
         try:
             keys, rows = _plain_keys(json.loads(state["keys"])), state["rows"]
             memory = cls(rows.shape[1])

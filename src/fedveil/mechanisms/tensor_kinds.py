@@ -1,7 +1,6 @@
-"""NumPy arrays, torch tensors and MindSpore Tensors, told apart without importing either library.
+"""Accepts NumPy arrays, torch tensors and MindSpore Tensors without importing either library.
 
-Whoever holds a tensor has imported its library already, so that the library is found among the
-loaded modules.
+A tensor's library has already been imported by its owner, so it is among the loaded modules.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from fedveil._arrays import Array
 from fedveil.errors import InvalidValue
 
 _LIBRARIES = ("torch", "mindspore")
-#: Of these the values can be handed to NumPy as they are.
+#: NumPy can read values of these types directly.
 _SHARED = {"float16", "float32", "float64"}
 
 
 def values_of(name: str, tensor: Any) -> Array:
-    """The real numbers that an array or tensor holds, in C order, shared where that is possible.
+    """Return the real numbers in an array or tensor, in C order, without a copy if possible.
 
-    Types that NumPy does not have, such as bfloat16, come as float32, which holds all of theirs.
-    Raises InvalidValue where `tensor` is of another kind, or holds anything but real numbers.
+    Types that NumPy lacks, such as bfloat16, become float32, which represents them exactly. Raises
+    InvalidValue for other types, and for anything but real numbers.
     """
     library = _library_of(tensor)
     if isinstance(tensor, np.ndarray):
@@ -45,7 +44,7 @@ def values_of(name: str, tensor: Any) -> Array:
 
 
 def same_kind(tensor: Any, values: Array) -> Any:
-    """`values` as what `tensor` is: its library, its dtype and its device. May share memory."""
+    """Return `values` with the library, dtype and device of `tensor`. May share memory."""
     library = _library_of(tensor)
     if library is None:
         return values.astype(tensor.dtype, copy=False)

@@ -1,4 +1,4 @@
-"""Noise on a client's sum of clipped contributions, which itself is not clipped."""
+"""Noise for a client's sum of clipped contributions. The sum itself is not clipped."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class GaussianSum:
         self._noise = noise_in_steps(self.sigma, self.step)
 
     def multiples(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Int64s:
-        """The noised sum, in steps. Raises `InvalidValue` on NaN and infinity."""
+        """Return the noisy sum, in steps. Raises `InvalidValue` on NaN and infinity."""
         whole = to_grid(finite_vector("update", update), self.step)
         self._noise.add_to(whole, entropy)
         return whole
 
     def privatize(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Float64s:
-        """The noised sum."""
+        """Return the noisy sum."""
         return self.multiples(update, entropy).astype(np.float64) * self.step
 
     def log_likelihood(self, output: Float64s, update: npt.NDArray[np.floating[Any]]) -> float:
-        """ln of the probability of `output` where the sum was `update`, less a constant."""
+        """Return the log probability of `output` given the sum `update`, up to a constant."""
         variance = self._noise.variance * self.step**2
         return -float(np.sum((output - to_grid(update, self.step) * self.step) ** 2)) / (
             2 * variance

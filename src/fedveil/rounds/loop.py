@@ -42,7 +42,7 @@ class ServerHalf(Protocol):
     def longest(self) -> int: ...
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check an answer and add it. Raises `ReportRejected` without any change if it is invalid."""
+        """Check an answer and add it. Raises `ReportRejected`, without any change, if invalid."""
 
     def advance(self) -> Mapping[ClientId, Message] | None:
         """Close the phase. Returns the next phase's messages, or None after the last phase."""
@@ -101,7 +101,7 @@ class Outcome:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def result(self, call: Callable[[], T]) -> T | None:
-        """Return the value of `call` for a complete round, or None if the round is or becomes void."""
+        """Return the value of `call` for a complete round, or None if it is or becomes void."""
         if self.void is not None:
             return None
         try:
