@@ -1,13 +1,13 @@
-"""Exact draws from finite laws: alias tables of 64-bit whole weights, and an exact remainder.
+"""Exact draws from finite distributions: alias tables of 64-bit integer weights plus a remainder.
 
-A law is cut in two. What 64-bit arithmetic can hold is a table of whole weights, each at most
-2^64 times its symbol's true probability; what they miss, a share of about 2^-38, is one symbol
-more, the remainder, whose own law is worked out in whole numbers when it is drawn. So the law is
-the stated one with no additive error, though the tables are made in floating point.
+A distribution is split in two. The table holds integer weights, each at most 2^64 times its
+symbol's true probability. The missing share, about 2^-38, belongs to one more symbol, the
+remainder, whose own distribution is computed in integers when it is drawn. So the distribution has
+no additive error although the tables are computed in floating point.
 
 Walker's alias method spreads the weights over 2^b columns of equal weight, each shared by two
-symbols. One draw reads 32 bits: b of them name a column, the others are compared with the upper
-digits of its threshold, and where they are equal 32 further bits are read and compared.
+symbols. One draw reads 32 bits: b of them choose a column, the others are compared with the upper
+digits of its threshold. If these are equal, 32 more bits are read and compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedveil._arrays import Array, Bools, Float64s, Int32s, Uint32s, Uint64s
 from fedveil._kernels import compiled
 from fedveil.entropy import Entropy
 
-#: How far above the truth the given probabilities may be, relatively.
+#: Largest relative excess of the given probabilities over the true ones.
 ACCURACY = 2.0**-39
 _SHORTFALL = 2.0**-38
 #: One block of keystream: 256 KiB.
@@ -34,11 +34,11 @@ _Weights = Uint64s
 
 
 class AliasTables:
-    """Several laws over the same symbols, one a row.
+    """Several distributions over the same symbols, one per row.
 
-    `probabilities[row, symbol]` is the law in floating point, nowhere above (1 + ACCURACY) times
-    the true one. `exact(row)` is the true law as whole numbers in its proportions. Rows and
-    symbols are called by their names: consecutive numbers from `first_row` and `first_symbol` on.
+    `probabilities[row, symbol]` is the distribution in floating point, nowhere above (1 + ACCURACY)
+    times the true one. `exact(row)` returns the true distribution as integer weights. Rows and
+    symbols are consecutive numbers that start at `first_row` and `first_symbol`.
     """
 
     def __init__(
@@ -62,24 +62,26 @@ class AliasTables:
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
     def _weights(self, law: Float64s) -> _Weights:
-        """Whole weights that sum to 2^64, the remainder's at `symbols`; empty columns follow."""
+        """Return integer weights that sum to 2^64, the remainder's at `symbols`, then empty
+        columns.
+        """
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
         remainder = (1 << 64) - int(weights.sum(dtype=np.uint64))
-        # Below one upper digit: a draw that may be the remainder is always an undecided one.
+        # The remainder lies below one upper digit, so a draw of it is always undecided at first.
         if not 0 < remainder < 1 << 32:
             raise ArithmeticError("the probabilities of a table do not sum to one")
         weights[self._symbols] = remainder
         return weights
 
     def draw(self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array) -> None:
-        """Overwrite `out[i]` with an independent symbol from the law `rows[i]`."""
+        """Overwrite `out[i]` with an independent symbol from the distribution `rows[i]`."""
         for begin in range(0, len(rows), _BLOCK):
             part = slice(begin, begin + _BLOCK)
             self._draw_block(rows[part], entropy, out[part])
 
     def draw_from(self, row: int, entropy: Entropy, out: Array) -> None:
-        """Overwrite all of `out` with independent symbols from the one law `row`."""
+        """Overwrite `out` with independent symbols from the distribution `row`."""
         entries = self._entries[row - self._first_row]
         for begin in range(0, len(out), _BLOCK):
             part = out[begin : begin + _BLOCK]
@@ -106,7 +108,7 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
-        """The symbol of a draw whose first 32 bits are `word` and do not decide it."""
+        """Return the symbol of a draw that its first 32 bits, `word`, do not decide."""
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
         digits = (word << 32 | entropy.integer(1 << 32)) & ((1 << (64 - self._bits)) - 1)
@@ -118,7 +120,9 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """The whole weights that the table of a row holds, of 2^64; the remainder's is last."""
+        """Return the integer weights in a row's table, of 2^64 in total; the remainder's is
+        last.
+        """
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
         for column in range(1 << self._bits):
@@ -129,7 +133,9 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """What the weights of a row's symbols miss of the true law, in whole proportions."""
+        """Return the difference between a row's true distribution and its weights, in exact
+        proportion.
+        """
         exact = self._exact(row)
         total = sum(exact)
         pairs = zip(exact, self.weights(row), strict=False)
@@ -140,12 +146,13 @@ class AliasTables:
 
 
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
-    """Each column's threshold and partner: below the threshold its own symbol, else the partner.
+    """Return each column's threshold and partner: the own symbol below the threshold, else the
+    partner.
 
-    Columns are filled in order: a symbol that is too light for its column is topped up by the
-    heavy symbol whose turn it is, and a heavy one that has given so much that it fits its own
-    column is topped up by the next heavy one. The running sums of what the light ones lack and
-    of what the heavy ones have to spare tell who meets whom; they stay below 2^64.
+    Columns are filled in order. A symbol that is too light for its column is topped up by the
+    current heavy symbol. A heavy symbol that has given so much that it fits its own column is
+    topped up by the next heavy one. Running sums of the deficits and surpluses determine the pairs;
+    they stay below 2^64.
     """
     capacity = np.uint64(2**64 // len(weights))
     heavy = np.flatnonzero(weights >= capacity)
@@ -198,7 +205,10 @@ def _pick(
     out: Array,
     undecided: Int32s,
 ) -> int:
-    """Decide every draw that its first 32 bits decide; list the others and return their number."""
+    """Decide all draws that their first 32 bits decide.
+
+    Lists the others and returns their number.
+    """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
     partner_mask = np.uint32((1 << bits) - 1)
@@ -219,7 +229,7 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
-    """Which words begin as the thresholds of their columns do, in the one row `entries`."""
+    """Return which words start like their column's threshold, in the one row `entries`."""
     upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
     tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper
     return tied
@@ -234,7 +244,7 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """As `_pick` from one row; whether there are draws that are not decided, which is seldom."""
+    """Like `_pick`, for one row. Returns True if some draws are undecided, which is rare."""
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
     partner_mask = np.uint32((1 << bits) - 1)

@@ -15,7 +15,7 @@ from fedveil.privacy.loss import as_written
 
 @lru_cache(maxsize=16)
 def byte_tables(probability: Fraction) -> AliasTables:
-    """The law of eight independent bits that are 1 with the given probability."""
+    """Return the distribution of eight independent bits that are 1 with the given probability."""
     law = np.ones(1)
     for _ in range(8):
         law = np.concatenate([float(1 - probability) * law, float(probability) * law])
@@ -25,9 +25,9 @@ def byte_tables(probability: Fraction) -> AliasTables:
 
 
 def double_above_q(eps: float) -> float:
-    """1 / (e^eps + 1) rounded up, so that the loss that it gives is nowhere above the stated one.
+    """Return 1 / (e^eps + 1) rounded up, so that the resulting loss never exceeds the stated one.
 
-    eps is the decimal number that its shortest notation shows: the one that a job's author wrote.
+    eps is read as the shortest decimal that identifies it: the number that a job's author wrote.
     """
     with localcontext(prec=60, rounding=ROUND_UP):
         q = 1 / (as_written(eps).exp() + 1) * (1 + Decimal("1e-55"))

@@ -1,4 +1,4 @@
-"""Exact binomial draws: how many of n independent bits are 1."""
+"""Exact binomial draws: the number of ones among n independent bits."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from fedveil.mechanisms.exact.alias_table import AliasTables
 
 _Counts = Int64s
 
-#: The law of more trials is drawn in pieces: the exact remainder of a table would grow too long.
+#: More trials are drawn in pieces: the exact remainder of a table would become too large.
 _MAX_TRIALS = 1 << 11
 
 
 class Binomial:
-    """Draws from the binomial law of any number of trials, exactly for a rational probability."""
+    """Draws from the binomial distribution of any number of trials, exact for a rational
+    probability.
+    """
 
     def __init__(self, probability: Fraction) -> None:
         self._probability = probability
 
     def draw(self, trials: int, count: int, entropy: Entropy) -> _Counts:
-        """`count` independent draws of the same number of trials."""
+        """Return `count` independent draws with the same number of trials."""
         total = np.zeros(count, np.int64)
         for piece in _pieces(trials):
             total += self._table_draw(piece, count, entropy)
         return total
 
     def draw_each(self, trials: npt.NDArray[np.integer[Any]], entropy: Entropy) -> _Counts:
-        """One independent draw for each entry's own number of trials."""
+        """Return one independent draw for each entry's own number of trials."""
         total = np.zeros(len(trials), np.int64)
         power = 1
         while power <= trials.max(initial=0):
@@ -52,7 +54,7 @@ class Binomial:
 
 
 def _pieces(trials: int) -> list[int]:
-    """Numbers of trials that a table holds and that add up to `trials`."""
+    """Split `trials` into numbers of trials that have a table."""
     whole, rest = divmod(trials, _MAX_TRIALS)
     return [_MAX_TRIALS] * whole + [rest] * (rest > 0)
 
@@ -64,7 +66,9 @@ def _table(probability: Fraction, trials: int) -> AliasTables:
 
 
 def _law(probability: Fraction, trials: int) -> list[float]:
-    """The law in 40 decimal digits, where nothing underflows, rounded to floating point."""
+    """Return the distribution in floating point, computed in 40 digits so that nothing
+    underflows.
+    """
     with localcontext(prec=40):
         one = Decimal(probability.numerator) / Decimal(probability.denominator)
         zero = Decimal((1 - probability).numerator) / Decimal(probability.denominator)
@@ -78,7 +82,7 @@ def _law(probability: Fraction, trials: int) -> list[float]:
 
 
 def _exact_law(probability: Fraction, trials: int) -> list[int]:
-    """The law as whole numbers in exact proportion."""
+    """Return the distribution as exact integer weights."""
     one = probability.numerator
     zero = probability.denominator - one
     return list(

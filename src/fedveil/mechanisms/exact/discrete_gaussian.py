@@ -1,4 +1,6 @@
-"""The discrete Gaussian, drawn exactly and fast: tables of whole numbers, never floating tails."""
+"""Exact and fast draws from the discrete Gaussian, by integer tables without floating-point
+tails.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from fedveil._kernels import compiled
 from fedveil._validate import integer
 from fedveil.entropy import Entropy
 
-#: Cell tables are made for variances below this, so that one stays in a core's own cache.
+#: Limit for the variance of a cell table, which keeps it in a core's own cache.
 _MAX_CELL_VARIANCE = 1 << 24
 _MAX_PLACE_BITS = 16
 _CHUNK = 1 << 14
-#: Without places there is one word a draw.
+#: One word per draw if there are no places.
 _WORDS_AT_ONCE = 1 << 16
 
 _PREFIX_BITS = 63  # of the uniform real that chooses a cell: a word less the sign
@@ -59,7 +61,7 @@ class DiscreteGaussian:
 
     @classmethod
     def at_least(cls, variance: Fraction) -> DiscreteGaussian:
-        """The one whose s² is the least that the tables offer at or above `variance` > 0."""
+        """Return the distribution with the smallest available s² at or above `variance` > 0."""
         place_bits = 0
         while -(-variance // 4**place_bits) >= _MAX_CELL_VARIANCE:
             place_bits += 1
@@ -67,23 +69,23 @@ class DiscreteGaussian:
 
     @property
     def variance(self) -> int:
-        """The parameter s²; the variance is less by under 1e-6 of it from s = 1 upwards."""
+        """Return the parameter s². The true variance is less by a share below 1e-6 if s >= 1."""
         return self.cell_variance << (2 * self.place_bits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
-        """`count` independent draws."""
+        """Return `count` independent draws."""
         values = np.zeros(count, np.int64)
         self.add_to(values, entropy)
         return values
 
     def add_to(self, values: Signed, entropy: Entropy) -> None:
-        """Add an independent draw to every one of `values`; modulo their size, of narrower ones."""
+        """Add an independent draw to every value. Narrow integers wrap around."""
         redo = self._add_places(values, entropy) if self.place_bits else self._add(values, entropy)
         if len(redo):
             values[redo] += self.draw(len(redo), entropy)
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws without places; the indices of those not kept."""
+        """Add draws without places. Returns the indices of the rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), list[int]()
@@ -100,7 +102,7 @@ class DiscreteGaussian:
         return np.array(again, np.int64)
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws with places; the indices of those not kept."""
+        """Add draws with places. Returns the indices of the rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         again = [np.empty(0, np.int64)]
@@ -114,7 +116,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_once(self, words: Uint64s, out: Int64s, entropy: Entropy) -> Int64s:
-        """Fill `words` and make draws of them in `out`; the indices of those not kept."""
+        """Fill `words` and write draws to `out`. Returns the indices of the rejected draws."""
         entropy.fill(words)
         if _cells(words, *_cell_table(self.cell_variance), out):
             for i in np.flatnonzero(out == _UNDECIDED):
@@ -129,7 +131,9 @@ class DiscreteGaussian:
         return np.flatnonzero(verdicts == _AGAIN)
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """The cell of the uniform real whose first 63 bits are `prefix`, by as many as it takes."""
+        """Return the cell of the uniform real that starts with the 63 bits `prefix`, reading
+        more bits.
+        """
         bits = _PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)
@@ -139,7 +143,7 @@ class DiscreteGaussian:
                 return cell
 
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
-        """Whether the uniform real that begins in `place_word` is at least 1 - e^-loss."""
+        """Return True if the uniform real that starts with `place_word` is at least 1 - e^-loss."""
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
         bits = _PLACE_WORD_BITS - self.place_bits
@@ -159,7 +163,7 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Thresholds ⌊2^63 · Pr[Y <= y]⌋ and an end mark; for each first 14 bits, where to look."""
+    """Return thresholds ⌊2^63 · Pr[Y <= y]⌋ with an end mark, and a guide by the first 14 bits."""
     low, high = _cumulative(variance, _PREFIX_BITS)
     extra = 0
     while low != high:  # a threshold so near a whole number that its bounds lie on either side
@@ -202,7 +206,9 @@ def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
-    """Bounds low <= 2^bits · exp(-numerator / denominator) <= high: the series of e^x, inverted."""
+    """Return bounds low <= 2^bits · exp(-numerator / denominator) <= high, from the series of
+    e^x.
+    """
     places = bits + 64
     below = above = 1 << places
     low_sum, high_sum = below, above
@@ -228,9 +234,9 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 
 @compiled(_cells_numpy)
 def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Every word's cell, or the mark of an undecided one; how many are undecided.
+    """Write every word's cell, or a mark if undecided. Returns the number of undecided words.
 
-    A prefix is undecided where it equals a threshold: the real threshold lies inside its range.
+    A prefix is undecided if it equals a threshold: the true threshold lies inside its range.
     """
     undecided = 0
     for i in range(len(words)):
@@ -263,7 +269,10 @@ def _add_cells_numpy(
 def _add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add the signed cells of as many words; list those undecided, and zeros with a minus sign."""
+    """Add the words' signed cells to `values`.
+
+    Lists undecided words and zeros with a minus sign.
+    """
     count = 0
     first = thresholds[0]
     for i in range(len(values)):
@@ -316,8 +325,8 @@ def _places(
 ) -> None:
     """Turn cells into signed draws, with a verdict on each.
 
-    A draw is refused where its uniform real is below 1 - e^-loss, which lies between
-    loss - loss²/2 and loss: few draws need more than that.
+    A draw is rejected if its uniform real is below 1 - e^-loss, which lies between loss - loss²/2
+    and loss; few draws need a closer look.
     """
     bits = _PLACE_WORD_BITS - place_bits
     unit, width = 2.0**-bits, 2.0**-place_bits

@@ -1,9 +1,9 @@
-"""Draws from laws whose probabilities are real numbers, with no additive error.
+"""Draws from distributions with real-valued probabilities, without additive error.
 
-A uniform real is read from the keystream 64 bits at a time and compared with the law's cumulative
-probabilities, rounded down to as many bits. Where the bits read so far do not decide, both sides
-get 64 more. A probability such as e^eps / (1 + e^eps) is no floating-point number and no
-fraction, so that the comparison ends with probability one, and the law is the stated one.
+A uniform real is read from the keystream 64 bits at a time and compared with the cumulative
+probabilities, rounded down to the same number of bits. If the bits so far do not decide, both sides
+get 64 more. A probability such as e^eps / (1 + e^eps) is neither a floating-point number nor a
+fraction, so the comparison ends with probability one, and the distribution is the stated one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from fedveil._arrays import Int64s
 from fedveil.entropy import Entropy
 
-#: The largest x for which laws with e^x are worked out.
+#: Largest supported exponent x of e^x.
 MAX_EXPONENT = 10_000
 _WORD = 64
 _BITS_PER_DIGIT = 3.3219280948873623
@@ -46,7 +46,7 @@ class ExactDraw:
         return _settled(self._x, lambda e: self._floors_at(e, bits), digits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
-        """`count` independent draws."""
+        """Return `count` independent draws."""
         words = entropy.words(count)
         out = np.searchsorted(self._table, words, side="right").astype(np.int64)
         if len(self._table):
@@ -56,7 +56,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Read on, from a first word that equals an entry of the table."""
+        """Read more bits after a first word that equals an entry of the table."""
         bits = _WORD
         while True:
             bits += _WORD
@@ -69,8 +69,10 @@ class ExactDraw:
 
 @lru_cache(maxsize=64)
 def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
-    """Two fractions around e^x, x != 0, that differ by less than 2 * 10^(1 - digits) of it."""
-    # Decimal's exp is correctly rounded, so that its error is at most half a unit of the last digit
+    """Return two fractions around e^x, x != 0, that differ by less than 2 * 10^(1 - digits) of
+    it.
+    """
+    # Decimal's exp is correctly rounded: its error is at most half a unit of the last digit.
     context = Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)
     middle = Fraction(Decimal(x).exp(context))
     unit = Fraction(1, 10 ** (digits - 1))
@@ -78,16 +80,16 @@ def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
 
 
 def at_least_zero(a: int, b: int, x: float) -> bool:
-    """Whether a + b e^x >= 0, exactly."""
+    """Return True if a + b e^x >= 0, exactly."""
     return _settled(x, lambda e: a + b * e >= 0, 30)
 
 
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
-    """`monotone(e^x)`, whole numbers that each rise or fall with the argument.
+    """Evaluate `monotone(e^x)`, integers that each rise or fall with the argument.
 
-    Both ends of an interval around e^x are tried, at rising precision until they agree. They do,
-    because e^x is transcendental for a float x != 0, so that a fraction (a + b e^x)/(c + d e^x)
-    times 2^bits is a whole number only if it does not depend on x.
+    Tries both ends of an interval around e^x at rising precision until they agree. They will,
+    because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c + d e^x) times
+    2^bits is an integer only if it does not depend on x.
     """
     while True:
         low, high = (monotone(end) for end in exp_bounds(x, digits))

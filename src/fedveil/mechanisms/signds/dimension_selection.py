@@ -1,4 +1,4 @@
-"""SignDS: a client tells which way some of its largest dimensions moved, and no more."""
+"""SignDS: a client reveals in which direction some of its largest dimensions moved."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """What follows from the settings and the number of dimensions alone; nothing is private."""
+    """Sizes that follow from the settings and the number of dimensions.
+
+    Nothing in it is private.
+    """
 
     #: Size of the top-k set: floor(k * dim), at least 1.
     topk: int
-    #: h, how many dimensions are selected.
+    #: h, the number of selected dimensions.
     dim_out: int
-    #: A selection with at least so many dimensions of the top-k set is favoured by e^eps.
+    #: Selections with at least this many top-k dimensions are e^eps times as likely.
     threshold: int
     #: E[v] / h, the expected share of top-k dimensions among the selected.
     expected_ratio: float
-    #: The law of how many of the selected dimensions are in the top-k set.
+    #: Distribution of the number of selected dimensions in the top-k set.
     law: InlierLaw = field(repr=False)
 
 
 @dataclass(init=False, eq=False)
 class Selection:
-    """What a client selected. The fields may leave it; `magnitude` is private and no field.
+    """A client's selection. Its fields may be sent; the attribute `magnitude` is private.
 
-    Only a perturbed bit of the magnitude may leave, at a cost of its own.
+    Only a perturbed bit of the magnitude may be sent, and it has its own cost.
     """
 
     indices: Int64s
@@ -53,7 +56,9 @@ class Selection:
 
 
 class Told(NamedTuple):
-    """How likely a selection is on an update, and the update's magnitude in that direction."""
+    """Log probability of a selection given an update, and the update's magnitude in its
+    direction.
+    """
 
     log_probability: float
     magnitude: float
@@ -93,7 +98,7 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """The sizes and laws for updates of `dim` dimensions, computed once for each `dim`."""
+        """Return the sizes and distributions for updates of `dim` dimensions. Cached per `dim`."""
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)
@@ -109,12 +114,12 @@ class SignDS:
         inliers = plan.law.draw(entropy)
         inside = top.members(_subset(plan.topk, inliers, entropy))
         outside = top.others(_subset(dim - plan.topk, plan.dim_out - inliers, entropy))
-        # ascending: in the order of their choice the indices would tell which are in the top-k set
+        # Sorted, because the order of selection would reveal which indices are in the top-k set.
         indices = np.sort(np.concatenate([inside, outside]))
         return Selection(indices, sign, top.mean_magnitude)
 
     def log_probability(self, indices: Int64s, sign: int, update: npt.ArrayLike) -> Told:
-        """ln Pr[indices, sign | update], and the magnitude that goes with that sign."""
+        """Return ln Pr[indices, sign | update], and the magnitude that goes with that sign."""
         vector = flat_vector(update)
         plan = self.plan(len(vector))
         top = TopSet(vector, plan.topk, sign)
@@ -146,10 +151,10 @@ class SignDS:
 
 
 def _subset(size: int, count: int, entropy: Entropy) -> Int64s:
-    """A uniform subset of 0..size-1 with `count` members, ascending.
+    """Draw a uniform subset of 0..size-1 with `count` members, in ascending order.
 
-    The first `count` distinct values of a sequence of independent uniform ones; of more than
-    half of them, the complement of the others.
+    Takes the first `count` distinct values of a sequence of independent uniform ones. If `count` is
+    more than half of `size`, it draws the complement instead.
     """
     if 2 * count > size:
         kept = np.ones(size, np.bool_)

@@ -34,7 +34,7 @@ _RENORMALISE = 1 << 24
 
 
 def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
-    """The code of a set of numbers in 0..dim-1, given in ascending order."""
+    """Encode a set of numbers in 0..dim-1, given in ascending order."""
     members = np.asarray(indices)
     dim = integer("dim", dim, 1)
     if members.ndim != 1 or members.dtype.kind not in "iu":
@@ -52,15 +52,17 @@ def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
 
 
 def longest_code(dim: int, count: int) -> int:
-    """Bytes that no code of `count` numbers in 0..dim-1 passes: two bits a mark are enough."""
+    """Return an upper bound on the bytes of a code of `count` numbers: two bits per mark
+    suffice.
+    """
     low_bits, marks = _layout(dim, count)
     return _low_size(low_bits, count) + marks // 4 + 64
 
 
 def decode_indices(code: bytes, dim: int, count: int) -> Int64s:
-    """The set of `count` numbers in 0..dim-1 that `code`, untrusted, is the code of.
+    """Decode an untrusted `code` of `count` numbers in 0..dim-1.
 
-    Time and memory depend on `dim` and `count` alone.
+    Time and memory depend only on `dim` and `count`.
     """
     dim = integer("dim", dim, 1)
     count = integer("count", count, 0, dim)
@@ -84,10 +86,10 @@ def _is_set(members: Int64s, dim: int) -> bool:
 
 
 def _layout(dim: int, count: int) -> tuple[int, int]:
-    """How many low bits are sent as they are, and how many marks the rest of the set makes.
+    """Return the number of low bits sent unchanged, and the number of marks for the rest.
 
-    With low bits several members may share a bucket: a mark stands for a member or for the end of
-    a bucket. Without, it stands for a number that is or is not a member.
+    With low bits, several members may share a bucket: a mark stands for a member or for the end of
+    a bucket. Without them, a mark says whether a number is a member.
     """
     low_bits = max(0, (dim // max(1, _BUCKETS_PER_MEMBER * count)).bit_length() - 1)
     marks = dim if low_bits == 0 else ((dim - 1) >> low_bits) + count
@@ -97,7 +99,7 @@ def _layout(dim: int, count: int) -> tuple[int, int]:
 
 
 def _low_size(low_bits: int, count: int) -> int:
-    """Bytes of the members' low bits."""
+    """Return the bytes of the members' low bits."""
     return -(-low_bits * count // 8)
 
 
@@ -113,7 +115,7 @@ def _unpack_low(data: bytes, low_bits: int, count: int) -> Int64s:
 
 @compiled()
 def _carry(out: Uint8s, size: int) -> None:
-    """Add one to the number that the first `size` bytes are."""
+    """Add one to the number formed by the first `size` bytes."""
     at = size - 1
     while out[at] == 0xFF:
         out[at] = 0
@@ -122,10 +124,10 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Write a row of `marks` with members at `places`; how many bytes it took.
+    """Encode a row of `marks` with members at `places`. Returns the number of bytes written.
 
     The interval's width is at least 2^24 before each mark and is split in proportion to the
-    probabilities, so that rounding costs next to nothing. Marks that are certain cost nothing.
+    probabilities, so rounding costs almost nothing. Certain marks cost nothing.
     """
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0
@@ -156,7 +158,7 @@ def _write(places: Any, marks: int, out: Uint8s) -> int:
 
 
 def _read(code: Any, marks: int, places: Int64s) -> None:
-    """Fill `places` with the members of the row that `code`, with zeros behind, tells."""
+    """Decode the members of a row from `code` (padded with zeros) into `places`."""
     value, width, at = 0, _WINDOW, 4
     for i in range(4):
         value = value << 8 | (code[i] if i < len(code) else 0)

@@ -1,13 +1,13 @@
-"""How many of the selected dimensions come from the top-k set: the law, and its best threshold.
+"""Distribution of the number of selected dimensions in the top-k set, and its best threshold.
 
-Notation: of `dim` dimensions `topk` are in the top-k set, h are selected, v of them are in the
-set. The exponential mechanism with the utility 1[v >= t] gives a selection J the probability
+Notation: `topk` of `dim` dimensions are in the top-k set, h are selected, and v of them are in
+the set. The exponential mechanism with the utility 1[v >= t] gives a selection J the probability
 
     Pr[J] proportional to exp(eps * 1[v >= t]),   so that
     Pr[v] proportional to C(topk, v) C(dim - topk, h - v) exp(eps * 1[v >= t]).
 
-Its weights are whole numbers times 1 or e^eps, and everything that must be exact is computed from
-them; the search runs in floating-point log space and asks them only where that cannot decide.
+The weights are integers times 1 or e^eps. Everything that must be exact is computed from them.
+The search runs in floating-point log space and uses the exact weights only if that is undecided.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLOAT_DIGITS = 60
 
 
 class InlierLaw:
-    """The exact law of v for one selection size h and threshold t."""
+    """The exact distribution of v for one selection size h and threshold t."""
 
     def __init__(self, dim: int, topk: int, dim_out: int, threshold: int, eps: float) -> None:
         self._dim, self._topk, self._h = dim, topk, dim_out
@@ -38,27 +38,29 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """(v, C(topk, v) C(dim - topk, h - v)) for every possible v, in order."""
+        """Yield (v, C(topk, v) C(dim - topk, h - v)) for every possible v, in order."""
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)
         while weight:
             yield v, weight
-            # the next weight is a whole number, so that this division leaves nothing
+            # This division is exact because the next weight is an integer.
             weight = weight * (self._topk - v) * left // ((v + 1) * (others - left + 1))
             v, left = v + 1, left - 1
 
     @cached_property
     def sampler(self) -> ExactDraw:
-        """Draws v - least, where `least` is the smallest possible v."""
+        """Return a sampler of v - least, where `least` is the smallest possible v."""
         return ExactDraw(self._eps, self._floors_at)
 
     def draw(self, entropy: Entropy) -> int:
-        """One v."""
+        """Draw one v."""
         return self._least + int(self.sampler.draw(1, entropy)[0])
 
     def _floors_at(self, e: Fraction, bits: int) -> list[int]:
-        """floor(2^bits * Pr[v' <= v]) for every possible v but the last, with e for e^eps."""
+        """Return floor(2^bits * Pr[v' <= v]) for every possible v but the last, with e for
+        e^eps.
+        """
         floors, below, above = [], 0, 0
         total = self._below * e.denominator + self._above * e.numerator
         for v, weight in self._weights():
@@ -70,7 +72,7 @@ class InlierLaw:
         return floors[:-1]
 
     def pmf(self) -> Float64s:
-        """Pr[v] for v = 0..h, each rounded once."""
+        """Return Pr[v] for v = 0..h, each rounded once."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         total = self._below * e.denominator + self._above * e.numerator
         out = np.zeros(self._h + 1)
@@ -79,43 +81,43 @@ class InlierLaw:
         return out
 
     def log_probability(self, v: int) -> float:
-        """ln Pr[J] of one selection J with v dimensions of the top-k set."""
+        """Return ln Pr[J] of one selection J with v dimensions of the top-k set."""
         total = np.logaddexp(_log(self._below), _log(self._above) + self._eps)
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def expected_ratio(self) -> float:
-        """E[v] / h, rounded once."""
+        """Return E[v] / h, rounded once."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         below, above = self._moments(Fraction(0))
         total = self._below * e.denominator + self._above * e.numerator
         return float((below * e.denominator + above * e.numerator) / (total * self._h))
 
     def mean_reaches(self, x: Fraction) -> bool:
-        """Whether E[v] >= x, exactly."""
+        """Return True if E[v] >= x, exactly."""
         below, above = self._moments(x)
         return at_least_zero(int(below * x.denominator), int(above * x.denominator), self._eps)
 
     def _moments(self, x: Fraction) -> tuple[Fraction, Fraction]:
-        """Sums of (v - x) * weight over v below the threshold, and over the others."""
+        """Return the sums of (v - x) * weight below the threshold, and from the threshold on."""
         below = sum(v * w for v, w in self._weights() if v < self._threshold)
         above = sum(v * w for v, w in self._weights() if v >= self._threshold)
         return below - x * self._below, above - x * self._above
 
 
 class ThresholdSearch:
-    """The best threshold for each selection size h, and the largest h that is good enough."""
+    """Finds the best threshold for each selection size h, and the largest acceptable h."""
 
     def __init__(self, dim: int, topk: int, eps: float) -> None:
         self._dim, self._topk, self._eps = dim, topk, eps
         self._tabulate(64)
 
     def best(self, dim_out: int) -> int:
-        """The threshold in 1..h with the largest E[v], the smallest on a tie.
+        """Return the threshold in 1..h with the largest E[v]; the smallest of equal ones.
 
-        E[v] is at its largest, m, where exactly the v above it are favoured: if favouring v = w
+        The maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w
         raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
-        thresholds tie, and m is a whole number, only where v is certain: otherwise E[v] depends
-        on e^eps, which is transcendental.
+        thresholds tie, and m is an integer, only if v is certain: otherwise E[v] depends on e^eps,
+        which is transcendental.
         """
         mean, slack = self._best_mean(dim_out)
         if slack == 0:  # v is certain
@@ -127,7 +129,7 @@ class ThresholdSearch:
         return near + above
 
     def reaches(self, dim_out: int, ratio: float) -> bool:
-        """Whether the best threshold's E[v] is at least `ratio` * h."""
+        """Return True if the best threshold's E[v] is at least `ratio` * h."""
         mean, slack = self._best_mean(dim_out)
         goal = ratio * dim_out
         if abs(mean - goal) > slack:
@@ -135,12 +137,12 @@ class ThresholdSearch:
         return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
-        """The largest h whose best E[v] / h is at least `ratio`; 0 where h = 1 misses it.
+        """Return the largest h whose best E[v] / h is at least `ratio`, or 0 if there is none.
 
-        The best E[v] / h never rises with h, so that the search doubles h and then halves the
-        rest: drop a random dimension from the best selection of h + 1, and the share stays while
-        Pr[J] becomes a mean of two of its values. Such a selection of h favours no v by more
-        than e^eps, and of all of those the best threshold has the largest E[v].
+        The best E[v] / h never rises with h, so the search doubles h and then bisects. Proof: drop
+        a random dimension from the best selection of h + 1. The share stays, and Pr[J] becomes a
+        mean of two of its values. Such a selection of h favours no v by more than e^eps, and of all
+        of those the best threshold has the largest E[v].
         """
         if self._topk >= Fraction(ratio) * self._dim:
             return self._dim  # even all dimensions hold so many of the top-k set
@@ -159,10 +161,10 @@ class ThresholdSearch:
         return InlierLaw(self._dim, self._topk, dim_out, threshold, self._eps)
 
     def _best_mean(self, h: int) -> tuple[float, float]:
-        """The largest E[v] of all thresholds, and a bound on its error: 0 where v is certain.
+        """Return the largest E[v] over all thresholds and a bound on its error: 0 if v is certain.
 
-        O(h): E[v] for every threshold that splits the possible v in two, by sums from both ends
-        in log space. A threshold that splits nothing favours nothing, and has a smaller E[v].
+        O(h): computes E[v] for every threshold that splits the possible v in two, by sums from both
+        ends in log space. A threshold that splits nothing favours nothing, and has a smaller E[v].
         """
         if h >= len(self._log_v):
             self._tabulate(2 * h)
@@ -176,24 +178,24 @@ class ThresholdSearch:
         add = np.logaddexp.accumulate
         total = np.logaddexp(add(weights)[:-1], self._eps + add(weights[::-1])[-2::-1])
         moment = np.logaddexp(add(moments)[:-1], self._eps + add(moments[::-1])[-2::-1])
-        # each of some 4h roundings moves a logarithm by at most half a unit of its last place
+        # Each of about 4h roundings moves a logarithm by at most half a unit in the last place.
         slack = 8 * h * np.finfo(float).eps * float(size) * most
         return float(np.exp(moment - total).max()), slack
 
     def _tabulate(self, count: int) -> None:
-        """The logarithms that h < count need."""
+        """Compute the logarithms needed for h < count."""
         self._log_inside = _log_binomials(self._topk, count)
         self._log_outside = _log_binomials(self._dim - self._topk, count)
         self._log_v = np.concatenate([[-np.inf], np.log(np.arange(1, count))])
 
 
 def _log(whole: int) -> float:
-    """ln of a whole number of any size."""
+    """Return ln of an integer of any size."""
     return math.log(whole) if whole else -math.inf
 
 
 def _log_binomials(n: int, count: int) -> Float64s:
-    """log C(n, v) for v = 0..count - 1, -inf where v > n."""
+    """Return log C(n, v) for v = 0..count - 1, with -inf for v > n."""
     v = np.arange(1.0, count)
     with np.errstate(divide="ignore"):
         return np.concatenate([[0.0], np.cumsum(np.log(np.maximum(n - v + 1, 0)) - np.log(v))])

@@ -1,4 +1,4 @@
-"""What one report of SignDS tells of the sign of one weight's change."""
+"""Information that one SignDS report reveals about the sign of one weight's change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fedveil.mechanisms.signds.dimension_selection import SelectionPlan
 
 
 class SignTold(NamedTuple):
-    """Of one weight, for who knows nothing of the others.
+    """Information about one weight, for an attacker who knows nothing about the others.
 
-    `selected`: how likely its change has the report's sign, where the report selects it; `passed`:
-    where it does not. `log_ratio`: the largest ln of a ratio of the two signs' likelihoods that
-    a report gives; `worst` the same for who knows all other weights' changes.
+    `selected`: probability that its change has the report's sign if the report selects it.
+    `passed`: the same if it does not. `log_ratio`: the largest log likelihood ratio of the two
+    signs that a report gives. `worst`: the same for an attacker who knows all other changes.
     """
 
     selected: float
@@ -24,19 +24,19 @@ class SignTold(NamedTuple):
 
 
 def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
-    """What a report of `SignDS` with this plan tells of a sign, from even odds.
+    """Compute what a report of `SignDS` with this plan reveals about a sign, from even odds.
 
-    Assumed: changes are exchangeable, none is 0, either sign is as likely whatever the sizes, and
-    the top-k set lies within the changes of the report's sign, as it does where these are at least
-    topk: of d changes about half. Then with R = E[v] / h, t = topk and o = (h - E[v]) / (d - t),
-    how often a weight outside of the set is selected,
+    Assumptions: changes are exchangeable and not 0, both signs are equally likely for every size,
+    and the top-k set lies within the changes of the report's sign. The last holds if there are at
+    least topk of them: about half of the d changes have that sign. Then with R = E[v] / h,
+    t = topk and o = (h - E[v]) / (d - t), the probability of selecting a weight outside the set,
 
         Pr[selected | the report's sign]  = 2 E[v] / d + (1 - 2 t / d) o
         Pr[selected | the other sign]     = o
         Pr[the report's sign | selected]  = R + (1 - R) (d / 2 - t) / (d - t)
 
-    Who knows all other changes may know that the weight's own one decides whether the threshold is
-    reached: the ratio is then the whole e^eps.
+    An attacker who knows all other changes may know that this weight decides whether the threshold
+    is reached. The ratio is then the full e^eps.
     """
     topk, size, ratio = plan.topk, plan.dim_out, plan.expected_ratio
     if 2 * topk > dim:

@@ -1,11 +1,10 @@
-"""MagRR: following the size of the clients' updates from one perturbed bit each.
+"""MagRR: estimates the size of the clients' updates from one perturbed bit each.
 
-phase    a client's bit is 1 where   majority B = 0         majority B = 1
-growth   r < 2 * estimate            estimate *= growth     phase becomes shrink
-shrink   r < estimate                estimate stays         estimate /= 2
+phase    a client's bit is 1 if     majority B = 0         majority B = 1 growth   r < 2 * estimate
+estimate *= growth     phase becomes shrink shrink   r < estimate               estimate stays
+estimate /= 2
 
-The estimate stays in the range of a float32's own numbers, which updates are made of: at either
-end it stays where it is, however often the bits push on.
+The estimate stays within the range of normal float32 numbers. At either end it does not move.
 """
 
 from __future__ import annotations
@@ -22,21 +21,20 @@ from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 #: The range of the estimate.
 LEAST, MOST = 2.0**-126, 2.0**127
 _PHASES = ("growth", "shrink")
-#: Where fewer participants than one in this many send a bit, their bits say too little.
+#: If fewer than one participant in this many sends a bit, the bits are ignored.
 _MIN_SHARE = 20
-#: With `regrow`, growth begins again after so many rounds of B = 0 in a row.
+#: With `regrow`, growth starts again after this many rounds of B = 0 in a row.
 _REGROW_ROUNDS = 5
 
 
 class MagnitudeEstimator:
-    """The server's estimate r_est of the clients' magnitude r, moved by majorities of their bits.
+    """The server's estimate r_est of the clients' magnitude r, moved by the majority of their bits.
 
-    Deterministic: what protects a client is the randomised response that its bit went through.
-    The first B = 1 ends the growth for good, as in the source. With `regrow`, five rounds of
-    B = 0 in a row while shrinking let it begin again: without it the estimate never rises a
-    second time, however far r has moved above it.
-    Its whole state is `estimate`, `phase` and `zeros` (rounds of B = 0 in a row while shrinking).
-    Source: 000, "MagRR".
+    Deterministic: randomised response has already protected each client's bit. As in the source,
+    the first B = 1 ends the growth phase for good. With `regrow`, five rounds of B = 0 in a row
+    start it again; without it the estimate can never rise a second time, however large r becomes.
+    Its state is `estimate`, `phase` and `zeros` (rounds of B = 0 in a row while shrinking). Source:
+    000, "MagRR".
     """
 
     def __init__(
@@ -57,20 +55,25 @@ class MagnitudeEstimator:
         self.zeros = integer("zeros", zeros, 0)
 
     def bit(self, magnitude: float) -> int:
-        """A client's bit before its perturbation: 1 where its magnitude is below the bound."""
+        """Return a client's bit before its perturbation: 1 if its magnitude is below the bound."""
         if not magnitude >= 0:
             raise InvalidValue(f"magnitude = {magnitude!r} is outside [0, inf]")
         return int(magnitude < (2 if self.phase == "growth" else 1) * self.estimate)
 
     def update(self, reported_bits: npt.ArrayLike, eps: float) -> None:
-        """Move on by one round, from the bits that arrived through randomised response at eps."""
+        """Advance by one round, given the bits that arrived through randomised response at
+        `eps`.
+        """
         bits = np.asarray(reported_bits)
         if not np.isin(bits, (0, 1)).all():
             raise InvalidValue("reported_bits holds other values than 0 and 1")
         self.update_counts(int(np.count_nonzero(bits)), bits.size, eps)
 
     def update_counts(self, ones: int, reporters: int, eps: float) -> None:
-        """The same from counts: `ones` of `reporters` bits arrived as 1. No bit moves nothing."""
+        """Advance by one round in which `ones` of `reporters` bits were 1.
+
+        Without bits nothing changes.
+        """
         if integer("reporters", reporters, 0) == 0:
             return
         truly_one = BinaryRandomizedResponse(eps).estimate_ones(ones, reporters)
@@ -91,14 +94,14 @@ class MagnitudeEstimator:
 
     @staticmethod
     def enough(reporters: int, participants: int) -> bool:
-        """Whether at least 5% of the participants sent a bit."""
+        """Return True if at least 5% of the participants sent a bit."""
         return _MIN_SHARE * reporters >= participants
 
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
-        """What one selected dimension is worth before averaging over the participants.
+        """Return the step of one selected dimension before averaging over the participants.
 
-        2 * estimate * participants, the source's lr_global; `sign_global_lr` where fewer than 5%
-        of the participants sent a bit.
+        This is 2 * estimate * participants, the source's lr_global, or `sign_global_lr` if fewer
+        than 5% of the participants sent a bit.
         """
         if not self.enough(reporters, integer("participants", participants, 1)):
             return positive("sign_global_lr", sign_global_lr)

@@ -1,14 +1,12 @@
-"""Where the largest entries of a vector are, without listing them.
+"""Finds the largest entries of a vector without listing them.
 
-A radix select finds the value of the last entry that belongs to the set: the bits of a float,
-with the lower bits of a negative one inverted, order as integers the way the floats do, so that
-counting entries by 16 bits of that integer at a time narrows the value down in two passes for
-float32 and four for float64, all but the first over the few entries that share the bits so far.
-A last pass counts the set's entries in each short row of the vector, which is enough to find the
-set's r-th entry by reading one row.
+A radix select finds the smallest value in the set. The bits of a float, with the lower bits of
+negative ones inverted, order as integers like the floats do. Counting entries by 16 bits of that
+integer at a time finds the value in two passes for float32 and four for float64; all passes but the
+first only visit the few entries that share the bits so far. A last pass counts the set's entries in
+each short row of the vector. The set's r-th entry is then found by reading one row.
 
-No arrangement of the values makes it slow. Without numba, NumPy's partition finds that value:
-both ways give the same bytes.
+No arrangement of values makes it slow. Without numba, NumPy's partition finds the same value.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _DIGITS = 1 << _DIGIT_BITS
 _LAST = _DIGITS - 1
 _TOP_BIT = 1 << (_DIGIT_BITS - 1)
 _LARGEST = (1 << 63) - 1
-#: So few entries are put in order at once: a table of digits takes longer.
+#: At most this many entries are sorted directly: a table of digits would take longer.
 _FEW = 1 << 12
 _ROW = 256
 _BLOCK = 64
@@ -39,11 +37,11 @@ _ABOVE, _EQUAL, _BELOW = 1, 0, -1
 class TopSet:
     """The `size` entries of a vector with the largest values of `sign * value`.
 
-    Exactly `size` entries: of those equal to the smallest value in the set, the ones with the
-    lowest indices belong to it. -0.0 and 0.0 are equal. NaN and infinity are refused.
+    Of several entries equal to the smallest value in the set, those with the lowest indices belong
+    to it. -0.0 and 0.0 are equal. NaN and infinity are refused.
 
-    A rank numbers the set's entries, or the others: first those that differ from the smallest
-    value in the set, then those equal to it, each in the order of their indices.
+    A rank numbers the set's entries, or the others: first those that differ from the smallest value
+    in the set, then those equal to it, each in the order of their indices.
     """
 
     def __init__(self, vector: Vector, size: int, sign: int) -> None:
@@ -62,11 +60,11 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """The indices of the set's entries with these ascending ranks."""
+        """Return the indices of the set's entries with these ascending ranks."""
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """The indices of the entries outside the set with these ascending ranks."""
+        """Return the indices of the entries outside the set with these ascending ranks."""
         return self._indices(_BELOW, ranks, self._equal_members)
 
     def _indices(self, kind: int, ranks: Int64s, first_equal: int) -> Int64s:
@@ -82,7 +80,10 @@ class TopSet:
 
 
 def flat_vector(update: Any) -> Vector:
-    """`update` as a contiguous float32 or float64 vector of at least one entry; not yet finite."""
+    """Return `update` as a contiguous, non-empty float32 or float64 vector.
+
+    Does not check values.
+    """
     array = np.asarray(update)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)
@@ -96,7 +97,7 @@ def flat_vector(update: Any) -> Vector:
 
 
 def _least_member(vector: Vector, size: int, sign: int) -> Any:
-    """The smallest `sign * value` in the set, of the vector's type."""
+    """Return the smallest `sign * value` in the set, in the vector's type."""
     if not HAVE_NUMBA:
         values = finite_vector("update", vector) * vector.dtype.type(sign)
         return np.partition(values, -size)[-size]
@@ -131,12 +132,12 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """How many digits at either end of the first sixteen bits mean NaN or infinity."""
+    """Return how many digits at either end of the first 16 bits mean NaN or infinity."""
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 
 def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
-    """The float with this key: its integer's bits, as a signed or an unsigned number."""
+    """Return the float with this key: an integer's bits, as a signed or an unsigned number."""
     width = 8 * dtype.itemsize
     magnitude = (1 << (width - 1)) - 1
     key &= 2 * magnitude + 1
@@ -146,10 +147,10 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """An integer in the order of the floats with these bits, or in the opposite one if flipped.
+    """Return an integer that orders like the float with these bits, or in reverse if flipped.
 
-    -0.0 comes just before 0.0: the search may end at either, and the passes that compare floats
-    then find both equal to it.
+    -0.0 comes just before 0.0. The search may end at either; later passes compare floats and
+    treat both as equal.
     """
     wide = np.int64(bits) ^ flip
     return wide ^ ((wide >> 63) & magnitude)
@@ -159,9 +160,9 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
-    """The digit of the `size`-th largest entry; how many are larger and equal in that digit.
+    """Return the digit of the `size`-th largest entry, and the counts of larger and equal digits.
 
-    Last, how many of the entries have one of the `special` smallest or largest digits.
+    The last value counts entries with one of the `special` smallest or largest digits.
     """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):
@@ -182,7 +183,7 @@ def _boundary(
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
-    """The smallest and the largest key with this digit."""
+    """Return the smallest and the largest key with this digit."""
     low, high = _LARGEST, -_LARGEST
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)
@@ -196,9 +197,9 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the entries with this digit to `out`, which has room for exactly those.
+    """Copy the entries with this digit to `out`, which has exactly the needed size.
 
-    They are rare: most blocks are found to have none, in vector registers.
+    Such entries are rare: vector registers show that most blocks have none.
     """
     count = 0
     for start in range(0, len(bits), _BLOCK):
@@ -232,10 +233,10 @@ def _count_rows_numpy(
 def _count_rows(
     vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
-    """Count each row's entries above and equal to `least`; add up the magnitudes of those above.
+    """Count each row's entries above and equal to `least`, and add up the magnitudes above it.
 
-    The sum has one lane for each place in a row, so that both paths add in the same order, and
-    the compiled one in vector registers. Beyond the largest float it is infinite.
+    The sum has one lane for each place in a row, so both implementations add in the same order. It
+    is infinite if it exceeds the largest float.
     """
     for row in range(len(above)):
         part = vector[row * _ROW : (row + 1) * _ROW]
@@ -261,9 +262,9 @@ def _locate_numpy(
 def _locate(
     vector: Vector, sign: Any, least: Any, kind: int, before: Int64s, ranks: Int64s, out: Int64s
 ) -> None:
-    """The indices of the entries of one kind (above, equal, below) with these ascending ranks.
+    """Write the indices of the entries of one `kind` (above, equal, below) with these ranks.
 
-    `before[row]` is how many of that kind stand in earlier rows.
+    `before[row]` is the number of such entries in earlier rows. Ranks are ascending.
     """
     row = -1
     at = seen = 0

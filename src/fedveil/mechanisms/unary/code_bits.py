@@ -1,8 +1,8 @@
-"""Perturbed one-hot codes, all bits, packed.
+"""Perturbed one-hot codes as packed bits.
 
-Bit `i * states + k` of the packed codes is bit k of parameter i's code (state k - cells), the
-lowest bit of a byte first. A single 1 closes them, zeros fill the last byte: the length is read
-from the bytes themselves, and there is one packing of any codes.
+Bit `i * states + k` of the packed codes is bit k of parameter i's code (state k - cells), lowest
+bit of a byte first. A single 1 follows the last bit, and zeros fill the last byte. So the length
+can be read from the bytes, and every set of codes has exactly one packing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fedveil.mechanisms.unary.rounding import States
 
 
 def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: Entropy) -> Uint8s:
-    """The packed codes of parameters in these states, every bit drawn independently.
+    """Draw the packed codes of parameters in these states, every bit independently.
 
-    A parameter's own bit is 1 with probability p, every other with q.
+    The bit of a parameter's own state is 1 with probability p, every other bit with probability q.
     """
     count = len(states) * (2 * cells + 1)
     packed = np.empty(packed_codes_size(count), np.uint8)
@@ -37,12 +37,12 @@ def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: En
 
 
 def packed_codes_size(bits: int) -> int:
-    """Bytes of `bits` bits and the 1 that closes them."""
+    """Return the bytes of `bits` bits and the closing 1."""
     return bits // 8 + 1
 
 
 def code_count(packed: Uint8s, cells: int) -> int | None:
-    """How many parameters' codes are packed; None if the bytes are no packing of codes."""
+    """Return the number of packed codes, or None if the bytes are not a packing of codes."""
     if len(packed) == 0 or packed[-1] == 0:
         return None
     bits = 8 * len(packed) - 9 + int(packed[-1]).bit_length()
@@ -58,7 +58,7 @@ def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[An
 
 
 def unpack_codes(packed: Uint8s, cells: int, count: int) -> Uint8s:
-    """The bits of `count` codes, 0 or 1 each, one code a row."""
+    """Return the bits of `count` codes, 0 or 1 each, one code per row."""
     states = 2 * cells + 1
     bits = np.unpackbits(packed, count=count * states, bitorder="little")
     return bits.reshape(count, states)
@@ -81,7 +81,7 @@ def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
         packed[byte] = (packed[byte] & ~(1 << shift)) | (bit << shift)
 
 
-#: Parameters whose codes the NumPy path unpacks at once.
+#: Number of codes that the NumPy path unpacks at a time.
 _UNPACKED_AT_ONCE = 1 << 13
 
 
@@ -107,7 +107,7 @@ def _fold(words: Uint64s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) 
             word = (words[at >> 6] >> shift) | after
             if states - k < 64:
                 word &= (np.uint64(1) << np.uint64(states - k)) - np.uint64(1)
-            # Σ k * bit k: the bits whose number has digit j set count 2^j each.
+            # Σ k * bit k: count the set bits whose number has binary digit j, times 2^j.
             total += (k - cells) * _ones(word)
             total += _ones(word & np.uint64(0xAAAAAAAAAAAAAAAA))
             total += _ones(word & np.uint64(0xCCCCCCCCCCCCCCCC)) << 1
@@ -120,7 +120,7 @@ def _fold(words: Uint64s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) 
 
 @compiled()
 def _ones(word: np.uint64) -> int:
-    """How many bits of a word are 1, in the form that LLVM turns into one instruction."""
+    """Count the 1 bits of a word, in a form that LLVM compiles to one instruction."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
     word = (word & np.uint64(0x3333333333333333)) + (
         (word >> np.uint64(2)) & np.uint64(0x3333333333333333)

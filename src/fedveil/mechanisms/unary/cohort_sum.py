@@ -1,8 +1,8 @@
-"""A cohort's sum of S, drawn at once: for simulations with thousands of clients.
+"""Draws a cohort's sum of S at once, for simulations with thousands of clients.
 
-Of n clients let m(v) be in state v. Bit v is then 1 in Binomial(m(v), p) + Binomial(n - m(v), q)
-of their codes, independently for every v, and the sum of the clients' S is Σ v * that count. So
-a few hundred exact binomial draws a parameter stand for any number of reports.
+Let m(v) of n clients be in state v. Bit v is 1 in Binomial(m(v), p) + Binomial(n - m(v), q) of
+their codes, independently for every v, and the sum of the clients' S is Σ v * that count. So a few
+hundred exact binomial draws per parameter replace any number of reports.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _Counts = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class CohortSum:
-    """Counts how many clients are in each state, parameter by parameter, and draws their sum.
+    """Counts the clients in each state, per parameter, and draws their sum.
 
-    The counts are exact data of the clients: this is no protection of a client's own report, and
-    only a simulation, where nothing leaves a client, may use it.
+    The counts are private data of the clients. Only a simulation, where nothing leaves a client,
+    may use this class.
     """
 
     def __init__(self, dimension: int, cells: int, capacity: int) -> None:
@@ -36,12 +36,12 @@ class CohortSum:
         self._counts: _Counts = np.zeros((dimension, 2 * cells + 1), np.min_scalar_type(capacity))
 
     def add(self, states: States) -> None:
-        """Count one client, whose parameters are in these states, each in -cells..cells."""
+        """Count one client. Its parameters are in these states, each in -cells..cells."""
         self._claim(1)
         _count(self._counts, states, self._cells)
 
     def merge(self, other: CohortSum) -> None:
-        """Count another cohort's clients too."""
+        """Add another cohort's counts."""
         self._claim(other.clients)
         self._counts += other._counts
 
@@ -51,7 +51,7 @@ class CohortSum:
         self.clients += clients
 
     def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
-        """Σ of the clients' S for every parameter, exactly from the law of a sum of reports."""
+        """Draw Σ S of all clients for every parameter, from the exact distribution of that sum."""
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)
         for column in range(2 * self._cells + 1):

@@ -45,9 +45,9 @@ Report: TypeAlias = Array
 Running: TypeAlias = Int64s
 
 MAX_CELLS = 4096
-#: Above it e^-eps leaves the range of normal double-precision numbers.
+#: For a larger eps, e^-eps is not a normal double-precision number.
 MAX_EPS = 700.0
-#: Code bits drawn at once where `sum` has no tables.
+#: Code bits drawn at a time if `sum` has no tables.
 _BITS_AT_ONCE = 1 << 22
 _WRONG = "the packed report has the wrong length, padding or range"
 
@@ -117,7 +117,7 @@ class UnaryEncoding:
 
     @property
     def loss_per_bit(self) -> PrivacyLoss:
-        """Of one bit of the code; OUE's likeliest give-away is a 1: (1/2) / q."""
+        """Return the loss of one bit of the code. For OUE a 1 reveals most: (1/2) / q."""
         if self.kind == "rr":
             return PrivacyLoss(self.eps, per="bit")
         nearly = math.log1p(math.expm1(self.eps) / 2)  # to one place of a float
@@ -125,17 +125,19 @@ class UnaryEncoding:
 
     @functools.cached_property
     def loss_per_parameter(self) -> PrivacyLoss:
-        """Of a whole code, ln(p (1 - q) / (q (1 - p))), or of its S, which composes better."""
+        """Return the loss of a whole code, ln(p (1 - q) / (q (1 - p))), or of its S, which
+        composes better.
+        """
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
         return PrivacyLoss(whole, per="parameter", release=release, part=self.loss_per_bit)
 
     def encode(self, values: npt.ArrayLike, entropy: Entropy | None = None) -> States:
-        """The state of every value: cells * value / value_range, clipped and rounded.
+        """Return the state of every value: cells * value / value_range, clipped and rounded.
 
-        `nearest` takes the nearest state, half to even. `stochastic` takes one of the two
-        neighbouring states, such that their mean is the scaled value exactly, and needs entropy.
-        Infinities are clipped as other large values are; NaN is refused.
+        `nearest` rounds to the nearest state, half to even. `stochastic` rounds to one of the two
+        neighbouring states so that the mean is exactly the scaled value; it needs `entropy`.
+        Infinities are clipped like other large values. NaN is refused.
         """
         if self.rounding == "nearest":
             return nearest_states(values, self.cells, self.value_range)
@@ -146,9 +148,9 @@ class UnaryEncoding:
     def encode_moved(
         self, start: Float32s, update: Float32s, entropy: Entropy
     ) -> tuple[States, int]:
-        """The states of `start + update`, and how many of these values the clip changes.
+        """Return the states of `start + update`, and the number of values changed by the clip.
 
-        Raises `InvalidValue` where the update is not finite, or a sum is NaN.
+        Raises `InvalidValue` if the update is not finite or a sum is NaN.
         """
         if self.rounding == "nearest":
             return nearest_moved(start, update, self.cells, self.value_range)
@@ -159,14 +161,14 @@ class UnaryEncoding:
         return self.encode(values, entropy), beyond
 
     def values(self, states: States) -> Float64s:
-        """The values that states stand for."""
+        """Return the values of states."""
         return states.astype(np.float64) * (self.value_range / self.cells)
 
     def perturb(self, values: npt.ArrayLike, entropy: Entropy) -> Report:
-        """The report of a vector: what may leave a client.
+        """Return the report of a vector: what may leave a client.
 
-        A floating-point vector is in the units of the values and is encoded first; a vector of
-        whole numbers is one of states, as `encode` returns it.
+        A floating-point vector is encoded first. An integer vector holds states, as returned by
+        `encode`.
         """
         array = np.asarray(values)
         if array.ndim != 1:
@@ -175,7 +177,7 @@ class UnaryEncoding:
         return self.perturb_states(states, entropy)
 
     def perturb_states(self, states: States, entropy: Entropy) -> Report:
-        """The report of a vector whose states `encode` has given."""
+        """Return the report of a vector of states, as returned by `encode`."""
         if self.report == "bits":
             return self._codes(states, entropy)
         sums = np.empty(len(states), self.sum_dtype)
@@ -189,7 +191,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """What draws S where bits seldom lie."""
+        """Return the sampler of S for codes whose bits rarely flip, or None."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
@@ -209,7 +211,9 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """S by way of the bits: tables for so many states would not fit a memory."""
+        """Draw S from the bits themselves, because tables for this many states would be too
+        large.
+        """
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
@@ -217,7 +221,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Fold a report into the running Σ S of every parameter, which is changed and returned."""
+        """Fold a report into the running Σ S of every parameter. Changes and returns `running`."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -238,7 +242,7 @@ class UnaryEncoding:
         return count
 
     def estimate(self, reports: Running | Sequence[Report], n: int) -> Float64s:
-        """The mean of n clients' values, from their reports or from the running Σ S.
+        """Estimate the mean of n clients' values from their reports or from the running Σ S.
 
         Unbiased for the mean of the encoded values, state * value_range / cells.
         """
@@ -252,9 +256,9 @@ class UnaryEncoding:
         return running.astype(np.float64) * (self.value_range / (self.cells * n * self._gap))
 
     def frequencies(self, reports: Sequence[Report]) -> Float64s:
-        """Estimated share of clients in each state, one parameter a row, from `bits` reports.
+        """Estimate the share of clients in each state, one parameter per row, from `bits` reports.
 
-        (frequency - q) / (p - q), unbiased; a row times the states is `estimate`'s mean.
+        (frequency - q) / (p - q), unbiased. A row times the states is the mean of `estimate`.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")
@@ -271,11 +275,12 @@ class UnaryEncoding:
         return float(self.exact_p - self.exact_q)
 
     def variance(self, n: int, value: float = 0.0) -> float:
-        """Variance of the estimated mean of n clients that are all in the state of `value`:
+        """Return the variance of the estimated mean of n clients that are all in the state of
+        `value`:
 
             value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²)
 
-        where x = value / value_range. Rounding is not in it: `stochastic` adds up to
+        with x = value / value_range. Rounding is not included: `stochastic` adds up to
         (value_range / cells)² / (4 n), `nearest` a bias of up to value_range / (2 cells).
         """
         n = integer("n", n, 1)
@@ -287,41 +292,43 @@ class UnaryEncoding:
         return self.value_range**2 * spread / (n * self._gap**2)
 
     def sum_law(self, state: int) -> Float64s:
-        """Pr[S = s], s = -largest_sum..largest_sum; relative error below 3 states 2^-53."""
+        """Return Pr[S = s], s = -largest_sum..largest_sum, with relative error below 3 states
+        2^-53.
+        """
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)
 
     @property
     def largest_sum(self) -> int:
-        """S runs from minus this to this."""
+        """Return the largest S. The smallest is its negative."""
         return largest_sum(self.cells)
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """The smallest of int16 and int32 that holds S."""
+        """Return int16 or int32, whichever is the smallest that holds S."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property
     def sum_bits(self) -> int:
-        """Bits that S takes on the wire: 12 at 50 cells."""
+        """Return the bits of S on the wire: 12 for 50 cells."""
         return (2 * self.largest_sum).bit_length()
 
     def packed_size(self, dimension: int) -> int:
-        """Bytes of the packed report of a vector."""
+        """Return the bytes of a vector's packed report."""
         if self.report == "bits":
             return code_bits.packed_codes_size(dimension * self.states)
         return packed_size(dimension, self.sum_bits)
 
     def pack(self, report: Report) -> Uint8s:
-        """A report as the bytes that travel; `bits` are packed already."""
+        """Return a report as bytes to send. `bits` reports are already packed."""
         if self.report == "bits":
             return report
         return pack(report, -self.largest_sum, self.sum_bits)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:
-        """Fold a packed report, of untrusted bytes, into the running Σ S of every parameter.
+        """Fold an untrusted packed report into the running Σ S of every parameter.
 
-        Raises `InvalidValue`, and adds nothing, for bytes that are not the packing of any report.
+        Raises `InvalidValue`, without adding anything, if the bytes are not a packed report.
         """
         if self.report == "bits":
             self.add(running, self.unpack(packed, len(running)))
@@ -330,13 +337,13 @@ class UnaryEncoding:
 
     @property
     def _span(self) -> tuple[int, int, int]:
-        """The least and the largest S, and the bits that one takes on the wire."""
+        """Return the least and the largest S, and its bits on the wire."""
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """The report of a vector from untrusted bytes: the inverse of `pack`.
+        """Return the report of a vector from untrusted bytes: the inverse of `pack`.
 
-        Raises `InvalidValue` for bytes that are not the packing of any report.
+        Raises `InvalidValue` if the bytes are not a packed report.
         """
         if self.report == "bits":
             if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:

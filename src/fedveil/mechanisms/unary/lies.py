@@ -1,14 +1,14 @@
-"""The sum S of a perturbed one-hot code's states, drawn by way of the bits that lie.
+"""Draws the sum S of a perturbed one-hot code's states from its flipped bits.
 
-Every bit of a code but the parameter's own is 1 with probability q, and so lies; in rr the own bit
-lies with probability q too, in oue it is a fair coin. All of them are independent. So one goes
-through the codes of a vector, laid end to end, from lie to lie:
+Every bit of a code except the parameter's own is 1 with probability q: it is flipped. In rr the
+own bit is flipped with probability q too; in oue it is a fair coin. All are independent. So the
+sampler jumps from one flipped bit to the next through the codes of a vector, laid end to end:
 
-    Pr[g true bits before the next lie] = (1 - q)^g q
+    Pr[g unflipped bits before the next flipped one] = (1 - q)^g q
 
-The state of a lying bit is added to S; in rr a lie at the own place takes the own state away, in
-oue it says nothing. This takes one small table, whatever the number of states, and draws as many
-numbers as there are lies: it is for bits that seldom lie.
+The state of a flipped bit is added to S. In rr a flip of the own bit subtracts the own state; in
+oue it has no effect. This needs one small table for any number of states, and one draw for each
+flipped bit. It is fast if bits rarely flip.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.alias_table import AliasTables
 from fedveil.mechanisms.unary.rounding import States
 
-#: Lies of a code up to which this is faster than a table for each state.
+#: Up to this many expected flips per code, this is faster than a table for each state.
 MAX_LIES = 2.0
-#: After so many true bits the count begins anew: a geometric law has no memory. The table, with
-#: its remainder, has 512 columns of 4 bytes.
+#: After this many unflipped bits the count starts again, because a geometric distribution has no
+#: memory. The table, with its remainder, has 512 columns of 4 bytes.
 _LONGEST_GAP = 510
-#: Gaps drawn at once: 128 KiB of keystream.
+#: Gaps drawn at a time: 128 KiB of keystream.
 _BLOCK = 1 << 15
-#: Lies that a loop has before the next loop takes them, in the cache.
+#: Flipped bits that one loop passes to the next, within the cache.
 _SOME = 512
 
 _Sums = npt.NDArray[np.signedinteger[Any]]
 
 
 class LyingBits:
-    """Draws S where p is 1 - q (rr) or 1/2 (oue)."""
+    """Draws S for p = 1 - q (rr) or p = 1/2 (oue)."""
 
     def __init__(self, p: Fraction, q: Fraction, cells: int) -> None:
         self._cells = cells
@@ -64,9 +64,9 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """The law of the true bits before a lie, up to `_LONGEST_GAP`, one row.
+    """Return the distribution of the gap before a flipped bit, up to `_LONGEST_GAP`, as one row.
 
-    Within 2^-43 of the truth, relatively: one rounding for each factor.
+    The relative error is at most 2^-43: one rounding per factor.
     """
     true, lie = 1.0 - float(q), float(q)
     law = np.array([true**gap * lie for gap in range(_LONGEST_GAP)] + [true**_LONGEST_GAP])
@@ -74,7 +74,7 @@ def gap_law(q: Fraction) -> Float64s:
 
 
 def exact_gap_law(q: Fraction) -> list[int]:
-    """The same law as whole numbers in exact proportion."""
+    """Return the same distribution as exact integer weights."""
     lie, both = q.as_integer_ratio()
     true = both - lie
     law = [true**gap * lie * both ** (_LONGEST_GAP - 1 - gap) for gap in range(_LONGEST_GAP)]
@@ -87,7 +87,7 @@ def _toss_numpy(states: States, coins: Uint8s, sums: _Sums) -> None:
 
 @compiled(_toss_numpy)
 def _toss(states: States, coins: Uint8s, sums: _Sums) -> None:
-    """What the own bits say, which are the lowest of `coins`: the state or nothing."""
+    """Add the own bits, the lowest bits of `coins`: the state or nothing."""
     for i in range(len(states)):
         sums[i] = states[i] * np.int16(coins[i] & np.uint8(1))
 
@@ -106,9 +106,9 @@ def _add_lies_numpy(
 
 @compiled(_add_lies_numpy)
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
-    """Add what the lies behind these gaps say, from a place in the codes on; gives the next place.
+    """Add the states of the flipped bits after these gaps. Returns the next place in the codes.
 
-    A lie at a parameter's own place counts `own` times its state.
+    A flip at a parameter's own place counts `own` times its state.
     """
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
@@ -125,7 +125,7 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
 
 @compiled()
 def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
-    """Where the bits that lie are: how many, and the place behind the last gap."""
+    """Write the places of flipped bits. Returns their number and the place after the last gap."""
     count = 0
     for k in range(len(gaps)):
         place += gaps[k]
@@ -138,9 +138,9 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """The parameter and the state of the bits in these places.
+    """Write the parameter and the state of the bits at these places.
 
-    In floating point, which processors divide in faster, and exact up to 2^50.
+    Uses floating point, in which processors divide faster. Exact up to 2^50.
     """
     states = 2 * cells + 1
     for k in range(len(places)):

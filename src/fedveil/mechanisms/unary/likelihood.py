@@ -1,4 +1,4 @@
-"""How likely a report of `UnaryEncoding` is on given values."""
+"""Likelihood of a `UnaryEncoding` report given the values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedveil.mechanisms.unary.encoding import Report, UnaryEncoding
 from fedveil.mechanisms.unary.rounding import States, neighbours
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, sum_laws
 
-#: ln Pr[a report | values], natural logarithm, of a vector of values.
+#: ln Pr[a report | values] as a function of a vector of values. Natural logarithm.
 LogLikelihood: TypeAlias = Callable[[npt.NDArray[np.floating[Any]]], float]
 
 
 def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelihood | None:
-    """ln Pr[report | values], each parameter's to 2^-40; None for sums above 127 cells.
+    """Return ln Pr[report | values], to 2^-40 per parameter, or None for sums above 127 cells.
 
-    The law of the report on a state, averaged over the states that a value may be rounded to.
-    What is less likely than the smallest float, some e^-700, counts as impossible.
+    Averages the report's distribution over the states that a value may be rounded to. Probabilities
+    below the smallest float, about e^-700, count as 0.
     """
     if encoding.report == "bits":
         return _of_codes(encoding, report)
@@ -32,7 +32,7 @@ def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelih
 
 
 def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
-    """ln Pr[states | values]: of the rounding alone, where nothing is perturbed."""
+    """Return ln Pr[states | values] of the rounding alone, without perturbation."""
     return _averaged(encoding, lambda given: (given == states).astype(np.float64))
 
 
@@ -43,7 +43,7 @@ def _of_sums(encoding: UnaryEncoding, sums: Report) -> LogLikelihood:
 
 
 def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
-    """The bits apart from the own one are q's whatever the state; the own one is p's."""
+    """Return the log likelihood of packed codes: p for the own bit, q for all others."""
     p, q = encoding.exact_p, encoding.exact_q
     count = code_bits.code_count(packed, encoding.cells) or 0
     bits = code_bits.unpack_codes(packed, encoding.cells, count)
@@ -62,7 +62,9 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Σ ln of a parameter's chance, over the two states that stochastic rounding chooses from."""
+    """Return Σ ln of each parameter's probability, averaged over its two possible rounded
+    states.
+    """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:
         if encoding.rounding == "nearest":

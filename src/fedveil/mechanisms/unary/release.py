@@ -1,4 +1,4 @@
-"""What one parameter's report gives away, for the ledger to compose."""
+"""The release of one parameter's report, for the ledger to compose."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 @dataclass(frozen=True)
 class UnaryRelease:
-    """The bits of one parameter's code, or their sum S; `epsilon` is the loss of the code.
+    """The bits of one parameter's code, or their sum S. `epsilon` is the loss of the code.
 
-    For S every pair of states is compared. Above the cells that have tables the bits' own
-    distribution, which S cannot exceed, takes its place.
+    For S every pair of states is compared. If there are too many cells for tables, the distribution
+    of the bits is used instead: S cannot reveal more.
     """
 
     p: Fraction
@@ -40,7 +40,9 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """The laws of the two bits in which the codes of two states differ, (1, 0) against (0, 1)."""
+    """Return the distributions of the two bits in which two states' codes differ: (1, 0) and (0,
+    1).
+    """
     own, other = (1 - p, p), (1 - q, q)
     return np.array(
         [[float(a * b) for a in own for b in other], [float(a * b) for a in other for b in own]]

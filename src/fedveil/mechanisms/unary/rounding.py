@@ -1,4 +1,4 @@
-"""Values as states: scaled to -cells..cells, clipped and rounded, to nearest or without bias."""
+"""Turns values into states: scaled to -cells..cells, clipped and rounded, with or without bias."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedveil.errors import InvalidValue
 States: TypeAlias = Int16s
 
 _Values = npt.NDArray[np.floating[Any]]
-#: Words of keystream drawn at once: 256 KiB.
+#: Words of keystream drawn at a time: 256 KiB.
 _BLOCK = 1 << 15
 
 
 def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
-    """The state nearest to cells * value / value_range, half to even; NaN is refused."""
+    """Return the state nearest to cells * value / value_range, half to even. NaN is refused."""
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
@@ -32,7 +32,7 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 def nearest_moved(
     start: Float32s, update: Float32s, cells: int, value_range: float
 ) -> tuple[States, int]:
-    """The nearest states of `start + update`, and how many of those lie beyond `value_range`."""
+    """Return the nearest states of `start + update`, and how many values exceed `value_range`."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -43,9 +43,10 @@ def nearest_moved(
 def stochastic_states(
     values: npt.ArrayLike, cells: int, value_range: float, entropy: Entropy
 ) -> States:
-    """One of the two states next to cells * value / value_range, whose mean is exactly that.
+    """Round cells * value / value_range to a neighbouring state, with exactly that mean.
 
-    Away from zero or not is drawn for the magnitude, whose fraction is exact in floating point.
+    The draw decides whether the magnitude is rounded away from zero; its fraction is exact in
+    floating point.
     """
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
@@ -69,7 +70,7 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """The states that `stochastic_states` chooses from, and the probability of the second one."""
+    """Return the two states of `stochastic_states`, and the probability of the second one."""
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))
     first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))
@@ -86,7 +87,9 @@ def _floating(values: npt.ArrayLike) -> _Values:
 
 
 def _scaled(values: _Values, cells: int, value_range: float) -> Float64s:
-    """cells * value / value_range in [-cells, cells]; one rounding where `values` is float32."""
+    """Return cells * value / value_range in [-cells, cells], with one rounding for float32
+    values.
+    """
     with np.errstate(over="ignore"):  # infinity is clipped too
         return np.clip(values.astype(np.float64) * cells / value_range, -cells, cells)
 
@@ -101,7 +104,7 @@ def _add_update_numpy(values: Float32s, update: Float32s, clip: np.float32) -> i
 
 @compiled(_add_update_numpy)
 def add_update(values: Float32s, update: Float32s, clip: np.float32) -> int:
-    """Add an update; how many values lie beyond `clip` then, or -1 where it is not finite."""
+    """Add an update. Returns how many values exceed `clip`, or -1 if the update is not finite."""
     beyond, fine = np.int32(0), np.int32(1)
     for i in range(len(values)):
         fine &= np.int32(abs(update[i]) < np.inf)
@@ -119,7 +122,7 @@ def _nearest_numpy(values: _Values, cells: int, value_range: float, states: Stat
 
 @compiled(_nearest_numpy)
 def _nearest(values: _Values, cells: int, value_range: float, states: States) -> bool:
-    """Overwrite `states` with the nearest states; returns whether no value is NaN."""
+    """Overwrite `states` with the nearest states. Returns False if a value is NaN."""
     fine = True
     for i in range(len(values)):
         scaled = np.float64(values[i]) * cells / value_range
@@ -152,7 +155,7 @@ def _nearest_moved(
     value_range: float,
     states: States,
 ) -> int:
-    """What `add_update` and `_nearest` do, in one loop; -1 or -2 where there are no states."""
+    """Do the work of `add_update` and `_nearest` in one loop. Returns -1 or -2 on invalid input."""
     most = np.float64(cells)
     beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)
     for i in range(len(states)):
@@ -198,9 +201,9 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Compare 64 binary digits of every fraction with a word; list those that need more.
+    """Compare 64 binary digits of every fraction with a random word; list the undecided ones.
 
-    A listed one has the state next to zero so far. Returns their number, or -1 for a NaN.
+    An undecided value has the state next to zero for now. Returns their number, or -1 for a NaN.
     """
     count = 0
     for i in range(len(values)):

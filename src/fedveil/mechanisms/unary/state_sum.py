@@ -1,10 +1,10 @@
-"""The sum S of a perturbed one-hot code's states, drawn at once from its exact law.
+"""Draws the sum S of a perturbed one-hot code's states from its exact distribution.
 
-Of a code whose state is v0, bit v is 1 with probability p where v = v0 and q elsewhere, all of
-them independent, and S = Σ v * bit v over v = -cells..cells:
+In a code of state v0, bit v is 1 with probability p if v = v0 and q otherwise, all independent,
+and S = Σ v * bit v over v = -cells..cells:
 
-    Pr[S | v0] = the product over v != v0 of ((1 - q) + q x^v), times ((1 - p) + p x^v0),
-                 read at x^S.
+    Pr[S | v0] = the coefficient of x^S in
+                 Π_{v != v0} ((1 - q) + q x^v) · ((1 - p) + p x^v0).
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """S runs from minus this to this: the sum of all positive states."""
+    """Return the largest S, the sum of all positive states. The smallest is its negative."""
     return cells * (cells + 1) // 2
 
 
 @lru_cache(maxsize=4)
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    """Draws S for every state by one look-up; kept, as only an adaptive run needs new ones."""
+    """Return tables that draw S for every state by one look-up.
+
+    Cached: only adaptive runs need new ones.
+    """
     return AliasTables(
         sum_laws(p, q, cells),
         exact=lambda row: exact_sum_law(p, q, cells, row - cells),
@@ -40,10 +43,10 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
 
 
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
-    """The law of S for every state, one a row: within 2^-40 of the truth, relatively.
+    """Return the distribution of S for every state, one per row, with relative error below 2^-40.
 
-    Only sums of products of positive numbers are formed, at most 3 roundings for each of up to
-    255 states (765 * 2^-53 < 2^-43), so that every entry is good to that relative error.
+    Only sums of products of positive numbers occur, with at most 3 roundings for each of up to 255
+    states (765 * 2^-53 < 2^-43), so every entry has that relative error.
     """
     largest = largest_sum(cells)
     laws = np.empty((2 * cells + 1, 2 * largest + 1))
@@ -57,7 +60,9 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """The law of S for one state, for any number of cells; 3 roundings a state as in `sum_laws`."""
+    """Return the distribution of S for one state and any number of cells, as accurate as
+    `sum_laws`.
+    """
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
     law[largest] = 1.0
@@ -67,10 +72,12 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
-    """Write the laws of the states low..high-1; `law` holds the bits of all states but theirs.
+    """Write the distributions for the states low..high-1.
 
-    Halving leaves each state's own bit out in log2(cells) steps, where dividing it out of the
-    whole product would lose the small probabilities to cancellation.
+    `law` contains the bits of all other states.
+
+    Halving leaves out each state's own bit in log2(cells) steps. Dividing it out of the whole
+    product would lose the small probabilities to cancellation.
     """
     if high - low == 1:
         laws[low] = _with_bit(law, p, low)
@@ -84,7 +91,7 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """The law of a sum to which v is added with the given probability."""
+    """Return the distribution of a sum to which v is added with the given probability."""
     zero, one = float(1 - probability), float(probability)  # 1 - one would lose a small zero
     out = zero * law
     if v > 0:
@@ -97,7 +104,7 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """The law of S for one state, as whole numbers in exact proportion."""
+    """Return the distribution of S for one state as exact integer weights."""
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)
     law[largest] = 1
