@@ -7,12 +7,13 @@ filled up beside their length. It is cut, shared and compared as any other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array
+from fedveil._arrays import Array, Bools
 
 #: An example's shape, or those of its inputs; -1 is a length of its own.
 Shape: TypeAlias = "tuple[int, ...] | dict[str, tuple[int, ...]]"
@@ -24,6 +25,8 @@ Opened: TypeAlias = "Array | list[Array] | dict[str, Array | list[Array]]"
 Targets = Literal["class", "numbers", "bits", "tokens", "own"]
 
 _VALUES, _LENGTH = "values of one length", "length"
+#: Every int64 is below.
+_INT64_END = 2.0**63
 
 
 def joined(columns: Mapping[str, Array]) -> Array:
@@ -120,3 +123,39 @@ def _column(rows: Array) -> Array | list[Array]:
         return np.ascontiguousarray(rows)
     pairs = zip(rows[_VALUES], rows[_LENGTH], strict=True)
     return [np.ascontiguousarray(row[:length]) for row, length in pairs]
+
+
+def as_finite(array: Array) -> tuple[Array, Bools]:
+    """Convert to float32 and return a mask of the records that are finite in it."""
+    with np.errstate(all="ignore"):
+        rows = np.ascontiguousarray(array, np.float32)
+    return rows, all_of(np.isfinite(rows))
+
+
+def as_whole(array: Array) -> tuple[Array, Bools]:
+    """Convert to int64 and return a mask of the records that hold such whole numbers only."""
+    with np.errstate(all="ignore"):
+        if array.dtype.kind == "f":
+            whole: Bools = (
+                (array == np.floor(array)) & (array >= -_INT64_END) & (array < _INT64_END)
+            )
+            array = np.where(whole, array, 0)
+        else:
+            whole = np.asarray(array <= np.iinfo(np.int64).max)
+        return np.ascontiguousarray(array).astype(np.int64), all_of(whole)
+
+
+def all_of(entries: Array) -> Bools:
+    """Return a mask of the records whose entries are all true."""
+    width = prod(entries.shape[1:])
+    rows: Bools = np.all(entries.reshape(len(entries), width), axis=1)
+    return rows
+
+
+def blank(rows: Array, usable: Bools) -> Array:
+    """Replace records that are not usable by zeros."""
+    if usable.all():
+        return rows
+    blank = rows.copy()
+    blank[~usable] = 0
+    return blank

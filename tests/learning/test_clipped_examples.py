@@ -16,6 +16,7 @@ from fedveil.learning import clipped_examples
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.losses import mean_loss
 from fedveil.learning.models import lenet_smooth
+from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.sum_grid import clip_within, grid_step
@@ -175,6 +176,68 @@ def test_an_example_without_a_finite_gradient_counts_for_nothing(make: object, b
     contributes = broken == "huge"  # finite in float64, and clipped like any other
     assert np.linalg.norm(found - rest) <= (0.05 if contributes else 1e-6)
     assert np.linalg.norm(rest) > 0.1
+
+
+class LooksUp(nn.Module):
+    """Draws at random, and has a table of four rows; `plainly`: torch itself looks up in it."""
+
+    def __init__(self, plainly: bool) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.table, self.head = nn.Embedding(4, 6), nn.Linear(6, 3)
+        self.plainly = plainly
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        look = nn.functional.embedding if self.plainly else lambda x, _: self.table(x)
+        found = nn.functional.dropout(look(x, self.table.weight).mean(1), 0.5)
+        return self.head(found)
+
+
+@pytest.mark.parametrize("plainly", [True, False])
+@pytest.mark.parametrize("where", [0, 11, 63, 64, 149])
+def test_the_others_of_a_batch_are_the_same_bytes_beside_an_example_that_cannot_be_taken(
+    plainly: bool, where: int
+) -> None:
+    """What they draw, and where they lie, is not decided by it."""
+    model = LooksUp(plainly)
+    draw = Seeded(8).generator()
+    x = torch.from_numpy(draw.integers(0, 4, (150, 3)))
+    y = torch.from_numpy(draw.integers(0, 3, 150))
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=1.0, clip=0.05)
+    usable = np.arange(150) != where
+    (rest,) = train(trainer, model, [ClientData(x, y, Seeded(9), usable=usable)])
+    assert np.linalg.norm(rest) > 0.3
+    for token in (4, -1, 2**62):
+        beyond = x.clone()
+        beyond[where, 1] = token
+        (found,) = train(trainer, model, [ClientData(beyond, y, Seeded(9))])
+        assert found.tobytes() == rest.tobytes()
+    (whole,) = train(trainer, model, [ClientData(x, y, Seeded(9))])
+    assert 0 < np.linalg.norm(whole - rest) <= 0.05
+
+
+def test_a_table_gives_nothing_for_what_it_does_not_have() -> None:
+    model = LooksUp(plainly=False)
+    with beyond_is_nan(model):
+        found = model.table(torch.tensor([[3, 4], [-1, 0]]))
+        assert torch.isnan(found).all(-1).tolist() == [[False, True], [True, False]]
+        assert torch.equal(found[0, 0], model.table.weight[3])
+    with pytest.raises(IndexError):
+        model.table(torch.tensor([4]))
+
+
+@pytest.mark.parametrize("make", [linear, dense])
+def test_an_example_that_is_not_usable_counts_for_nothing(make: object) -> None:
+    model = make()  # type: ignore[operator]
+    (client,) = clients(ROOM, 4, (70,))
+    usable = np.arange(70) % 3 > 0
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=1.0, clip=0.05)
+    marked = ClientData(client.x, client.y, client.entropy, usable=usable)
+    rest = ClientData(client.x[usable], client.y[usable], client.entropy)
+    found, expected = (train(trainer, model, [c])[0] for c in (marked, rest))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    nobody = ClientData(client.x, client.y, client.entropy, usable=usable & False)
+    assert not train(trainer, model, [nobody])[0].any()
 
 
 def test_a_model_that_no_example_can_be_taken_alone_in_fails() -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Float32s, Int64s
+from fedveil._arrays import Bools, Float32s, Int64s
 from fedveil.attacks.effort import Effort
 from fedveil.attacks.views import Seen, seen
-from fedveil.data.datasets import Dataset, Examples
+from fedveil.data.datasets import Dataset
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
     ModelShape,
@@ -44,14 +44,14 @@ from fedveil.record.run_folder import JOB, MODEL
 
 def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
     """With examples of the type that the model takes."""
-    parts = [Examples(taken(model, part.x), part.y) for part in (dataset.train, dataset.test)]
+    parts = [replace(part, x=taken(model, part.x)) for part in (dataset.train, dataset.test)]
     return replace(dataset, train=parts[0], test=parts[1])
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
     """The job on what its clients train on alone: what they hold out is no part of it."""
     rows = np.sort(split.indices)
-    train = Examples(dataset.train.x[rows], dataset.train.y[rows])
+    train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
     places = np.searchsorted(rows, split.indices)
     data = job.model_dump()
@@ -173,14 +173,21 @@ class Target:
         return self.partition.of(client)
 
     @cached_property
-    def _seen_x(self) -> Float32s:
-        device = self.job.training.device
-        return TrainedPart.of(self.model).seen(self.dataset.train.x, device)
+    def _seen(self) -> tuple[Float32s, Bools | None]:
+        part, device, train = (
+            TrainedPart.of(self.model),
+            self.job.training.device,
+            self.dataset.train,
+        )
+        if train.usable is None:
+            return part.seen(train.x, device), None
+        return part.seen_apart(train.x, train.usable, device)
 
     def updates(self, clients: Sequence[int], round: int = 1) -> list[Float32s]:
         """What the clients' local training gives from these weights: the job's own trainer."""
         train, split = self.dataset.train, self.partition
-        data = ClientsData(self._seen_x, train.y, split.indices, split.offsets)
+        x, usable = self._seen
+        data = ClientsData(x, train.y, split.indices, split.offsets, usable)
         trainer = make_trainer(self.job, self.model, self.dataset.example_shape)
         training = LocalTraining(trainer, data, training_entropy(self.job))
         training.open(round, self.weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedveil.data import digits, femnist, location30, mnist, own_dataset, purchase100
@@ -11,6 +11,7 @@ from fedveil.data.data_folders import cache_folder, find
 from fedveil.data.download import Progress, fetch_files, target
 from fedveil.data.examples import Dataset, Examples
 from fedveil.data.idx import IdxSet, read_idx
+from fedveil.data.lone_records import without_a_fault
 from fedveil.errors import DataInvalid, DataUnavailable
 from fedveil.example_arrays import Targets
 
@@ -100,19 +101,21 @@ _CATALOGUE = {entry.name: entry for entry in _SETS}
 NAMES = tuple(_CATALOGUE)
 
 
-def load(name: str, targets: Targets = "class") -> Dataset:
+def load(name: str, targets: Targets = "class", *, apart: bool = False) -> Dataset:
     """The data set called `name`, or what the user's `package.module:function` returns.
 
+    `apart`: no training record of the user's decides about another (`lone_records`).
     Never touches the network: `fetch` does. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
-        return own_dataset.read(name, targets)
+        return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
     if targets != "class":
         raise DataInvalid(
             f"data.name = {name} has classes, which task = classification learns: for another task "
             f"name a function of yours"
         )
-    return _entry(name).read()
+    found = _entry(name).read()
+    return replace(found, train=without_a_fault(found.train)) if apart else found
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedveil._arrays import Array, Float32s, Int64s
+from fedveil._arrays import Array, Bools, Float32s, Int64s
 from fedveil.data import inputs
 from fedveil.data.targets import checked, next_tokens, outputs
 from fedveil.entropy import Seeded
@@ -28,14 +28,21 @@ class Examples:
     """`x[i]` is an example, finite numbers; `y[i]` is its class, from 0, or another target.
 
     Images of the built-in sets have the shape [1, 28, 28] and values in [-1, 1]. Examples of
-    several inputs, or of different lengths, are structured (`example_arrays`).
+    several inputs, or of different lengths, are structured (`example_arrays`). Where `usable[i]`
+    is false the record was invalid: it is zeros here, and counts for nothing (`lone_records`).
     """
 
     x: Features
     y: Array
+    usable: Bools | None = None
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def of(self, rows: Array | slice) -> Examples:
+        """Return the examples at `rows`, in that order."""
+        usable = None if self.usable is None else self.usable[rows]
+        return Examples(self.x[rows], self.y[rows], usable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +65,11 @@ class Dataset:
     def example_shape(self) -> Shape:
         """The shape of one example, or of each of its inputs."""
         return shape_of(self.train.x)
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """The shape of one test target; empty if their lengths differ."""
+        return self.test.y.shape[1:]
 
     @property
     def labels(self) -> Labels | None:
@@ -101,9 +113,15 @@ def make_dataset(
         parts["train"],
         parts["test"],
         outputs(targets, name, [examples.y for examples in parts.values()], classes),
-        None if owners is None else _owners(name, owners, len(parts["train"])),
+        None if owners is None else checked_owners(name, owners, len(parts["train"])),
         targets,
     )
+
+
+def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
+    """Check the test examples and return them as both parts of a data set."""
+    test = _examples(name, "test", x, y, targets)
+    return Dataset(name, test, test, outputs(targets, name, [test.y], classes), None, targets)
 
 
 def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Examples:
@@ -126,7 +144,8 @@ def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
     return {part: Examples(x[i], y[i]) for i, part in enumerate(parts)}
 
 
-def _owners(name: str, owners: Any, count: int) -> Labels:
+def checked_owners(name: str, owners: Any, count: int) -> Labels:
+    """Return the number of each training example's owner; raises `DataInvalid`."""
     try:
         codes = owner_codes(owners)
     except ValueError as error:

@@ -19,13 +19,17 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedveil import own_code
-from fedveil.data.examples import Dataset, make_dataset
+from fedveil.data import lone_records
+from fedveil.data.examples import Dataset, Examples, checked_owners, make_dataset, of_tests
 from fedveil.data.inputs import as_array
+from fedveil.data.lone_records import Form
 from fedveil.errors import DataInvalid
 from fedveil.example_arrays import Targets, stacked
 
@@ -40,12 +44,55 @@ _ALLOWED = (
 
 def read(name: str, targets: Targets = "class") -> Dataset:
     """Call the function that `name` names and check what it returns; raises `DataInvalid`."""
-    key = f"data {name}"
     with _current_folder_importable():
-        function = own_code.load(name, key=key, error=DataInvalid)
-        with own_code.told(key, DataInvalid):
-            result = function()
-        parts = _parts(name, result, targets)
+        return _whole(name, _parts(name, _called(name), targets), targets)
+
+
+def read_apart(name: str, targets: Targets) -> Dataset:
+    """Like `read`, but read each training record by itself (`lone_records`).
+
+    The test examples say what a record must be. If they have several inputs or different lengths,
+    this is `read`.
+    """
+    with _current_folder_importable():
+        result = _called(name)
+        groups, rest = _apart(name, result, targets, tested=True)
+        test, classes = (rest["x_test"], rest["y_test"]), rest.get("classes")
+        public = of_tests(name, *test, classes=classes, targets=targets)
+        form = Form.of(public)
+        if form is None:
+            return _whole(name, _parts(name, result, targets), targets)
+        train = lone_records.read(name, groups, form)
+    ids = rest.get("client_ids")
+    owners = None if ids is None else checked_owners(name, ids, len(train))
+    return replace(public, train=train, owners=owners)
+
+
+def read_records(name: str, form: Form) -> Examples:
+    """Read the training records that the function returns, in the form that the job states.
+
+    Ignores everything else that it returns.
+    """
+    with _current_folder_importable():
+        groups, _ = _apart(name, _called(name), form.targets, tested=False)
+        return lone_records.read(name, groups, form)
+
+
+def count_records(name: str, targets: Targets) -> int:
+    """Count the training records that the function returns, without reading any."""
+    with _current_folder_importable():
+        groups, _ = _apart(name, _called(name), targets, tested=False)
+        return sum(len(x) for x, _ in groups)
+
+
+def _called(name: str) -> Any:
+    key = f"data {name}"
+    function = own_code.load(name, key=key, error=DataInvalid)
+    with own_code.told(key, DataInvalid):
+        return function()
+
+
+def _whole(name: str, parts: dict[str, Any], targets: Targets) -> Dataset:
     return make_dataset(
         name,
         (parts["x_train"], parts["y_train"]),
@@ -65,6 +112,34 @@ def _current_folder_importable() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(folder)
+
+
+def _apart(
+    name: str, result: Any, targets: Targets, *, tested: bool
+) -> tuple[list[tuple[Any, Any]], dict[str, Any]]:
+    """Split the result into groups of raw training records (x, y) and the rest by name.
+
+    A Dataset's test examples are read only if `tested`.
+    """
+    if isinstance(result, Mapping) and "clients" in result:
+        clients = _clients(name, result)
+        groups = [_pair(name, f"client {c}", p, targets, alone=True) for c, p in clients.items()]
+        sizes = [len(x) for x, _ in groups]
+        owners = [client for client, size in zip(clients, sizes, strict=True) for _ in range(size)]
+        rest = {"client_ids": owners, "classes": result.get("classes")}
+        test = partial(_pair, name, "test", result["test"], targets)
+    elif isinstance(result, tuple | list) and len(result) in (2, 3):
+        _check_map_style(name, "train", result[0])
+        groups = [lone_records.items(result[0])]
+        rest = dict(zip(_OPTIONAL, result[2:], strict=False))
+        test = partial(_stacked, name, "test", result[1], targets)
+    else:
+        rest = _parts(name, result, targets)
+        groups = [(rest.pop("x_train"), rest.pop("y_train"))]
+        return groups, rest
+    if tested:
+        rest["x_test"], rest["y_test"] = test()
+    return groups, rest
 
 
 def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
@@ -107,16 +182,8 @@ def _check_keys(
 
 def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[str, Any]:
     """The parts of clients, one after another."""
-    _check_keys(name, result, _BY_CLIENT, (*_BY_CLIENT, "classes"), ("classes",))
-    clients = result["clients"]
-    if isinstance(clients, tuple | list):
-        clients = dict(enumerate(clients))
-    if not isinstance(clients, Mapping) or not clients:
-        raise DataInvalid(
-            f"data {name}: clients is {_described(clients)}, a part for each client is needed"
-        )
     owners, x, y = list[Any](), [], []
-    for client, part in clients.items():
+    for client, part in _clients(name, result).items():
         own_x, own_y = _pair(name, f"client {client}", part, targets)
         x.append(as_array(name, f"x of client {client}", own_x))
         if own_y is not None:
@@ -131,11 +198,30 @@ def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[
     return {**parts, "client_ids": owners, **extra}
 
 
-def _pair(name: str, part: str, value: Any, targets: Targets) -> tuple[Any, Any]:
+def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """Check and return the parts by client."""
+    _check_keys(name, result, _BY_CLIENT, (*_BY_CLIENT, "classes"), ("classes",))
+    clients = result["clients"]
+    if isinstance(clients, tuple | list):
+        clients = dict(enumerate(clients))
+    if not isinstance(clients, Mapping) or not clients:
+        raise DataInvalid(
+            f"data {name}: clients is {_described(clients)}, a part for each client is needed"
+        )
+    return clients
+
+
+def _pair(
+    name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
+) -> tuple[Any, Any]:
+    """Return x and y of a part. If `alone`, the items of a Dataset are not checked."""
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):
         return value, None
+    if alone:
+        _check_map_style(name, part, value)
+        return lone_records.items(value)
     return _stacked(name, part, value, targets)
 
 
@@ -146,13 +232,8 @@ def _described(result: Any) -> str:
 
 
 def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any, Any]:
-    """All items of a map-style Dataset, which has a length and is indexed by whole numbers."""
-    is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if not is_map_style or isinstance(dataset, tuple | list | Mapping | np.ndarray):
-        raise DataInvalid(
-            f"data {name}: the function returned {_described(dataset)} for {part}, not a "
-            f"map-style Dataset; allowed are {_ALLOWED}"
-        )
+    """Stack all items of a map-style Dataset."""
+    _check_map_style(name, part, dataset)
     x, y = [], []
     for index in range(len(dataset)):
         with own_code.told(f"data {name}", DataInvalid, f"item {index} of the {part} Dataset"):
@@ -174,6 +255,16 @@ def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any,
                 f"in item 0 and one number are needed"
             )
     return _together(x), _together(y)
+
+
+def _check_map_style(name: str, part: str, dataset: Any) -> None:
+    """Refuse what has no length, or is not indexed by whole numbers."""
+    is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not is_map_style or isinstance(dataset, tuple | list | Mapping | np.ndarray):
+        raise DataInvalid(
+            f"data {name}: the function returned {_described(dataset)} for {part}, not a "
+            f"map-style Dataset; allowed are {_ALLOWED}"
+        )
 
 
 def _as_one(value: Any) -> Any:

@@ -43,6 +43,11 @@ class Partition:
         """How many clients there are."""
         return len(self.offsets) - 1
 
+    def only(self, chosen: Array) -> Partition:
+        """Keep only the chosen examples. A client may be left without any."""
+        kept = chosen[self.indices]
+        return Partition(self.indices[kept], np.append(0, np.cumsum(kept))[self.offsets])
+
     def labels_held(self, labels: Array) -> Int64s:
         """How many different labels each client holds."""
         owner = np.repeat(np.arange(self.clients), self.sizes)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,12 +52,26 @@ from fedveil.learning.weight_layout import Layout
 class ModelShape:
     """What the data says about the model: and the fingerprint of the model it gave the caller.
 
-    `classes` is how many outputs it needs, whatever the task.
+    `classes` is how many outputs it needs, whatever the task. `target_shape` and `whole_targets`
+    are what a task of the user's learns of each example (`data.lone_records`).
     """
 
     example_shape: Shape
     classes: int
     fingerprint: str = ""
+    target_shape: tuple[int, ...] = ()
+    whole_targets: bool = False
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> ModelShape:
+        """Return the shape that a data set asks for, before there is a model."""
+        whole = dataset.test.y.dtype.kind != "f"
+        shape = dataset.target_shape
+        return cls(dataset.example_shape, dataset.classes, "", shape, whole)
+
+    def given(self, model: nn.Module) -> ModelShape:
+        """Add the fingerprint of the model that was built for this shape."""
+        return replace(self, fingerprint=model_fingerprint(model))
 
 
 def make_model(job: Job, shape: ModelShape) -> nn.Module:
@@ -100,8 +114,12 @@ def make_task(job: Job) -> Task:
 
 
 def load_data(job: Job, name: str | None = None) -> Dataset:
-    """The job's examples, or those of a function, with what its task learns of them."""
-    return load(job.data.name if name is None else name, make_task(job).targets)
+    """The job's examples, or those of a function, with what its task learns of them.
+
+    Under `privacy.unit: example` no training record decides about another.
+    """
+    apart = job.privacy.unit == "example"
+    return load(job.data.name if name is None else name, make_task(job).targets, apart=apart)
 
 
 def training_plan(job: Job, round: int = 1) -> TrainingPlan:

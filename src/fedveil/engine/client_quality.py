@@ -48,7 +48,10 @@ class ClientTest:
     @cached_property
     def _rows(self) -> tuple[Array, Array]:
         rows, examples = self._held.shares.indices, self._held.examples
-        return self._part.seen(examples.x[rows], self._device), examples.y[rows]
+        x, y = examples.x[rows], examples.y[rows]
+        if examples.usable is None:
+            return self._part.seen(x, self._device), y
+        return self._part.seen_apart(x, examples.usable[rows], self._device)[0], y
 
     def quality(self) -> dict[str, float]:
         """The figures of a record, of the weights that the model has."""

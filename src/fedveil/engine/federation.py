@@ -17,13 +17,13 @@ import numpy.typing as npt
 import torch
 
 from fedveil._validate import finite_vector, integer
-from fedveil.data.datasets import Dataset, load
+from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import (
     ModelShape,
     check_buffers,
+    load_data,
     make_model,
     make_task,
-    model_fingerprint,
     report_entropy,
     start_vector,
 )
@@ -135,11 +135,11 @@ class Federation:
         began = time.perf_counter()
         self._engine = engine
         task = make_task(job)
-        self._dataset = load(job.data.name, task.targets) if dataset is None else dataset
+        self._dataset = load_data(job) if dataset is None else dataset
         self.job = job = engine.settle(job, self._dataset)
-        shape = ModelShape(self._dataset.example_shape, self._dataset.classes)
+        shape = ModelShape.of(self._dataset)
         self._model = make_model(job, shape)
-        shape = ModelShape(shape.example_shape, shape.classes, model_fingerprint(self._model))
+        shape = shape.given(self._model)
         self._trainer = engine.check(job, shape)
         self._test = make_test(job, self._model, task, self._dataset.test, engine.held_out())
         self._layout = self._test.layout

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedveil import own_code
 from fedveil.data.datasets import Dataset
+from fedveil.data.lone_records import described
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
     ModelShape,
@@ -36,7 +37,7 @@ from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.run_records import several_inputs
-from fedveil.engine.trial import batches_of, try_out
+from fedveil.engine.trial import batches_of, batches_of_the_test, try_out
 from fedveil.federated.job import Job
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
@@ -135,7 +136,10 @@ class Simulator(Engine):
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
         """With some client's examples."""
         self._starting("trying a batch")
-        batches = batches_of(job, self._dataset, self._partition)
+        if self._dataset.train.usable is None:
+            batches = batches_of(job, self._dataset, self._partition)
+        else:  # no training example decides whether there is a run
+            batches = batches_of_the_test(job, self._dataset)
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
@@ -144,12 +148,16 @@ class Simulator(Engine):
 
     def held_out(self) -> HeldOut | None:
         """What each client does not train on."""
-        return None if self._tested is None else HeldOut(self._dataset.train, self._tested)
+        tested, train = self._tested, self._dataset.train
+        if tested is not None and train.usable is not None:
+            tested = tested.only(train.usable)
+        return None if tested is None else HeldOut(train, tested)
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
         """The training examples, and whose they are."""
         train, split = self._dataset.train, self._partition
-        return (train.x, train.y, split.indices, split.offsets)
+        found = (train.x, train.y, split.indices, split.offsets)
+        return found if train.usable is None else (*found, train.usable)
 
     def describe(self) -> Iterable[str]:
         """The sizes of the clients' parts, and the inputs of an example where it has several."""
@@ -180,8 +188,14 @@ class Simulator(Engine):
     ) -> Executor:
         train, split = self._dataset.train, self._partition
         self._starting("computing what fixed layers make of the examples")
-        held = TrainedPart.of(make_model(job, shape)).held(train.x, job.training.device)
-        data = ClientsData(held, train.y, split.indices, split.offsets)
+        part, device = TrainedPart.of(make_model(job, shape)), job.training.device
+        if train.usable is None:
+            held, usable = part.held(train.x, device), None
+        else:
+            held, usable = part.held_apart(train.x, train.usable, device)
+            if said := described(usable):
+                event(said)
+        data = ClientsData(held, train.y, split.indices, split.offsets, usable)
         model = np.empty(dimension, np.float32)
         sides = make_client_sides(job, shape, data, model, self._starting)
         if sides:

@@ -6,13 +6,15 @@ update is the sum over the batch of
     -lr / batch_size * gradient,   shortened to the L2 norm `clip` where it is longer,
 
 where `batch_size` is the number that the job states, whatever the batch came to. The sum itself is
-not clipped. An example whose gradient is not finite, or cannot be taken, counts for nothing, and an
-empty batch gives an update of zeros: an example decides about its own contribution alone.
+not clipped. An example that is not usable, or whose gradient is not finite or cannot be
+taken, counts for nothing, and an empty batch gives an update of zeros: an example decides about its
+own contribution alone.
 
 With a finite clip the update is made so that no example moves it by more than the clip, rounding
 counted (`privacy.sum_grid`), of contributions as they were computed. What an example's
 contribution is does not depend on the others of its batch in a linear model. Elsewhere torch takes
-some examples' gradients at once, always of as many; how it rounds one may depend on its place.
+some examples' gradients at once, always of as many, each in a place and with random draws that who
+is in the batch decides. An example without a gradient leaves its place to a companion's data.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedveil._arrays import Float32s, Float64s, Int64s
+from fedveil._arrays import Bools, Float32s, Float64s, Int64s
 from fedveil._kernels import compiled
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.device import seed_torch
 from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import Loss, mean_loss
+from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.sum_grid import MOST, as_update, clip_within
@@ -139,6 +142,7 @@ class _LinearHead:
         clip: float,
     ) -> None:
         """Add the contributions of the batch's examples to `total`."""
+        batch = batch if client.usable is None else batch[client.usable[batch]]
         x = client.x.reshape(len(client), -1).numpy()
         flat = weights.astype(np.float64)
         columns = np.ascontiguousarray(flat[self._weight].reshape(self._outputs, -1).T)
@@ -226,7 +230,7 @@ def _add_linear(
 class _AnyModel:
     """The gradients of some examples at once, by vmap; the last ones are filled up with repeats.
 
-    Where one raises, each of its companions is tried alone.
+    Where that raises, each is tried alone, and those that raise alone are left out.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, device: str) -> None:
@@ -255,40 +259,81 @@ class _AnyModel:
         share: float,
         clip: float,
     ) -> None:
-        """Add the contributions of the batch's examples to `total`; raises where none has any."""
+        """Add the contributions of the batch's examples to `total`.
+
+        Raises if none has any and the model cannot take an example of zeros either.
+        """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
         views = self._layout.views(start)
         named = {e.name: view for e, view in zip(self._layout.entries, views, strict=True)}
         parameters = {e.name: named.pop(e.name) for e in self._learnt}
         self._given = {**self._layout.kept, **named}
-        seed_torch(client.torch_seed(), self._device)
-        size = self._at_once
-        waiting = [(batch[i : i + size], size) for i in range(0, len(batch), size)]
-        failures = []
-        while waiting:
-            some, rows = waiting.pop()
+        seed, taken = client.torch_seed(), False
+        for first in range(0, len(batch), self._at_once):
+            some = batch[first : first + self._at_once]
+            counts = np.ones(len(some), np.bool_) if client.usable is None else client.usable[some]
+            draws = (seed + first) % (1 << 63)
+            with beyond_is_nan(self._model):
+                rows, counts = self._of_each(parameters, client, some, counts, draws)
+            if rows is not None:
+                taken = True
+                self._spread(total, _clipped_sum(rows, torch.from_numpy(counts), share, clip))
+        if not taken and len(batch):
+            self._gradients(parameters, *self._on_device(*_nobodys(client)))
+
+    def _of_each(
+        self,
+        parameters: dict[str, torch.Tensor],
+        client: ClientData,
+        some: Int64s,
+        counts: Bools,
+        draws: int,
+    ) -> tuple[torch.Tensor | None, Bools]:
+        """Return a gradient row for each of `some` and a mask of those that count; no rows if none.
+
+        An invalid example leaves the rows of the others unchanged to the byte: they are computed
+        in the same places of a batch of the same size, with the same random draws.
+        """
+        alone: list[torch.Tensor | None] = []
+        while counts.any():
+            beside = np.where(counts, some, some[np.argmax(counts)])
             try:
-                gradients = self._flat(parameters, client, some, rows)
-            except Exception as error:  # the user's model may raise anything
-                if rows > 1:
-                    waiting += [(some[i : i + 1], 1) for i in range(len(some))]
-                else:
-                    failures.append(error)
-                continue
-            self._spread(total, _clipped_sum(gradients, share, clip))
-        if len(failures) == len(batch):
-            raise failures[0]
+                return self._flat(parameters, client, beside, self._at_once, draws), counts
+            except Exception:  # the user's model may raise anything: for which of them?
+                if alone:  # for none of them, but for so many at once
+                    nothing = torch.zeros_like(next(row for row in alone if row is not None))
+                    return torch.cat([nothing if row is None else row for row in alone]), counts
+            alone = [self._alone(parameters, client, i, draws) for i in some]
+            counts = counts & [row is not None for row in alone]
+        return None, counts
+
+    def _alone(
+        self, parameters: dict[str, torch.Tensor], client: ClientData, one: int, draws: int
+    ) -> torch.Tensor | None:
+        """Return this example's row; None if the model raises."""
+        try:
+            return self._flat(parameters, client, np.array([one]), 1, draws)
+        except Exception:  # as above
+            return None
 
     def _flat(
-        self, parameters: dict[str, torch.Tensor], client: ClientData, some: Int64s, rows: int
+        self,
+        parameters: dict[str, torch.Tensor],
+        client: ClientData,
+        some: Int64s,
+        rows: int,
+        draws: int,
     ) -> torch.Tensor:
         """A row of gradient for each of `some`, of so many that are computed."""
+        seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
-        x, y = client.x[index].to(self._device), client.y[index].to(self._device)
-        found = self._gradients(parameters, x, y)
+        found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
         flat = torch.cat([found[e.name].reshape(rows, -1) for e in self._learnt], 1)
         return flat[: len(some)].detach()
+
+    def _on_device(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
         """Add what moves the parameters to their places; buffers stay as they are."""
@@ -299,9 +344,17 @@ class _AnyModel:
             begin = end
 
 
-def _clipped_sum(gradients: torch.Tensor, share: float, clip: float) -> Float64s:
+def _nobodys(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return an example of zeros that shares only its shape with the client's."""
+    return torch.zeros_like(client.x[:1]), torch.zeros_like(client.y[:1])
+
+
+def _clipped_sum(
+    gradients: torch.Tensor, counts: torch.Tensor, share: float, clip: float
+) -> Float64s:
     norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
+    counts = counts.to(gradients.device) & torch.isfinite(norms)
     factors = torch.where(norms * share <= clip, share, clip / norms)
-    finite = torch.isfinite(norms)
-    rows = gradients[finite].double()
-    return -(factors[finite] @ rows).cpu().numpy()
+    factors = torch.where(counts, factors, 0.0)
+    rows = torch.where(counts[:, None], gradients, 0.0).double()
+    return -(factors @ rows).cpu().numpy()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -41,3 +43,33 @@ class CausalLayer(nn.TransformerEncoderLayer):
             x.shape[1], device=x.device, dtype=x.dtype
         )
         return super().forward(x, src_mask=later, is_causal=True)
+
+
+@contextmanager
+def beyond_is_nan(model: nn.Module) -> Iterator[None]:
+    """Let the model's tables give NaN for numbers that they do not have, and raise nothing.
+
+    On a GPU such a number ends all work of the process, and with it everybody's contribution.
+    """
+    known: dict[nn.Module, torch.Tensor] = {}
+
+    def within(table: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        assert isinstance(table, nn.Embedding)
+        index, *others = inputs
+        last = table.num_embeddings - 1
+        known[table] = (index >= 0) & (index <= last)
+        return (index.clamp(0, last), *others)
+
+    def marked(table: nn.Module, _: object, found: torch.Tensor) -> torch.Tensor:
+        return torch.where(known.pop(table)[..., None], found, math.nan)
+
+    hooks = []
+    for table in model.modules():
+        if isinstance(table, nn.Embedding):
+            hooks.append(table.register_forward_pre_hook(within))
+            hooks.append(table.register_forward_hook(marked, prepend=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

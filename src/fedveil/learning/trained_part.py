@@ -7,6 +7,7 @@ that makes of an example, the example's features, is computed once and not in ev
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Array
+from fedveil._arrays import Array, Bools
 from fedveil.errors import ModelInvalid
-from fedveil.example_arrays import is_plain
+from fedveil.example_arrays import as_whole, blank, is_plain
+from fedveil.learning.token_layers import beyond_is_nan
 
 #: Every whole number up to this is a float32.
 _EXACT_IN_FLOAT32 = 1 << 24
@@ -69,33 +71,113 @@ class TrainedPart:
         x = taken(self.whole, x)
         if self.features is None:
             return x
-        if not is_plain(x):
-            raise ModelInvalid("training.train = head needs examples of one input and one shape")
-        whole = copy.deepcopy(self.whole).to(device).eval()
-        features, head = _split(whole)
-        size = min((getattr(m, "examples_at_once", 1) for m in features.children()), default=1)
+        fixed = self._fixed(x, device)
         with _one_thread():
-            first = torch.tensor(x[:1], device=device)
-            _check_scores(head, features(first), whole(first))
-            out = np.empty((len(x), head.in_features), np.float32)
-            for start in range(0, len(x), size):
-                block = torch.tensor(x[start : start + size], device=device)
-                out[start : start + size] = features(block).cpu().numpy()
+            out = np.empty((len(x), fixed.width), np.float32)
+            for start in range(0, len(x), fixed.at_once):
+                out[start : start + fixed.at_once] = fixed.of(x[start : start + fixed.at_once])
         return out
+
+    @torch.no_grad()
+    def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
+        """Like `seen`, but let no example decide about another; return a mask of the usable ones.
+
+        An example counts for nothing and is replaced by zeros if the model cannot take its
+        numbers, if its features are not finite, or if the fixed layers raise for it. The dtype
+        that the model takes is found without any example.
+        """
+        usable = usable.copy()
+        if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
+            x, right = as_whole(x)
+            usable &= right
+        else:
+            x = x.astype(np.float32, copy=False)
+        if self.features is None:
+            return blank(x, usable), usable
+        fixed = self._fixed(x, device)
+        out = np.zeros((len(x), fixed.width), np.float32)
+        with _one_thread():
+            for start in range(0, len(x), fixed.at_once):
+                block = slice(start, start + fixed.at_once)
+                try:
+                    out[block] = fixed.of(x[block])
+                except Exception:  # the user's layers may raise anything: who is it?
+                    for i in range(len(x))[block]:
+                        try:
+                            out[i] = fixed.of(x[i : i + 1])
+                        except Exception:
+                            usable[i] = False
+        usable &= np.isfinite(out).all(axis=1)
+        return blank(out, usable), usable
 
     def held(self, x: Array, device: str = "cpu") -> Array:
         """What of examples is held for clients: what is seen, or small whole numbers as they are.
 
         These are float32 to whoever trains on them (`as_floats`), and take a quarter of its memory.
         """
+        return x if self._stays_small(x) else self.seen(x, device)
+
+    def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
+        """Like `held`, by `seen_apart`."""
+        return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
+
+    def _stays_small(self, x: Array) -> bool:
         small = is_plain(x) and is_small(x.dtype) and not _looks_up(self.whole)
-        return x if small and self.features is None else self.seen(x, device)
+        return small and self.features is None
+
+    def _fixed(self, x: Array, device: str) -> _FixedLayers:
+        """Return the layers before the head, checked to be all that comes before it."""
+        if not is_plain(x):
+            raise ModelInvalid("training.train = head needs examples of one input and one shape")
+        whole = self._copy(device)
+        features, head = _split(whole)
+        with _one_thread():
+            example = _nobodys(x.shape[1:], x.dtype).to(device)
+            _check_scores(head, features(example), whole(example))
+        size = min((getattr(m, "examples_at_once", 1) for m in features.children()), default=1)
+        return _FixedLayers(features, head.in_features, size, device)
+
+    def _copy(self, device: str) -> nn.Module:
+        """Return a copy of the whole model in evaluation mode."""
+        return copy.deepcopy(self.whole).to(device).eval()
+
+    def _takes_floats(self, shape: tuple[int, ...], device: str) -> bool:
+        """Return True if the model takes floating numbers, tried on a public example."""
+        whole = self._copy(device)
+        try:
+            whole(_nobodys(shape, np.dtype(np.float32)).to(device))
+        except Exception:  # the user's model may raise anything
+            return False
+        return True
 
     def explain(self) -> list[str]:
         """What a run should say of it."""
         if self.features is None:
             return []
         return ["only the last layer is trained: what comes before it is computed once"]
+
+
+@dataclass(frozen=True)
+class _FixedLayers:
+    """The layers before a head with `width` inputs; `at_once`: how many examples share a pass."""
+
+    layers: nn.Module
+    width: int
+    at_once: int
+    device: str
+
+    def of(self, x: Array) -> Array:
+        """Return the features of some examples."""
+        with beyond_is_nan(self.layers):
+            features: Array = self.layers(torch.tensor(x, device=self.device)).cpu().numpy()
+        return features
+
+
+def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+    """Return an example made from the shape alone: numbers in [0, 1), or zeros if whole."""
+    size = math.prod(shape)
+    values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
+    return torch.from_numpy(values.astype(dtype).reshape(1, *shape))
 
 
 def is_small(dtype: np.dtype[Any]) -> bool:
@@ -145,7 +227,8 @@ def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
 def _check_scores(head: nn.Linear, features: torch.Tensor, scores: torch.Tensor) -> None:
     """Refuse a model whose scores are not those that its head gives of the features."""
     fits = features.ndim == 2 and features.shape[1] == head.in_features
-    if not fits or not torch.allclose(head(features), scores, rtol=1e-3, atol=1e-5):
+    alike = fits and torch.allclose(head(features), scores, 1e-3, 1e-5, equal_nan=True)
+    if not alike:
         raise ModelInvalid(
             "training.train = head: the model gives other scores than its head gives of its "
             "features: it must do nothing else than head(features(x))"

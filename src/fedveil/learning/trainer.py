@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Array, Float32s, Int64s
+from fedveil._arrays import Array, Bools, Float32s, Int64s
 from fedveil.entropy import Entropy
 from fedveil.example_arrays import is_plain
 from fedveil.learning.device import seed_torch
@@ -76,12 +76,14 @@ class ClientData:
     structured: tuple[Array, Array] | None = None
     #: What each of its gradients gets added, where the plan says so.
     correction: torch.Tensor | None = None
+    #: A mask of the examples that count, for a trainer that takes each alone; None: all do.
+    usable: Bools | None = None
 
     @classmethod
-    def of(cls, x: Array, y: Array, entropy: Entropy) -> ClientData:
+    def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
         """Of arrays of any kind."""
         if is_plain(x) and is_plain(y):
-            return cls(torch.from_numpy(x), torch.from_numpy(y), entropy)
+            return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
         return cls(torch.empty(len(x), 0), torch.empty(len(y)), entropy, (x, y))
 
     @property

@@ -24,7 +24,6 @@ from fedveil.attacks.roc import area
 from fedveil.attacks.target import Target
 from fedveil.comparing.comparison import Asked, Cell, Comparison, Setting
 from fedveil.data.datasets import load
-from fedveil.data.examples import Examples
 from fedveil.engine.federation import Federation
 from fedveil.engine.folder_run import ended_run
 from fedveil.engine.simulation import Simulator
@@ -219,11 +218,7 @@ class Study:
         train = self._dataset.train
         order = Seeded(0, "held back").permutation(len(train))
         held, ours = np.split(order, [len(train) // _HELD])
-        part = replace(
-            self._dataset,
-            train=Examples(train.x[ours], train.y[ours]),
-            test=Examples(train.x[held], train.y[held]),
-        )
+        part = replace(self._dataset, train=train.of(ours), test=train.of(held))
         assert cell.job is not None
         clients = cell.job.clients.number
         assert clients is not None

@@ -140,10 +140,7 @@ def _public_and_own(data: str) -> tuple[Examples, Dataset]:
         return load("digits").train, load(data)
     whole = load("digits")
     half = len(whole.train) // 2
-    first, second = (
-        Examples(whole.train.x[part], whole.train.y[part])
-        for part in (slice(half), slice(half, None))
-    )
+    first, second = (whole.train.of(part) for part in (slice(half), slice(half, None)))
     return first, replace(whole, train=second)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array
+from fedveil._arrays import Array, Bools
 from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.engine.client_rate import ScheduledTrainer
 from fedveil.entropy import Entropy
@@ -50,24 +50,35 @@ class Made(Answer):
 
 @dataclass(frozen=True)
 class ClientsData:
-    """All clients' examples; client c owns those that `indices[offsets[c]:offsets[c + 1]]` name."""
+    """All clients' examples; client c owns those that `indices[offsets[c]:offsets[c + 1]]` name.
+
+    Examples that are not `usable` count for nothing; None: all are usable.
+    """
 
     x: Array
     y: Array
     indices: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
+    usable: Bools | None = None
 
     @classmethod
-    def of_one(cls, client: ClientId, x: Array, y: Array) -> ClientsData:
+    def of_one(
+        cls, client: ClientId, x: Array, y: Array, usable: Bools | None = None
+    ) -> ClientsData:
         """The examples of one client, the others having none."""
         offsets = np.zeros(client + 2, np.int64)
         offsets[-1] = len(y)
-        return cls(x, y, np.arange(len(y)), offsets)
+        return cls(x, y, np.arange(len(y)), offsets, usable)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name, without absent ones."""
+        return {name: array for name, array in vars(self).items() if array is not None}
 
     def only(self, client: ClientId) -> ClientsData:
         """The same without the examples of all others."""
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
-        return self.of_one(client, self.x[mine], self.y[mine])
+        usable = None if self.usable is None else self.usable[mine]
+        return self.of_one(client, self.x[mine], self.y[mine], usable)
 
     def examples(self, client: ClientId) -> int:
         """How many examples the client has."""
@@ -80,7 +91,8 @@ class ClientsData:
         writeable = self.x.flags.writeable and self.y.flags.writeable  # torch warns of others
         if unchanged and writeable and len(mine) and _is_run(mine):
             mine = slice(mine[0], mine[-1] + 1)
-        return ClientData.of(as_floats(self.x[mine]), self.y[mine], entropy)
+        usable = None if self.usable is None else self.usable[mine]
+        return ClientData.of(as_floats(self.x[mine]), self.y[mine], entropy, usable)
 
 
 def _is_run(indices: npt.NDArray[np.int64]) -> bool:

@@ -136,7 +136,7 @@ class WorkerPool(Executor):
         slots = (workers, _SLOTS, self._capacity * report)
         self._workers: list[_Worker] = []
         try:
-            self._data = SharedBlock.of(vars(data))
+            self._data = SharedBlock.of(data.arrays())
             self._exchange = SharedBlock.allocate(
                 {
                     "model": (np.float32, (dimension,)),

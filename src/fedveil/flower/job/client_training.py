@@ -10,6 +10,8 @@ from functools import partial
 import torch
 
 from fedveil._arrays import Array
+from fedveil.data.lone_records import Form, described
+from fedveil.data.own_dataset import count_records, read_records
 from fedveil.engine.assembly import (
     ModelShape,
     load_data,
@@ -26,7 +28,7 @@ from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError
 from fedveil.example_arrays import Targets, is_plain, ragged, shape_of, values
 from fedveil.federated.job import Job
-from fedveil.flower.job.told_shape import told_shape
+from fedveil.flower.job.told_shape import told_shape, told_targets
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
@@ -43,14 +45,28 @@ _seen_before: dict[tuple[bytes, str, ClientId, str | None], ClientsData] = {}
 _MOST_SEEN = 16
 
 
-def own_data(job: Job, client: ClientId, function: str | None) -> ClientsData:
-    """The client's examples: what its own function gives, or its part of the job's data set."""
+def own_data(
+    job: Job, client: ClientId, function: str | None, form: Form | None = None
+) -> ClientsData:
+    """The client's examples: what its own function gives, or its part of the job's data set.
+
+    If a form is given, each record of its function is read by itself and the rest is ignored.
+    """
     if function is None:
         data = load_data(job)
         split = make_partition(job, data)
-        return ClientsData(data.train.x, data.train.y, split.indices, split.offsets)
-    data = load_data(job, function)
-    return ClientsData.of_one(client, data.train.x, data.train.y)
+        return ClientsData(
+            data.train.x, data.train.y, split.indices, split.offsets, data.train.usable
+        )
+    train = load_data(job, function).train if form is None else read_records(function, form)
+    return ClientsData.of_one(client, train.x, train.y, train.usable)
+
+
+def example_count(job: Job, client: ClientId, function: str | None) -> int:
+    """Count the client's examples, without reading its own under `privacy.unit: example`."""
+    if function is not None and job.privacy.unit == "example":
+        return count_records(function, make_task(job).targets)
+    return own_data(job, client, function).examples(client)
 
 
 class Training:
@@ -63,10 +79,13 @@ class Training:
         self, job: Job, common: Message, states: Callable[[ClientId], ClientStates]
     ) -> None:
         self._states = states
+        target_shape, whole_targets = told_targets(common)
         self._shape = ModelShape(
             example_shape=told_shape(common),
             classes=take(common, "classes", int),
             fingerprint=take(common, "fingerprint", str),
+            target_shape=target_shape,
+            whole_targets=whole_targets,
         )
         # A copy, since torch takes no array that cannot be written.
         weights = take_array(common, "weights", "float32", (take(common, "dimension", int),))
@@ -110,16 +129,38 @@ class Training:
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]
-        data = own_data(self._job, client, function)
-        data = replace(data, x=_of_shape(data, self._shape))
-        if self._job.privacy.unit == "client":
-            # Else one example would decide about the others' contributions; training leaves it out.
+        device = self._job.training.device
+        if self._job.privacy.unit == "example":
+            form = self._form()
+            own = own_data(self._job, client, function, form).only(client)
+            if own.x.shape[1:] != form.shape:
+                raise _other_shape(own.x, self._shape)
+            assert own.usable is not None, "each record is read by itself"
+            x, usable = self._part.seen_apart(own.x, own.usable, device)
+            if said := described(usable):
+                _log.warning("%s", said)
+            seen = replace(own, x=x, usable=usable)
+        else:
+            data = own_data(self._job, client, function)
+            data = replace(data, x=_of_shape(data, self._shape))
             _check_targets(data, self._shape, self._targets)
-        own = data.only(client)
-        seen = replace(own, x=self._part.seen(own.x, self._job.training.device))
+            own = data.only(client)
+            seen = replace(own, x=self._part.seen(own.x, device))
         if self._part.features is not None and len(_seen_before) < _MOST_SEEN:
             _seen_before[name] = seen
         return seen
+
+    def _form(self) -> Form:
+        """Return what every record must be."""
+        shape = self._shape
+        assert isinstance(shape.example_shape, tuple), "the trainer takes nothing else"
+        return Form(
+            shape.example_shape,
+            self._targets,
+            shape.classes,
+            shape.target_shape,
+            shape.whole_targets,
+        )
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
@@ -128,10 +169,14 @@ def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
         x = ragged(x)
     if shape_of(x) != shape.example_shape:
-        raise DeploymentError(
-            f"this client's examples have shape {shape_of(x)}, the job's have {shape.example_shape}"
-        )
+        raise _other_shape(x, shape)
     return x
+
+
+def _other_shape(x: Array, shape: ModelShape) -> DeploymentError:
+    return DeploymentError(
+        f"this client's examples have shape {shape_of(x)}, the job's have {shape.example_shape}"
+    )
 
 
 def _check_targets(data: ClientsData, shape: ModelShape, targets: Targets) -> None:

@@ -15,7 +15,7 @@ from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.job import job_client
 from fedveil.flower.job.kept_states import KEPT_FIELD
 from fedveil.flower.job.members import Members
-from fedveil.flower.job.told_shape import telling
+from fedveil.flower.job.told_shape import telling, telling_targets
 from fedveil.flower.records import addressed_records, common_record, encoded_message, to_records
 from fedveil.message import Message, encode
 from fedveil.protections.base import Protection, RoundContext
@@ -143,8 +143,12 @@ class GridExecutor(Executor):
             "example_shape": telling(shape.example_shape),
             "classes": shape.classes,
             "fingerprint": shape.fingerprint,
+            **(self._targets() if self._job.privacy.unit == "example" else {}),
             **({KEPT_FIELD: self._run} if self._job.keeps_state else {}),
         }
+
+    def _targets(self) -> Message:
+        return telling_targets(self._shape.target_shape, whole=self._shape.whole_targets)
 
     def _read(self, client: ClientId, reply: FlowerMessage) -> Answer | None:
         if reply.has_error():

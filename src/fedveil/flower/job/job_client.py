@@ -32,6 +32,7 @@ from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.job.kept_states import KEPT_FIELD, kept_states
+from fedveil.flower.job.told_shape import TARGET_FIELDS
 from fedveil.flower.own_account import count_report
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
@@ -148,9 +149,9 @@ def _introduce(job: Job, context: Context) -> bytes:
     member = Member.of(context.node_config, job)
     answer: dict[str, Value] = {"client": member.client}
     if "examples" in job.deployment.reveal:
-        from fedveil.flower.job.client_training import own_data
+        from fedveil.flower.job.client_training import example_count
 
-        answer["examples"] = own_data(job, member.client, member.data).examples(member.client)
+        answer["examples"] = example_count(job, member.client, member.data)
     return encode(answer)
 
 
@@ -164,7 +165,9 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
     addressee, asked, common = from_addressed_records(message.content)
     trains = "weights" in common
     kept_field = [KEPT_FIELD] if job.keeps_state else []
-    only_fields(common, *ROUND_FIELDS, *([*TRAINING_FIELDS, *kept_field] if trains else ()))
+    target_fields = TARGET_FIELDS if job.privacy.unit == "example" else ()
+    more = [*TRAINING_FIELDS, *target_fields, *kept_field] if trains else ()
+    only_fields(common, *ROUND_FIELDS, *more)
     round, dimension = take(common, "round", int), take(common, "dimension", int)
     opening = take(common, "opening", bool)
     if not (1 <= round <= job.rounds and dimension >= 1):

@@ -11,11 +11,26 @@ from fedveil.example_arrays import Shape
 from fedveil.message import Message, Value, take, take_array
 
 _FIELD = "example_shape"
+#: Told to clients that read each record by itself.
+TARGET_FIELDS = _TARGETS, _WHOLE = "target_shape", "whole_targets"
 
 
 def telling(shape: Shape) -> Value:
     """The field of the message: numbers, or text where examples have several inputs."""
     return json.dumps(shape) if isinstance(shape, dict) else np.array(shape, np.int64)
+
+
+def telling_targets(shape: tuple[int, ...], *, whole: bool) -> Message:
+    """Return the message fields that describe the targets."""
+    return {_TARGETS: np.array(shape, np.int64), _WHOLE: whole}
+
+
+def told_targets(common: Message) -> tuple[tuple[int, ...], bool]:
+    """Return the shape of a target, and True if targets are whole numbers."""
+    if _TARGETS not in common:
+        return (), False
+    shape = tuple(take_array(common, _TARGETS, np.int64, (None,)).tolist())
+    return shape, take(common, _WHOLE, bool)
 
 
 def told_shape(common: Message) -> Shape:

@@ -1,0 +1,205 @@
+"""Training records read one by one, so that a fault in one record is a fault of that record alone.
+
+Under `privacy.unit: example` a record decides about its own contribution and about nothing else.
+Its shape, the number of classes and the type of the targets are known before any record is read
+(`Form`). A record that does not fit them stays in its place and counts for nothing
+(`Examples.usable`). Only the structure is refused here: what kind of object the data is, and the
+shape of an array as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedveil import own_code
+from fedveil._arrays import Array, Bools
+from fedveil.data.examples import Dataset, Examples
+from fedveil.data.targets import NO_TOKEN
+from fedveil.errors import DataInvalid
+from fedveil.example_arrays import Targets, all_of, as_finite, as_whole, blank, is_plain, shape_of
+
+#: Kinds of numbers, and those that one odd record can turn an array of numbers into.
+_NUMBERS, _READABLE = "fiub", "OUScm"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What every record must be, as the job says.
+
+    `outputs`: classes, numbers, truth values or different tokens. `target_shape` and
+    `whole_targets` describe targets of kind "own", and the shape that of tokens as well.
+    """
+
+    shape: tuple[int, ...]
+    targets: Targets
+    outputs: int
+    target_shape: tuple[int, ...] = ()
+    whole_targets: bool = False
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Form | None:
+        """Return the form of a data set's test examples; None if they are not one plain array."""
+        shape, y = shape_of(dataset.test.x), dataset.test.y
+        if isinstance(shape, dict) or -1 in shape or not is_plain(y):
+            return None
+        whole = y.dtype.kind != "f"
+        return cls(shape, dataset.targets, dataset.classes, y.shape[1:], whole)
+
+
+def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
+    """Read the records of several (x, y) pairs. If `y` is None, x holds tokens to predict."""
+    groups = [_examples(name, x, y, form) for x, y in parts]
+    x = np.concatenate([group.x for group in groups])
+    y = np.concatenate([group.y for group in groups])
+    usable = np.concatenate([group.usable for group in groups if group.usable is not None])
+    return Examples(x, y, usable)
+
+
+def without_a_fault(examples: Examples) -> Examples:
+    """Mark every example as usable."""
+    return Examples(examples.x, examples.y, np.ones(len(examples), np.bool_))
+
+
+def described(usable: Bools) -> str | None:
+    """Say in a sentence how many records count for nothing; return None if all count."""
+    unusable = np.flatnonzero(~usable)
+    if not len(unusable):
+        return None
+    return (
+        f"{len(unusable)} of {len(usable)} training examples count for nothing, example "
+        f"{unusable[0]} first: each holds something that is not a finite number, has a label or "
+        f"shape that the job does not have, or makes the model's fixed layers raise"
+    )
+
+
+def items(dataset: Any) -> tuple[list[Any], list[Any]]:
+    """Return the x and y of a map-style Dataset's items; None for an item that raises."""
+    x, y = list[Any](), list[Any]()
+    for index in range(len(dataset)):
+        try:
+            one, learnt = dataset[index]
+        except Exception:  # it may read a file of its own, which may be damaged
+            one = learnt = None
+        x.append(one)
+        y.append(learnt)
+    return x, y
+
+
+def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
+    if y is None:
+        return _next_tokens(name, x, form)
+    rows, usable = _numbers(name, "x_train", x, [form.shape])
+    learnt, has_target = _numbers(name, "y_train", y, *_target_shapes(y, form))
+    if len(rows) != len(learnt):
+        raise DataInvalid(
+            f"data {name}: x_train has {len(rows)} examples and y_train has {len(learnt)} labels, "
+            f"as many are needed"
+        )
+    if not rows.size:
+        raise DataInvalid(
+            f"data {name}: x_train has shape {rows.shape}, [examples, ...] without a zero is needed"
+        )
+    floats = rows.dtype.kind == "f"
+    rows, fits = as_finite(rows) if floats else (rows, np.ones(len(rows), np.bool_))
+    learnt, right = _targets(learnt, form)
+    usable &= has_target & fits & right
+    return Examples(blank(rows, usable), blank(learnt, usable), usable)
+
+
+def _next_tokens(name: str, x: Any, form: Form) -> Examples:
+    if len(form.shape) != 1:
+        raise DataInvalid(
+            f"data {name}: x_train comes without y, but its examples are not sequences of tokens"
+        )
+    rows, usable = _numbers(name, "x_train", x, [(form.shape[0] + 1,)])
+    tokens, whole = as_whole(rows)
+    usable &= whole & _are_tokens(tokens, form.outputs)
+    tokens = blank(tokens, usable)
+    return Examples(tokens[:, :-1].copy(), tokens[:, 1:].copy(), usable)
+
+
+def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
+    """Return the shapes a record's target may have, and True if an array of another shape is kept.
+
+    Targets are stored in the first of the shapes.
+    """
+    if form.targets == "class":
+        return [()], False
+    if form.targets in ("numbers", "bits"):
+        return [(form.outputs,), *([()] if form.outputs == 1 else [])], False
+    return [form.target_shape], True
+
+
+def _numbers(
+    name: str, part: str, value: Any, shapes: list[tuple[int, ...]], any_shape: bool = False
+) -> tuple[Array, Bools]:
+    """Return the records as one array of the first of these shapes, and a mask of the valid ones.
+
+    An array of numbers keeps its type; of anything else each record is read by itself.
+    """
+    if isinstance(value, Mapping):
+        raise DataInvalid(
+            f"data {name}: {part} has several inputs, privacy.unit = example takes one array"
+        )
+    try:
+        value = value.detach().cpu() if hasattr(value, "detach") else value
+        array = np.asarray(value) if hasattr(value, "__array__") else None
+        records = list(value) if array is None else []
+    except Exception as error:
+        said = own_code.described(error)
+        raise DataInvalid(f"data {name}: {part} is not an array: {said}") from None
+    if array is not None and array.ndim:
+        shape = array.shape[1:]
+        if array.dtype.kind in _NUMBERS and (any_shape or shape in shapes):
+            kept = shape if any_shape else shapes[0]
+            return array.reshape(len(array), *kept), np.ones(len(array), np.bool_)
+        if array.dtype.kind in _READABLE:
+            records, array = list(array), None
+    if array is not None:
+        raise DataInvalid(
+            f"data {name}: {part} has dtype {array.dtype} and shape {array.shape}, numbers of "
+            f"shape {(len(array) if array.ndim else 0, *shapes[0])} are needed"
+        )
+    rows, usable = np.zeros((len(records), *shapes[0])), np.ones(len(records), np.bool_)
+    for i, record in enumerate(records):
+        found = _record(record, shapes)
+        usable[i] = found is not None
+        rows[i] = 0 if found is None else found
+    return rows, usable
+
+
+def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
+    """Return one record as numbers; None if it holds anything else or has another shape."""
+    try:
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        if array.dtype.kind not in _NUMBERS + _READABLE or array.shape not in shapes:
+            return None
+        if array.dtype.kind == "c":
+            if array.imag.any():
+                return None
+            array = array.real
+        with np.errstate(all="ignore"):
+            return array.astype(np.float64).reshape(shapes[0])
+    except Exception:  # no numbers, or lists of different lengths
+        return None
+
+
+def _targets(array: Array, form: Form) -> tuple[Array, Bools]:
+    """Return the targets in the dtype of their kind, and a mask of the valid ones."""
+    if form.targets == "own":
+        return as_whole(array) if form.whole_targets else as_finite(array)
+    if form.targets in ("numbers", "bits"):
+        rows, right = as_finite(array)
+        return rows, right & (all_of(np.isin(rows, (0, 1))) if form.targets == "bits" else True)
+    rows, right = as_whole(array)
+    if form.targets == "tokens":
+        return rows, right & _are_tokens(rows, form.outputs)
+    return rows, right & (rows >= 0) & (rows < form.outputs)
+
+
+def _are_tokens(rows: Array, tokens: int) -> Bools:
+    return all_of((rows == NO_TOKEN) | ((rows >= 0) & (rows < tokens)))

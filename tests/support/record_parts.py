@@ -1,0 +1,165 @@
+"""Data sets of which one record can be anything: what a client's own function gives, by kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedveil
+from fedveil.entropy import Seeded
+from fedveil.example_arrays import Targets
+
+CLASSES, FEATURES, EXAMPLES, TOKENS = 3, 5, 31, 11
+#: What `data` gives next.
+HELD: dict[str, Any] = {}
+
+
+def data() -> Any:
+    """What a client's function returns."""
+    return HELD["data"]
+
+
+class Averaged(nn.Module):
+    """Looks whole numbers up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, 4)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(x).mean(1))
+
+
+class NextOf(nn.Module):
+    """Scores of the next token, from the one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, 4)
+        self.head = nn.Linear(4, TOKENS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(x))
+
+
+class Frozen(nn.Module):
+    """A backbone that raises for what it does not like, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(FEATURES, 7), Shy(), nn.Tanh())
+        self.head = nn.Linear(7, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+
+class Shy(nn.Module):
+    """Raises for large numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x.abs() > 1e6).any()):
+            raise RuntimeError("too much for me")
+        return x
+
+
+def linear() -> nn.Module:
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def dropped() -> nn.Module:
+    """Draws at random for each example."""
+    return nn.Sequential(nn.Linear(FEATURES, 9), nn.Dropout(0.4), nn.Tanh(), nn.Linear(9, CLASSES))
+
+
+def frozen() -> nn.Module:
+    return Frozen()
+
+
+def averaged() -> nn.Module:
+    return Averaged()
+
+
+def next_of() -> nn.Module:
+    return NextOf()
+
+
+def one_number() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def images() -> nn.Module:
+    """Many examples at once go through its fixed filters."""
+    from fedveil.learning.oriented_filters import OrientedFilters
+
+    filters = OrientedFilters((1, 8, 8))
+    return nn.Sequential(filters, nn.Linear(filters.outputs, CLASSES))
+
+
+class Ranked(fedveil.Task):
+    """A task of the user's, with whole numbers as targets."""
+
+    targets: ClassVar[Targets] = "own"
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets)
+
+
+class Measured(fedveil.Task):
+    """One with rows of numbers."""
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return nn.functional.huber_loss(outputs, targets)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A job's model and task, and records that fit them."""
+
+    model: str
+    task: str = "classification"
+    x: str = "floats"
+    y: str = "labels"
+    training: tuple[tuple[str, Any], ...] = ()
+
+    def records(self, count: int, seed: int) -> tuple[list[Any], list[Any]]:
+        """So many x and y."""
+        draw = Seeded(seed, "records").generator()
+        shape = {"floats": (FEATURES,), "tokens": (6,), "images": (1, 8, 8)}[self.x]
+        if self.x == "tokens":
+            x = draw.integers(0, TOKENS, (count, *shape))
+        else:
+            x = draw.normal(size=(count, *shape)).astype(np.float32)
+        y = {
+            "labels": draw.integers(0, CLASSES, count),
+            "tokens": draw.integers(0, TOKENS, (count, 6)),
+            "number": draw.normal(size=count),
+            "bits": draw.integers(0, 2, (count, CLASSES)),
+            "rows": draw.normal(size=(count, CLASSES)),
+            "none": [None] * count,
+        }[self.y]
+        if self.y == "labels":
+            y[:CLASSES] = np.arange(CLASSES)[:count]
+        return list(x), list(y)
+
+
+HEAD = (("train", "head"),)
+KINDS = {
+    "closed form": Kind("record_parts:linear"),
+    "dropout": Kind("record_parts:dropped"),
+    "weighted": Kind("record_parts:linear", training=(("class_weights", [0.5, 2.0, 1.0]),)),
+    "fixed layers": Kind("record_parts:frozen", training=HEAD),
+    "fixed filters": Kind("record_parts:images", x="images", training=HEAD),
+    "table": Kind("record_parts:averaged", x="tokens"),
+    "next token": Kind("record_parts:next_of", "next_token", x="tokens", y="tokens"),
+    "lines": Kind("record_parts:next_of", "next_token", x="tokens", y="none"),
+    "regression": Kind("record_parts:one_number", "regression", y="number"),
+    "multilabel": Kind("record_parts:dropped", "multilabel", y="bits"),
+    "own whole": Kind("record_parts:dropped", "record_parts:Ranked"),
+    "own rows": Kind("record_parts:linear", "record_parts:Measured", y="rows"),
+}
