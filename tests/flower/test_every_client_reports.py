@@ -189,6 +189,42 @@ def test_a_deployed_client_is_charged_before_its_examples_are_read(
     assert seen == ["1"] * 6
 
 
+@pytest.mark.parametrize("wrong", ["nan", "label", "huge", "none", "damaged"])
+def test_a_deployed_client_s_invalid_record_is_in_its_own_log_alone(
+    tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under `privacy.unit: example` the others of its examples still count."""
+    changes = {"nan": (float("nan"), 0), "label": (1.0, 3), "huge": (1e300, 1), "none": (None, 2)}
+
+    def records() -> dict[str, Any]:
+        data = parts.one_clients_data()
+        x, y = [list(map(float, row)) for row in data["x_train"]], list(data["y_train"])
+        if wrong == "damaged":
+            x[17] = x[17][:-1]
+        else:
+            x[17][2], y[17] = changes[wrong]
+        return {"x_train": x, "y_train": y, "x_test": None, "y_test": "never looked at"}
+
+    monkeypatch.setattr(parts, "records", records, raising=False)
+    settings = job(
+        rounds=1,
+        model="parts:linear",
+        training={"sampling_rate": 1.0, "batch_size": 4, "lr": 2.0},
+        protection={"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 1.0, "dp_delta": 1e-6}},
+        privacy={"unit": "example"},
+        deployment={"reveal": ["examples"]},
+    )
+    app, _ = app_of(tmp_path / "app", settings)
+    grid = LocalGrid(app, tmp_path / "state")
+    grid.contexts[100].node_config["data"] = "parts:records"
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run = serve(app, grid, tmp_path / "run")
+    assert not first_reply(grid).has_error()
+    assert run.metrics[0]["reports"] == 6
+    assert "1 of 40 training examples count for nothing, example 17 first" in caplog.text
+    assert "an update of zero is reported" not in caplog.text
+
+
 # --- in somebody's Flower app -------------------------------------------------------------------
 
 
