@@ -19,7 +19,7 @@ from fedveil.vertical.apart import handshake, intersection
 from fedveil.vertical.apart.alignment import digests
 from fedveil.vertical.apart.blinding import Blinding
 from fedveil.vertical.apart.found_examples import FoundExamples
-from fedveil.vertical.apart.handshake import Agreement, Standing
+from fedveil.vertical.apart.standing import Agreement, Standing
 
 RUN = bytes(range(16))
 Said = dict[str, list[Message]]

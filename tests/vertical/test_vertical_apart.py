@@ -37,9 +37,9 @@ from fedveil.message import Message
 from fedveil.vertical import Optimizer, Part, SplitModel, VerticalJob, train
 from fedveil.vertical.apart import intersection, sessions
 from fedveil.vertical.apart.found_examples import FoundExamples
-from fedveil.vertical.apart.handshake import Agreement
 from fedveil.vertical.apart.machine import Machine, Session, follower_of
 from fedveil.vertical.apart.sessions import Meeting, follow, lead
+from fedveil.vertical.apart.standing import Agreement
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.split import module_of
@@ -68,6 +68,7 @@ def job_of(task: str = "bottoms", *overrides: str) -> VerticalJob:
         "batch_size=10",
         "checkpoint.every_steps=4",
         "record.every_steps=1",
+        "alignment.least_common=30",
     )
     return VerticalJob.load(None, [*settings, *overrides])
 

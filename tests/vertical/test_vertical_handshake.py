@@ -14,7 +14,7 @@ from fedveil.errors import ExchangeError, Unfit
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.message import Message
 from fedveil.vertical.apart import alignment, handshake
-from fedveil.vertical.apart.handshake import Agreement, Standing
+from fedveil.vertical.apart.standing import Agreement, Standing
 from vertical_parts import Bottoms
 
 RUN = bytes(range(16))
@@ -133,7 +133,8 @@ def test_texts_are_ids_too_and_never_equal_a_number() -> None:
 def test_a_party_without_data_takes_the_order_of_the_other(by: str) -> None:
     none = np.empty(0, np.int64)
     for mine, theirs in (([5, 3, 9], none), (none, [5, 3, 9])):
-        agreed = agree(standing("lead", mine, align_by=by), standing("bank", theirs, align_by=by))
+        bank = standing("bank", theirs, align_by=by, least_common=0)
+        agreed = agree(standing("lead", mine, align_by=by), bank)
         for agreement in agreed.values():
             assert agreement.examples.positions["train"].tolist() == [0, 1, 2]
             assert agreement.notes == ()
@@ -303,10 +304,10 @@ GOOD = {
         ({**GOOD, "rows_test": np.array([-1])}, "test rows are not some of the 2"),
         ({**GOOD, "rows_test": np.array([0.0])}, "not a row of positions"),
         ({**GOOD, "rows_test": np.empty(0, np.int64)}, "not a row of positions"),
-        ({"kind": "tensor"}, "'tensor' where 'begin' was due"),
+        ({"kind": "tensor"}, "'tensor' where 'agreed' or 'begin' was due"),
         ({"kind": "agreed"}, "step is missing"),
         ({**GOOD, "examples": b"short"}, "named in 5 bytes"),
-        ({**GOOD, "kind": "blinded"}, "'blinded' where 'begin' was due"),
+        ({**GOOD, "kind": "blinded"}, "'blinded' where 'agreed' or 'begin' was due"),
     ],
 )
 def test_a_follower_believes_nothing_that_it_can_check(agreed: dict[str, Any], why: str) -> None:
@@ -325,7 +326,7 @@ def test_a_follower_believes_nothing_that_it_can_check(agreed: dict[str, Any], w
         (begun(align_by="intersection", ids_test=-1), "its ids are fewer than none"),
         (
             begun(align_by="intersection", ids_train=11),
-            "it brings 11 ids, each of which it learns whether bank has: alignment.most_ids = 10",
+            "it brings 13 ids, each of which it learns whether bank has: alignment.most_ids = 10",
         ),
     ],
 )
@@ -340,13 +341,13 @@ def test_a_leader_takes_so_many_ids_and_no_more() -> None:
     with pytest.raises(Unfit) as error:
         agree(standing("lead", most_ids=10), standing("bank", range(11)))
     assert str(error.value) == (
-        "bank brings 11 ids, each of which it learns whether lead has: alignment.most_ids = 10"
+        "bank brings 13 ids, each of which it learns whether lead has: alignment.most_ids = 10"
     )
 
 
 def test_a_leader_that_begins_again_with_other_guesses_is_stopped() -> None:
     """It finds what the follower holds of its ids in each attempt, and tells nothing."""
-    bank, found = standing("bank", range(100, 104), most_ids=10), []
+    bank, found = standing("bank", range(100, 104), most_ids=20), []
 
     def guessing() -> Exchange[None]:
         for attempt in range(1, 100):
@@ -367,11 +368,11 @@ def test_a_leader_that_begins_again_with_other_guesses_is_stopped() -> None:
 
     with pytest.raises(ExchangeError) as error:
         drive_together({"lead": guessing(), "bank": handshake.follow(bank, "lead")}, encoded=True)
-    assert "brings 15 ids, each of which it learns whether bank has: alignment.most_" in str(error)
+    assert "brings 21 ids, each of which it learns whether bank has: alignment.most_" in str(error)
     assert len(found) == 2
     lead = standing("lead", most_ids=10)
     assert agree(lead, standing("bank", range(6)))["lead"].notes
-    with pytest.raises(Unfit, match=r"^bank brings 12 ids, each of which it learns whether lead"):
+    with pytest.raises(Unfit, match=r"^bank brings 16 ids, each of which it learns whether lead"):
         agree(lead, standing("bank", range(2, 8)))
 
 

@@ -22,6 +22,7 @@ JOB = """
 name: apart
 task: vertical_apart:bottoms
 epochs: 3
+alignment: {least_common: 8}
 batch_size: 10
 checkpoint: {every_steps: 4}
 record: {every_steps: 1}

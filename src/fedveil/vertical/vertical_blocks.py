@@ -172,11 +172,19 @@ class AlignmentSettings(Block):
         "hold itself; `digests`: in a moment, for ids that are no secret, since guessing undoes a "
         "digest; null: `intersection`, but where the task numbers the examples by itself",
     )
-    most_ids: int = Field(
-        10_000_000,
+    most_ids: int | None = Field(
+        None,
         ge=1,
-        description="so many ids this party takes of another, which learns of each that it brings "
-        "whether this one has it; every party has its own number",
+        description="the number of ids that this party accepts from another, over all attempts of "
+        "a run; the other learns of each whether this party has it. null: four times this party's "
+        "own ids. Every party has its own number",
+    )
+    least_common: int = Field(
+        100,
+        ge=0,
+        description="under `intersection`, the least number of training examples that all must "
+        "hold for this party to take part; 0 also allows a leader without ids to use all of them. "
+        "Every party has its own number",
     )
 
 

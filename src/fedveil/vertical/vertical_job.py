@@ -32,7 +32,8 @@ class VerticalJob(VerticalFields):
     def agreed(self) -> dict[str, Any]:
         """What must be the same in every party's copy of the job."""
         agreed = {k: v for k, v in self.model_dump().items() if k not in self.OWN_KEYS}
-        del agreed["alignment"]["most_ids"]
+        for own in ("most_ids", "least_common"):
+            del agreed["alignment"][own]
         settings = self.task.settings
         for key in getattr(settings, "OWN_KEYS", ()):
             del agreed["task"][self.task.name][key]

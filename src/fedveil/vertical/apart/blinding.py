@@ -14,15 +14,16 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.entropy import Entropy
+from fedveil.entropy import Entropy, Secure
 from fedveil.errors import MessageInvalid, MissingExtra
+from fedveil.vertical.apart import exponent_proof
 from fedveil.vertical.rows import Ids
 
 #: One point in each row.
@@ -52,6 +53,17 @@ class Blinding:
         """P^k of every point; raises `MessageInvalid` where one is none, or the group's unit."""
         return self._all([row.tobytes() for row in points], self._raised)
 
+    @property
+    def commitment(self) -> bytes:
+        """G^k, to which a proof about the exponent refers."""
+        committed: bytes = _group().crypto_scalarmult_ristretto255_base(self._exponent)
+        return committed
+
+    def proved(self, points: Points, raised: Points, subset: str) -> bytes:
+        """Prove that `raised` are `points` to the exponent of the commitment."""
+        weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
+        return exponent_proof.prove(_group(), self._exponent, self.commitment, weighted, Secure())
+
     def _raised(self, point: bytes) -> bytes:
         raised: bytes = _group().crypto_scalarmult_ristretto255(self._exponent, point)
         return raised
@@ -68,6 +80,43 @@ class Blinding:
         except RuntimeError as error:
             raise MessageInvalid("it holds 32 bytes that are no point of the group") from error
         return np.frombuffer(joined, np.uint8).reshape(-1, POINT_BYTES)
+
+
+def check_raised(
+    commitment: bytes, points: Points, raised: Points, proof: bytes, subset: str
+) -> None:
+    """Raise `MessageInvalid` unless the proof shows that `raised` are `points` to one exponent.
+
+    The exponent is that of the commitment, and whoever made the proof knows it.
+    """
+    if len(commitment) != POINT_BYTES:
+        raise MessageInvalid(f"its commitment has {len(commitment)} bytes")
+    weighted, other = _weighted(commitment, points, raised, subset, both=True)
+    exponent_proof.check(_group(), commitment, weighted, other, proof)
+
+
+def _weighted(
+    commitment: bytes, points: Points, raised: Points, subset: str, *, both: bool
+) -> tuple[bytes, bytes]:
+    """Return Σ d_i B_i and, if `both`, Σ d_i D_i."""
+    ours, theirs = ([row.tobytes() for row in rows] for rows in (points, raised))
+    drawn = exponent_proof.weights(commitment, ours + theirs, subset.encode())
+    return _sum(drawn, ours), _sum(drawn, theirs) if both else b""
+
+
+def _sum(scalars: Sequence[bytes], points: Sequence[bytes]) -> bytes:
+    """Return Σ d_i P_i, a piece for each thread at a time."""
+    times, add = _group().crypto_scalarmult_ristretto255, _group().crypto_core_ristretto255_add
+
+    def piece(start: int) -> bytes:
+        pairs = zip(scalars[start : start + _PIECE], points[start : start + _PIECE], strict=True)
+        total: bytes = reduce(add, (times(scalar, point) for scalar, point in pairs))
+        return total
+
+    try:
+        return reduce(add, _threads().map(piece, range(0, len(points), _PIECE)))
+    except RuntimeError as error:
+        raise MessageInvalid("it holds 32 bytes that are no point of the group") from error
 
 
 def texts(ids: Ids) -> Iterable[bytes]:

@@ -6,16 +6,17 @@
     agreed   leader -> followers   the step to go on from, and which of their examples are used
 
 The leader begins anew, with the next attempt, whenever a party has started again; whatever was
-under way then is void. It compares, and refuses with one sentence; a follower keeps to its own
-job, whatever the leader says.
+under way then is void. It compares, and refuses with one sentence. A follower keeps to its own
+job, whatever the leader says: it answers only in the order of `_DUE`, and uses only examples that
+it remembers, or whose ids the leader has proved to have brought (`intersection`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,59 +27,21 @@ from fedveil.message import Message, Value, take, take_array
 from fedveil.settings.differences import differences
 from fedveil.vertical.apart import alignment, intersection
 from fedveil.vertical.apart.found_examples import NAME_BYTES, FoundExamples
-from fedveil.vertical.rows import Ids, Positions
+from fedveil.vertical.apart.standing import Agreement, Standing
+from fedveil.vertical.rows import Positions
 from fedveil.vertical.split import Optimizer, SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
 
 TRAIN = "train"
 RUN_BYTES = 16
 
-
-@dataclass(frozen=True, eq=False)
-class Standing:
-    """What a party brings: its copy of what must agree, its examples' ids, the steps it holds.
-
-    `run` is the identity of the run that its folder holds; empty where that is still to come.
-    `examples` are those that it remembers, of these ids. Of another party it takes at most
-    `most_ids` ids, which are as many guesses at its own, in all attempts together to find the
-    intersection: `brought` counts them.
-    """
-
-    party: str
-    job: Mapping[str, Any]
-    parts: Mapping[str, Any]
-    ids: Mapping[Subset, Ids]
-    steps: tuple[int, ...] = (0,)
-    run: bytes = b""
-    align_by: Literal["intersection", "digests"] = "intersection"
-    most_ids: int = 10_000_000
-    examples: FoundExamples | None = None
-    brought: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many ids of every subset, as messages say it."""
-        return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
-
-    def known_by(self, name: bytes) -> FoundExamples | None:
-        """The examples that it remembers by that name."""
-        return self.examples if self.examples is not None and self.examples.name == name else None
-
-
-@dataclass(frozen=True, eq=False)
-class Agreement:
-    """What all parties hold to: the run, what for, the step, and this party's rows in order."""
-
-    run: bytes
-    purpose: str
-    step: int
-    order_seed: int
-    examples: FoundExamples
-    notes: tuple[str, ...]
-
-    def same_examples(self, other: Agreement) -> bool:
-        mine, others = self.examples.positions, other.examples.positions
-        return all(np.array_equal(mine[subset], others[subset]) for subset in SUBSETS)
+#: What a leader may send to a follower, by what has happened since the last `begin`.
+_DUE: Mapping[str, frozenset[str]] = {
+    "new": frozenset({"begin"}),
+    "applied, to exchange ids": frozenset({"begin", "blinded", "agreed"}),
+    "applied": frozenset({"begin", "agreed"}),
+    "exchanged": frozenset({"begin", "agreed"}),
+}
 
 
 def described(split: SplitModel) -> dict[str, Any]:
@@ -135,15 +98,16 @@ def lead(
     ):
         examples = own.examples
         aligned: Mapping[Subset, alignment.Aligned] = {}
+        proofs: Mapping[str, Mapping[str, Value]] = {}
     else:
-        aligned = yield from _aligned(own, applications, key, attempt)
+        aligned, proofs = yield from _aligned(own, applications, key, attempt)
         found = {subset: positions[own.party] for subset, (positions, _) in aligned.items()}
         examples = FoundExamples(Secure().token(NAME_BYTES), found)
     keep_run()
     for follower in followers:
         rows = {f"rows_{subset}": positions[follower] for subset, (positions, _) in aligned.items()}
         said: dict[str, Value] = {"kind": "agreed", "step": max(steps), "examples": examples.name}
-        yield Send(follower, {**said, **rows})
+        yield Send(follower, {**said, **rows, **proofs.get(follower, {})})
     return Agreement(
         run=own.run,
         purpose=purpose,
@@ -157,21 +121,31 @@ def lead(
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
     """A follower's side; `begin` is the leader's, where that has come already."""
     message = begin if begin is not None else (yield from received(leader))
+    state = "new"
+    exchanged: Mapping[Subset, intersection.Exchanged] = {}
     try:
         while True:
-            if take(message, "kind", str) != "begin":
-                raise MessageInvalid(f"it sent {message['kind']!r} where 'begin' was due")
-            begin, order = message, None
-            yield Send(leader, _application(own, begin))
-            message = yield from received(leader)
-            if own.align_by == "intersection" and message.get("kind") == "blinded":
+            kind = take(message, "kind", str)
+            if kind not in _DUE[state]:
+                due = " or ".join(f"{due!r}" for due in sorted(_DUE[state]))
+                raise MessageInvalid(f"it sent {kind!r} where {due} was due")
+            if kind == "begin":
+                begin, exchanged = message, {}
+                yield Send(leader, _application(own, begin))
+                exchanges = own.align_by == "intersection"
+                state = "applied, to exchange ids" if exchanges else "applied"
+                message = yield from received(leader)
+            elif kind == "blinded":
+                assert begin is not None, "nothing else is due before"
                 if (many := _brought(own, leader, _counts(begin))) > own.most_ids:
                     raise MessageInvalid(f"it {_too_many(many, own)}")
-                message, order = yield from intersection.follow(
-                    own.ids, _counts(begin), leader, take(begin, "attempt", int), message
+                attempt, state = take(begin, "attempt", int), "exchanged"
+                message, exchanged = yield from intersection.follow(
+                    own.ids, _counts(begin), leader, attempt, message
                 )
-            if take(message, "kind", str) == "agreed":
-                return _understood(own, begin, message, order)
+            else:
+                assert begin is not None, "nothing else is due before"
+                return _understood(own, begin, message, exchanged)
     except MessageInvalid as error:
         raise ExchangeError(f"{leader} does not agree as a leader does: {error}") from None
 
@@ -199,7 +173,7 @@ def _check_application(own: Standing, follower: str, message: Message, purpose: 
                 f"the {what} of {follower} is another one: {key} = {their} where {own.party} has "
                 f"{my}",
             )
-    if (many := max(counts.values())) > own.most_ids:
+    if (many := sum(counts.values())) > own.most_ids:
         raise Unfit(follower, f"{follower} {_too_many(many, own)}")
     _check_run(own, follower, run, steps, purpose)
 
@@ -242,29 +216,33 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """How many ids the party has brought, with those of the attempt that begins."""
-    own.brought[party] = own.brought.get(party, 0) + max(counts.values())
+    """Count the ids of the attempt that begins, of all subsets, and save the count."""
+    own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
+    own.keep_brought()
     return own.brought[party]
 
 
 def _aligned(
     own: Standing, applications: Mapping[str, Message], key: bytes, attempt: int
-) -> Exchange[Mapping[Subset, alignment.Aligned]]:
-    """Which examples all hold, as the job says that this is found out."""
+) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
+    """Return the examples that all hold, and for each follower the fields that prove it."""
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
         if own.align_by == "digests":
-            return {s: _aligned_by_digests(own, applications, s, key) for s in SUBSETS}
+            return {s: _aligned_by_digests(own, applications, s, key) for s in SUBSETS}, {}
         for follower, held in counts.items():
             if (many := _brought(own, follower, held)) > own.most_ids:
                 raise Unfit(follower, f"{follower} {_too_many(many, own)}")
         found = yield from intersection.lead(own.ids, counts, attempt)
         aligned = {}
+        proofs: dict[str, dict[str, Value]] = {follower: {} for follower in counts}
         for subset in SUBSETS:
             sizes = {own.party: len(own.ids[subset])}
             sizes |= {follower: held[subset] for follower, held in counts.items()}
-            aligned[subset] = alignment.align_found(found[subset], sizes, own.party, subset)
-        return aligned
+            aligned[subset] = alignment.align_found(found.places[subset], sizes, own.party, subset)
+            for follower, fields in proofs.items():
+                fields |= found.proof(subset, follower, aligned[subset][0][follower])
+        return aligned, proofs
     except DataInvalid as error:
         raise ExchangeError(str(error)) from None
 
@@ -290,7 +268,7 @@ def _application(own: Standing, begin: Message) -> dict[str, Value]:
     key = take(begin, "key", bytes) if by_digests else b""
     if by_digests and len(key) != alignment.KEY_BYTES:
         raise MessageInvalid(f"its key has {len(key)} bytes")
-    if (many := max(_counts(begin).values())) > own.most_ids:
+    if (many := sum(_counts(begin).values())) > own.most_ids:
         raise MessageInvalid(f"it {_too_many(many, own)}")
     known = own.known_by(take(begin, "examples", bytes))
     digests = {f"digests_{s}": alignment.digests(own.ids[s], key) for s in SUBSETS if by_digests}
@@ -308,7 +286,10 @@ def _application(own: Standing, begin: Message) -> dict[str, Value]:
 
 
 def _understood(
-    own: Standing, begin: Message, agreed: Message, order: intersection.Order | None
+    own: Standing,
+    begin: Message,
+    agreed: Message,
+    exchanged: Mapping[Subset, intersection.Exchanged],
 ) -> Agreement:
     step, run = take(agreed, "step", int), take(begin, "run", bytes)
     if step not in own.steps:
@@ -322,8 +303,12 @@ def _understood(
     known = examples is not None
     if examples is None:
         leads = _counts(begin)
-        drawn = {s: None if order is None or not leads[s] else order[s] for s in SUBSETS}
-        rows = {s: _checked_rows(own, s, agreed, drawn[s]) for s in SUBSETS}
+        rows = {s: _checked_rows(own, s, agreed, leads[s], exchanged.get(s)) for s in SUBSETS}
+        if exchanged and len(rows["train"]) < own.least_common:
+            raise MessageInvalid(
+                f"{len(rows['train'])} training examples are held by all, fewer than {own.party}'s "
+                f"alignment.least_common = {own.least_common}"
+            )
         examples = FoundExamples(name, rows)
     return Agreement(
         run=run,
@@ -345,13 +330,29 @@ def _left_out(own: Standing, examples: FoundExamples) -> Iterator[str]:
 
 
 def _checked_rows(
-    own: Standing, subset: Subset, agreed: Message, order: Positions | None
+    own: Standing,
+    subset: Subset,
+    agreed: Message,
+    leads: int,
+    exchanged: intersection.Exchanged | None,
 ) -> Positions:
-    """This party's rows; they are told as places in `order`, where it has drawn one."""
+    """Return this party's rows. After an exchange they arrive as places in the order it drew.
+
+    Raises `MessageInvalid` for rows of which the leader has not proved that it brought their ids.
+    `leads`: how many ids it says that it has.
+    """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])
     if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows):
         raise MessageInvalid(f"its {subset} rows are not a row of positions")
     if held and (rows.min() < 0 or rows.max() >= held or len(np.unique(rows)) != len(rows)):
         raise MessageInvalid(f"its {subset} rows are not some of the {held} that are here")
-    return rows.copy() if order is None or not held else order[rows]  # what came is read-only
+    if not held or own.align_by == "digests":
+        return rows.copy()  # what came is read-only
+    if exchanged is not None:
+        exchanged.check(subset, rows, agreed)
+        return exchanged.order[rows]
+    if leads or own.least_common:
+        said = "before the exchange of ids was complete" if leads else "without an id of its own"
+        raise MessageInvalid(f"it claims {len(rows)} {subset} examples {said}")
+    return rows.copy()

@@ -7,7 +7,10 @@ For every subset, with the leader's exponent k and a follower's l (`blinding`), 
                                    an order that it draws
 
 The leader raises the latter to the power of k and compares: H(x)^(l k) = H(y)^(k l) where x = y.
-It then tells each follower which of its ids, in the drawn order, all parties hold.
+It then tells each follower which of its ids, in the drawn order, all parties hold, and proves it:
+with the commitment G^k it shows H(x)^(l k) for each of these ids, and proves that the exponent is
+k (`exponent_proof`). The follower accepts an id only if that value is one that it raised itself,
+so that the leader has brought the id: a leader cannot claim an example that it does not know.
 
 What each learns, if both keep to the protocol:
 
@@ -15,9 +18,10 @@ What each learns, if both keep to the protocol:
 - a follower: how many ids the leader has, and which of its own ids all parties hold, in the order
   in which the leader has them. Nothing of another follower.
 
-A party that does not keep to it may bring ids that it guesses and learns of each whether the other
-has it, a follower only of those that all hold. So many guesses as it brings ids: they are counted
-over all attempts of a process, and each party refuses more than its job's `alignment.most_ids`.
+A party that does not keep to it may bring ids that it guesses, and learns of each whether the other
+has it, a follower only of those that all hold. Every id that a party brings is a guess. Guesses are
+counted in the other's run folder, over all attempts and restarts, before they are answered. More
+than its job's `alignment.most_ids` are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from fedveil.entropy import Secure
 from fedveil.errors import MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
 from fedveil.message import Message, Value, take, take_array
-from fedveil.vertical.apart.blinding import POINT_BYTES, Blinding, Points
+from fedveil.vertical.apart.blinding import POINT_BYTES, Blinding, Points, check_raised
 from fedveil.vertical.rows import Ids, Positions
 from fedveil.vertical.task import SUBSETS, Subset
 
@@ -41,52 +45,112 @@ BATCH = 1 << 12
 
 #: By subset.
 Counts = Mapping[Subset, int]
-Order = Mapping[Subset, Positions]
 
 
-def lead(
-    ids: Mapping[Subset, Ids], counts: Mapping[str, Counts], attempt: int
-) -> Exchange[Mapping[Subset, Mapping[str, Positions]]]:
-    """Where each follower has each of the leader's ids, in the order that it drew; -1: nowhere.
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What the leader knows after the exchange, and how it proves it.
+
+    `places[subset][follower]`: where the follower has each of the leader's ids, in the order that
+    it drew; -1: nowhere.
+    """
+
+    places: Mapping[Subset, Mapping[str, Positions]]
+    _raised: Mapping[Subset, Mapping[str, tuple[Points, Points]]]
+    _blinding: Blinding
+
+    def proof(self, subset: Subset, follower: str, rows: Positions) -> dict[str, Value]:
+        """Return the fields that prove to a follower which of its ids were found."""
+        if follower not in self._raised[subset]:
+            return {}
+        theirs, raised = (points[rows] for points in self._raised[subset][follower])
+        return {
+            f"shown_{subset}": raised,
+            f"proof_{subset}": self._blinding.proved(theirs, raised, subset),
+            "commitment": self._blinding.commitment,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Exchanged:
+    """A follower's side of the complete exchange for one subset.
+
+    `order`: the order in which it showed its ids. `own`: these ids blinded. `raised`: the values
+    that it made of the leader's ids.
+    """
+
+    order: Positions
+    own: Points
+    raised: Points
+
+    def check(self, subset: Subset, rows: Positions, agreed: Message) -> None:
+        """Raise `MessageInvalid` unless the leader has brought each of the ids at these places."""
+        if len(rows) > len(self.raised):
+            raise MessageInvalid(
+                f"it claims {len(rows)} {subset} examples, and has brought {len(self.raised)} ids"
+            )
+        shown = _points(agreed, f"shown_{subset}", len(rows))
+        values = _as_values(shown)
+        if (
+            len(np.unique(values)) != len(values)
+            or not np.isin(values, _as_values(self.raised)).all()
+        ):
+            raise MessageInvalid(f"it claims {subset} examples whose ids it has not brought")
+        check_raised(
+            take(agreed, "commitment", bytes), self.own[rows], shown,
+            take(agreed, f"proof_{subset}", bytes), subset,
+        )  # fmt: skip
+
+
+def lead(ids: Mapping[Subset, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
+    """Find each follower's places of the leader's ids. Raises Unfit.
 
     `counts` is how many ids each follower has said that it has; where it or the leader has none,
-    there is nothing to find. Raises Unfit.
+    there is nothing to find.
     """
     blinding = Blinding(Secure())
-    found: dict[Subset, Mapping[str, Positions]] = {}
+    places: dict[Subset, Mapping[str, Positions]] = {}
+    raised: dict[Subset, Mapping[str, tuple[Points, Points]]] = {}
     for subset in SUBSETS:
         having = {name: held[subset] for name, held in counts.items() if held[subset]}
         table = _Table(ids[subset], having if len(ids[subset]) else {}, subset)
-        found[subset] = yield from table.filled(blinding, attempt)
-    return found
+        places[subset], raised[subset] = yield from table.filled(blinding, attempt)
+    return Found(places, raised, blinding)
 
 
 def follow(
     ids: Mapping[Subset, Ids], leads: Counts, leader: str, attempt: int, first: Message
-) -> Exchange[tuple[Message, Order]]:
-    """The leader's next message of another kind, and the order that was drawn.
+) -> Exchange[tuple[Message, Mapping[Subset, Exchanged]]]:
+    """Return the leader's next message of another kind, and the complete exchanges by subset.
 
-    `leads` is how many ids the leader has said that it has; `first` its first message. Raises
+    `leads` is how many ids the leader has said that it has; `first` its first message. A subset of
+    which one side has no ids is left out, and so is one that the leader breaks off. Raises
     `MessageInvalid`.
     """
     blinding, message = Blinding(Secure()), first
-    order = {subset: Secure().permutation(len(ids[subset])) for subset in SUBSETS}
+    done: dict[Subset, Exchanged] = {}
     for subset in SUBSETS:
-        shuffled = ids[subset][order[subset]]
-        both = leads[subset] and len(shuffled)
-        for start in range(0, max(leads[subset], len(shuffled)) if both else 0, BATCH):
+        order = Secure().permutation(len(ids[subset]))
+        shuffled = ids[subset][order]
+        if not (leads[subset] and len(shuffled)):
+            continue
+        own, raised = [], []
+        for start in range(0, max(leads[subset], len(shuffled)), BATCH):
             if message.get("kind") != "blinded":
-                return message, order
+                return message, done
             theirs = _points(message, "points", _size(leads[subset], start))
+            raised.append(blinding.raised(theirs))
+            own.append(blinding.blinded(shuffled[start : start + BATCH], subset))
             answer: dict[str, Value] = {
                 "kind": "raised",
                 "attempt": attempt,
-                "raised": blinding.raised(theirs),
-                "blinded": blinding.blinded(shuffled[start : start + BATCH], subset),
+                "raised": raised[-1],
+                "blinded": own[-1],
             }
             yield Send(leader, answer)
             message = yield from received(leader)
-    return message, order
+        done[subset] = Exchanged(order, np.concatenate(own), np.concatenate(raised))
+    return message, done
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +161,14 @@ class _Table:
     counts: Mapping[str, int]
     subset: Subset
 
-    def filled(self, blinding: Blinding, attempt: int) -> Exchange[Mapping[str, Positions]]:
-        """A batch is on its way to every follower while the one before is raised here."""
+    def filled(
+        self, blinding: Blinding, attempt: int
+    ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
+        """Return the places, and each follower's ids as it sent them and as they were raised.
+
+        A batch is on its way to every follower while the one before is raised here.
+        """
+        sent = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
         raised = {name: np.empty((len(self.ids), POINT_BYTES), np.uint8) for name in self.counts}
         theirs = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
         ends = {name: max(len(self.ids), count) for name, count in self.counts.items()}
@@ -111,14 +181,14 @@ class _Table:
                     yield Send(name, message)
             before = start - BATCH
             for name in [name for name, end in ends.items() if 0 <= before < end]:
-                own, other = yield from self._answered(name, attempt, before, blinding)
+                own, theirs_as_sent = yield from self._answered(name, attempt, before)
                 raised[name][before : before + BATCH] = own
-                theirs[name][before : before + BATCH] = other
-        return {name: self._matched(name, raised[name], theirs[name]) for name in self.counts}
+                sent[name][before : before + BATCH] = theirs_as_sent
+                theirs[name][before : before + BATCH] = self._raised(name, blinding, theirs_as_sent)
+        places = {name: self._matched(name, raised[name], theirs[name]) for name in self.counts}
+        return places, {name: (sent[name], theirs[name]) for name in self.counts}
 
-    def _answered(
-        self, follower: str, attempt: int, start: int, blinding: Blinding
-    ) -> Exchange[tuple[Points, Points]]:
+    def _answered(self, follower: str, attempt: int, start: int) -> Exchange[tuple[Points, Points]]:
         message = yield from received(follower)
         try:
             if take(message, "kind", str) != "raised":
@@ -126,12 +196,18 @@ class _Table:
             if (answered := take(message, "attempt", int)) != attempt:
                 raise MessageInvalid(f"it answers attempt {answered}, not {attempt}")
             own = _points(message, "raised", _size(len(self.ids), start))
-            blinded = _points(message, "blinded", _size(self.counts[follower], start))
-            return own, blinding.raised(blinded)
+            return own, _points(message, "blinded", _size(self.counts[follower], start))
         except MessageInvalid as error:
-            raise Unfit(
-                follower, f"{follower} does not align as a follower does: {error}"
-            ) from None
+            raise self._unfit(follower, error) from None
+
+    def _raised(self, follower: str, blinding: Blinding, points: Points) -> Points:
+        try:
+            return blinding.raised(points)
+        except MessageInvalid as error:
+            raise self._unfit(follower, error) from None
+
+    def _unfit(self, follower: str, error: MessageInvalid) -> Unfit:
+        return Unfit(follower, f"{follower} does not align as a follower does: {error}")
 
     def _matched(self, follower: str, own: Points, theirs: Points) -> Positions:
         """Where each of `own` is among `theirs`."""

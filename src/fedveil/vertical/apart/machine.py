@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -14,16 +16,17 @@ from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Send, drive, received
 from fedveil.link.tls import named_in
-from fedveil.message import Message, Value
+from fedveil.message import Message, Value, take
 from fedveil.pages.kept_page import keep_page
 from fedveil.privacy.ledger import Line
 from fedveil.record.kept_job import reopen
 from fedveil.record.lifecycle import introduce
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
-from fedveil.record.sealed_message import intact
+from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.apart import handshake
 from fedveil.vertical.apart.found_examples import FoundExamples
-from fedveil.vertical.apart.handshake import TRAIN, Agreement, Standing
+from fedveil.vertical.apart.handshake import TRAIN
+from fedveil.vertical.apart.standing import Agreement, Standing
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import make_split, make_task, threads
 from fedveil.vertical.part_memory import check_memory
@@ -38,6 +41,9 @@ RUN = "run"
 OWN_SEED = "own-seed"
 SEED_BYTES = 16
 EXAMPLES = "examples"
+GUESSES = "guesses"
+#: The default of `alignment.most_ids`, in ids of one's own.
+_MULTIPLE = 4
 FINISHED = "finished"
 
 #: What a session of any task is for, and the exchange that every party plays in it.
@@ -120,6 +126,7 @@ class Machine:
         machine.root = root
         if not (path / machine.party).is_dir():
             raise RunFolderError(f"{path} holds no party {machine.party}")
+        machine._take_up_brought(path / GUESSES)
         own = path / machine.party
         has_begun = (own / RUN).exists() and any((own / CHECKPOINT).glob("*"))
         if has_begun and not (path / OWN_SEED).exists():
@@ -142,10 +149,30 @@ class Machine:
             steps=(self.folder is not None and tuple(held(self.folder))) or (0,),
             run=self._run,
             align_by=self.job.alignment.by or by_default(self.task),
-            most_ids=self.job.alignment.most_ids,
+            most_ids=self.job.alignment.most_ids or _MULTIPLE * self._held_ids or sys.maxsize,
             examples=self._examples,
             brought=self._brought,
+            keep_brought=self._keep_brought,
+            least_common=self.job.alignment.least_common,
         )
+
+    @property
+    def _held_ids(self) -> int:
+        return sum(len(ids) for ids in self._ids.values())
+
+    def _keep_brought(self) -> None:
+        """Save how many ids each party has brought, before an answer to them leaves."""
+        counts = json.dumps(self._brought, sort_keys=True)
+        self.root.write_atomically(GUESSES, sealed({"brought": counts}))
+
+    def _take_up_brought(self, path: Path) -> None:
+        if not path.exists():
+            return
+        with intact(path):
+            counts = json.loads(take(unsealed(path.read_bytes()), "brought", str))
+            if not all(type(many) is int and many >= 0 for many in counts.values()):
+                raise InvalidValue("it holds counts that are none")
+            self._brought = counts
 
     @property
     def _ids(self) -> dict[Subset, Ids]:

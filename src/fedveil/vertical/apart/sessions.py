@@ -25,8 +25,9 @@ from fedveil.link.tls import Credentials
 from fedveil.message import Message, Value
 from fedveil.record.lifecycle import how_to_resume
 from fedveil.vertical.apart import handshake
-from fedveil.vertical.apart.handshake import TRAIN, Agreement
+from fedveil.vertical.apart.handshake import TRAIN
 from fedveil.vertical.apart.machine import Machine, Session
+from fedveil.vertical.apart.standing import Agreement
 from fedveil.vertical.party_run import PartyRun, Progress
 from fedveil.vertical.step_checkpoint import from_last_step
 

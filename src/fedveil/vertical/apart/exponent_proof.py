@@ -1,0 +1,74 @@
+"""Proves that several points were raised to one exponent, without revealing it.
+
+A leader claims that some of a follower's blinded ids are among its own. For each claimed id it
+shows the point D_i = k B_i, where B_i is the follower's and K = k G is its commitment to k. The
+proof is that of Chaum and Pedersen (1992) for one pair of points, batched as in RFC 9497, 2.2.1:
+
+    M = Σ d_i B_i,   Z = Σ d_i D_i       with weights d_i hashed from K and all points
+    prover:    draws r, sends c = hash(K, M, Z, r G, r M) and s = r - c k
+    verifier:  c = hash(K, M, Z, s G + c K, s M + c Z)
+
+Whoever can prove it knows k. Two points of which one is not k times the other pass with
+probability about 2^-252, in the random-oracle model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from fedveil.entropy import Entropy
+from fedveil.errors import MessageInvalid
+
+SCALAR_BYTES = 32
+PROOF_BYTES = 2 * SCALAR_BYTES
+
+Point = bytes
+Scalar = bytes
+
+
+def prove(
+    group: Any, exponent: Scalar, commitment: Point, weighted: Point, entropy: Entropy
+) -> bytes:
+    """Return the proof that `weighted`, M, was raised to the exponent of the commitment."""
+    drawn = group.crypto_core_ristretto255_scalar_reduce(entropy.token(64))
+    raised = group.crypto_scalarmult_ristretto255(exponent, weighted)
+    challenge = _challenge(
+        group, commitment, weighted, raised,
+        group.crypto_scalarmult_ristretto255_base(drawn),
+        group.crypto_scalarmult_ristretto255(drawn, weighted),
+    )  # fmt: skip
+    product = group.crypto_core_ristretto255_scalar_mul(challenge, exponent)
+    response: bytes = group.crypto_core_ristretto255_scalar_sub(drawn, product)
+    return challenge + response
+
+
+def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: bytes) -> None:
+    """Raise `MessageInvalid` unless `raised` is `weighted` to the exponent of the commitment."""
+    if len(proof) != PROOF_BYTES:
+        raise MessageInvalid(f"its proof has {len(proof)} bytes")
+    challenge, response = proof[:SCALAR_BYTES], proof[SCALAR_BYTES:]
+    times, add = group.crypto_scalarmult_ristretto255, group.crypto_core_ristretto255_add
+    try:
+        one = add(group.crypto_scalarmult_ristretto255_base(response), times(challenge, commitment))
+        other = add(times(response, weighted), times(challenge, raised))
+    except (RuntimeError, ValueError, TypeError):
+        raise MessageInvalid("its proof holds 32 bytes that are no point of the group") from None
+    if _challenge(group, commitment, weighted, raised, one, other) != challenge:
+        raise MessageInvalid("its proof of the examples that both hold is wrong")
+
+
+def weights(commitment: Point, points: list[bytes], domain: bytes) -> list[Scalar]:
+    """Return a weight of 128 bits for each pair; nobody can choose the points after them."""
+    seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment + b"".join(points)).digest()
+    count = len(points) // 2
+    return [
+        hashlib.sha256(seed + i.to_bytes(8, "little")).digest()[:16] + bytes(16)
+        for i in range(count)
+    ]
+
+
+def _challenge(group: Any, *points: Point) -> Scalar:
+    digest = hashlib.sha512(b"fedveil: challenge\0" + b"".join(points)).digest()
+    scalar: bytes = group.crypto_core_ristretto255_scalar_reduce(digest)
+    return scalar

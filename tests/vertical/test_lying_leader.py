@@ -1,0 +1,283 @@
+"""A leader that lies while the parties look for the examples that all hold gets none of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.entropy import Secure
+from fedveil.errors import ExchangeError, MessageInvalid
+from fedveil.link.channel import Exchange, Send, drive_together
+from fedveil.message import Message
+from fedveil.vertical.apart import exponent_proof, handshake, intersection
+from fedveil.vertical.apart.blinding import Blinding, check_raised
+from fedveil.vertical.apart.standing import Agreement, Standing
+
+RUN = bytes(range(16))
+#: The leader knows five customers; the bank has nine, of which three are among them.
+MINE, THEIRS = np.array([3, 8, 11, 40, 41]), np.array([90, 8, 91, 3, 92, 93, 41, 94, 95])
+Change = Callable[[dict[str, Any]], dict[str, Any] | None]
+
+
+def standing(party: str, train: Any, **changes: Any) -> Standing:
+    ids = {"train": np.asarray(train), "test": np.arange(7, 10)}
+    leads = {"run": RUN} if party == "lead" else {}
+    base = Standing(party=party, job={}, parts={}, ids=ids, most_ids=40, **leads)
+    return replace(base, **changes)
+
+
+def lying(lead: Standing, change: Mapping[str, Change]) -> Exchange[Agreement]:
+    """Lead, but change what is sent by its kind; None leaves a message out."""
+    honest, answer = (
+        handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0),
+        None,
+    )
+    while True:
+        try:
+            request = honest.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        answer = None
+        if isinstance(request, Send) and request.message["kind"] in change:
+            said = change[str(request.message["kind"])](dict(request.message))
+            if said is not None:
+                answer = yield Send(request.peer, said)
+            continue
+        answer = yield request
+
+
+def played(change: Mapping[str, Change], bank: Standing, lead: Standing) -> Agreement:
+    exchanges = {"lead": lying(lead, change), "bank": handshake.follow(bank, "lead")}
+    return drive_together(exchanges, encoded=True)["bank"]
+
+
+def refused(change: Mapping[str, Change], why: str, **own: Any) -> None:
+    bank = standing("bank", THEIRS, **own)
+    with pytest.raises(ExchangeError, match=why):
+        played(change, bank, standing("lead", MINE))
+
+
+def test_an_honest_leader_is_believed() -> None:
+    agreed = played({}, standing("bank", THEIRS), standing("lead", MINE))
+    assert THEIRS[agreed.examples.positions["train"]].tolist() == [3, 8, 41]
+
+
+def test_all_rows_cannot_be_claimed_without_the_exchange() -> None:
+    """The leader skips its ids and claims every customer of the bank."""
+    bank, sent = standing("bank", THEIRS), []
+    follower = handshake.follow(bank, "lead")
+    next(follower)
+    begin = {
+        "kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
+        "align_by": "intersection", "examples": b"", "ids_train": 5, "ids_test": 3,
+    }  # fmt: skip
+    sent.append(follower.send(begin))
+    next(follower)
+    agreed = {
+        "kind": "agreed", "step": 0, "examples": bytes(16),
+        "rows_train": np.arange(len(THEIRS)), "rows_test": np.arange(3),
+    }  # fmt: skip
+    with pytest.raises(ExchangeError, match="claims 9 train examples before the exchange of ids"):
+        follower.send(agreed)
+
+
+def all_rows(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "rows_train": np.arange(len(THEIRS))}
+
+
+def test_more_examples_than_ids_that_were_brought_are_refused() -> None:
+    refused({"agreed": all_rows}, "claims 9 train examples, and has brought 5 ids")
+
+
+def other_rows(message: dict[str, Any]) -> dict[str, Any]:
+    """Three of the others, with the values and the proof of those that were found."""
+    found = set(message["rows_train"].tolist())
+    others = [row for row in range(len(THEIRS)) if row not in found]
+    return {**message, "rows_train": np.array(others[:3])}
+
+
+def swapped_rows(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "rows_train": message["rows_train"][::-1].copy()}
+
+
+def shown_twice(message: dict[str, Any]) -> dict[str, Any]:
+    shown = np.repeat(message["shown_train"][:1], 3, axis=0)
+    return {**message, "shown_train": shown}
+
+
+def never_raised(message: dict[str, Any]) -> dict[str, Any]:
+    points = Blinding(Secure()).blinded(np.arange(3), "train")
+    return {**message, "shown_train": points}
+
+
+def without(*fields: str) -> Change:
+    return lambda message: {k: v for k, v in message.items() if k not in fields}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (other_rows, "proof of the examples that both hold is wrong"),
+        (swapped_rows, "proof of the examples that both hold is wrong"),
+        (shown_twice, "train examples whose ids it has not brought"),
+        (never_raised, "train examples whose ids it has not brought"),
+        (without("proof_train"), "field proof_train is missing"),
+        (without("shown_train"), "field shown_train is missing"),
+        (without("commitment"), "field commitment is missing"),
+        (lambda m: {**m, "commitment": bytes(31)}, "commitment has 31 bytes"),
+        (lambda m: {**m, "commitment": bytes(32)}, "no point of the group"),
+        (lambda m: {**m, "proof_test": bytes(64)}, "proof"),
+        (lambda m: {**m, "proof_test": bytes(9)}, "proof has 9 bytes"),
+        (
+            lambda m: {**m, "commitment": Blinding(Secure()).commitment},
+            "proof of the examples that both hold is wrong",
+        ),
+    ],
+)
+def test_a_claim_without_its_proof_is_refused(change: Change, why: str) -> None:
+    refused({"agreed": change}, why)
+
+
+def test_an_exchange_that_is_broken_off_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two batches of the bank's ids the second is never asked for."""
+    monkeypatch.setattr(intersection, "BATCH", 4)
+    bank, lead = standing("bank", THEIRS), standing("lead", MINE)
+    follower, leader = handshake.follow(bank, "lead"), None
+    del leader
+    honest = handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0)
+
+    def short() -> Exchange[None]:
+        answer, blinded = None, 0
+        while True:
+            request = honest.send(answer)
+            blinded += isinstance(request, Send) and request.message["kind"] == "blinded"
+            if blinded == 2:
+                break
+            answer = yield request
+        rows = {"rows_train": np.arange(4), "rows_test": np.arange(3)}
+        yield Send("bank", {"kind": "agreed", "step": 0, "examples": bytes(16), **rows})
+
+    with pytest.raises(ExchangeError, match="4 train examples before the exchange of ids"):
+        drive_together({"lead": short(), "bank": follower}, encoded=True)
+
+
+def test_a_leader_without_ids_uses_none_unless_the_follower_says_so() -> None:
+    none = {"train": np.empty(0, np.int64), "test": np.empty(0, np.int64)}
+    lead = replace(standing("lead", MINE), ids=none)
+    with pytest.raises(ExchangeError, match="claims 9 train examples without an id of its own"):
+        played({}, standing("bank", THEIRS), lead)
+    agreed = played({}, standing("bank", THEIRS, least_common=0), lead)
+    assert len(agreed.examples.positions["train"]) == 9
+
+
+def test_fewer_common_examples_than_the_follower_s_own_least_are_refused() -> None:
+    why = "3 training examples are held by all, fewer than bank's alignment.least_common = 4"
+    refused({}, why, least_common=4)
+    played({}, standing("bank", THEIRS, least_common=3), standing("lead", MINE))
+
+
+KINDS = ["begin", "blinded", "agreed", "apply", "raised", "done", "farewell", "tensor", ""]
+
+
+@pytest.mark.parametrize("align_by", ["intersection", "digests"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_that_is_not_due_is_refused(kind: str, align_by: str) -> None:
+    """In each state of a follower every kind that `_DUE` does not list."""
+    key = {"key": bytes(32)} if align_by == "digests" else {}
+    begin = {
+        "kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
+        "align_by": align_by, "examples": b"", "ids_train": 5, "ids_test": 3, **key,
+    }  # fmt: skip
+    applied = {"begin", "agreed"} | ({"blinded"} if align_by == "intersection" else set())
+    for due, before in (({"begin"}, []), (applied, [begin])):
+        if kind in due:
+            continue
+        follower = handshake.follow(standing("bank", THEIRS, align_by=align_by), "lead")
+        next(follower)
+        for message in before:
+            assert isinstance(follower.send(message), Send)
+            next(follower)
+        with pytest.raises(ExchangeError, match=f"sent {kind!r} where .* was due"):
+            follower.send({"kind": kind})
+
+
+def test_the_guesses_of_both_subsets_are_saved_before_any_is_answered() -> None:
+    saved: list[dict[str, int]] = []
+    bank = standing("bank", THEIRS)
+    bank = replace(bank, keep_brought=lambda: saved.append(dict(bank.brought)))
+    answered: list[int] = []
+
+    def noted(message: dict[str, Any]) -> dict[str, Any]:
+        answered.append(len(saved))
+        return message
+
+    exchange = handshake.follow(bank, "lead")
+
+    def follower() -> Exchange[Agreement]:
+        answer: Message | None = None
+        while True:
+            try:
+                request = exchange.send(answer)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            if isinstance(request, Send) and request.message["kind"] == "raised":
+                noted({})
+            answer = yield request
+
+    drive_together({"lead": lying(standing("lead", MINE), {}), "bank": follower()}, encoded=True)
+    assert saved == [{"lead": 5 + 3}]
+    assert answered
+    assert min(answered) == 1
+
+
+def test_guesses_are_counted_over_restarts(tmp_path: Path) -> None:
+    from fedveil.vertical.apart.machine import GUESSES, Machine
+
+    class Kept(Machine):
+        def __init__(self) -> None:
+            self._brought: dict[str, int] = {}
+
+    with ExitStack() as stack:
+        from fedveil.record.run_folder import RunFolder
+
+        root = RunFolder.create(tmp_path / "run", "bank", "fedveil vertical follower")
+        stack.callback(root.close)
+        first = Kept()
+        first.root = root
+        first._brought = {"lead": 12}
+        first._keep_brought()
+        second = Kept()
+        second._take_up_brought(tmp_path / "run" / GUESSES)
+        assert second._brought == {"lead": 12}
+        path = tmp_path / "run" / GUESSES
+        path.write_bytes(path.read_bytes().replace(b"12", b"-2"))
+        with pytest.raises(Exception, match="guesses"):
+            Kept()._take_up_brought(path)
+    assert json.dumps(first._brought)
+
+
+def test_a_proof_is_of_one_exponent_for_all_points() -> None:
+    k, ids = Blinding(Secure()), np.arange(6)
+    points = Blinding(Secure()).blinded(ids, "train")
+    raised = k.raised(points)
+    proof = k.proved(points, raised, "train")
+    assert len(proof) == exponent_proof.PROOF_BYTES
+    check_raised(k.commitment, points, raised, proof, "train")
+    for wrong in (raised[::-1], np.roll(raised, 1, axis=0), Blinding(Secure()).raised(points)):
+        with pytest.raises(MessageInvalid, match="proof"):
+            check_raised(k.commitment, points, wrong, proof, "train")
+        forged = k.proved(points, wrong, "train")
+        with pytest.raises(MessageInvalid, match="proof"):
+            check_raised(k.commitment, points, wrong, forged, "train")
+    with pytest.raises(MessageInvalid, match="proof"):
+        check_raised(k.commitment, points, raised, proof, "test")
+    flipped = bytes([proof[0] ^ 1]) + proof[1:]
+    with pytest.raises(MessageInvalid, match="proof"):
+        check_raised(k.commitment, points, raised, flipped, "train")
