@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from fedveil._arrays import Float64s
-from fedveil._lazy import special
 from fedveil.privacy.finding import CONFIDENCE, Measured
+from fedveil.privacy.intervals import area as area
 from fedveil.privacy.intervals import share
 
 #: The false-positive rates at which an attack that names few people is measured.
@@ -74,37 +74,3 @@ def true_positives(name: str, members: Float64s, others: Float64s, rate: float) 
         return Measured(name, math.nan, 0.0, 1.0, rate, len(members))
     threshold = np.sort(others)[-k]
     return share(name, int((members > threshold).sum()), len(members), guess=rate)
-
-
-def area(name: str, members: Float64s, others: Float64s) -> Measured:
-    """Pr[a member outscores another], ties counting half: the area under the ROC curve.
-
-    The interval is DeLong's (1988), on the scale of log-odds, where it cannot leave [0, 1]. Where
-    his variance is 0 (all members above all others, or all scores equal) it says nothing: there
-    the interval is the exact one for as many disjoint pairs as there are. Without a pair nothing is
-    known.
-    """
-    m, n = len(members), len(others)
-    if not m or not n:
-        return Measured(name, 0.5, 0.0, 1.0, 0.5, m + n)
-    wins, losses = _outscored(members, others), _outscored(others, members)
-    value = float(wins.mean())
-    variance = wins.var(ddof=1) / m + losses.var(ddof=1) / n if min(m, n) > 1 else 0.0
-    if not variance or not 0 < value < 1:
-        pairs = min(m, n)
-        exact = share(name, round(value * pairs), pairs)
-        return Measured(name, value, exact.low, exact.high, 0.5, m + n)
-    middle = math.log(value / (1 - value))
-    reach = float(-special().ndtri((1 - CONFIDENCE) / 2)) * math.sqrt(variance)
-    reach /= value * (1 - value)
-    low, high = (float(special().expit(middle + side * reach)) for side in (-1, 1))
-    return Measured(name, value, low, high, 0.5, m + n)
-
-
-def _outscored(scores: Float64s, others: Float64s) -> Float64s:
-    """For each score, the share of the others that lie below it, those equal to it by half."""
-    ordered = np.sort(others)
-    below = np.searchsorted(ordered, scores, "left")
-    up_to = np.searchsorted(ordered, scores, "right")
-    result: Float64s = (below + up_to) / (2 * len(others))
-    return result

@@ -1,7 +1,8 @@
-"""Intervals that hold for any law: of a share, and of a median."""
+"""Confidence intervals: exact ones of a share and a median, DeLong's of the area under a curve."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,3 +46,38 @@ def median(
         k = int(usable[-1])
         low, high = float(ordered[k]), float(ordered[n - 1 - k])
     return Measured(name, float(np.median(ordered)), low, high, guess, n)
+
+
+def area(
+    name: str, members: Float64s, others: Float64s, *, confidence: float = CONFIDENCE
+) -> Measured:
+    """Return the area under the ROC curve: Pr[a member outscores another], ties counting half.
+
+    The interval is DeLong's (1988), on the scale of log-odds, so that it cannot leave [0, 1]. If
+    his variance is 0 (all members above all others, or all scores equal), the interval is the
+    exact one for the number of disjoint pairs. Without a pair nothing is known.
+    """
+    m, n = len(members), len(others)
+    if not m or not n:
+        return Measured(name, 0.5, 0.0, 1.0, 0.5, m + n)
+    wins, losses = _outscored(members, others), _outscored(others, members)
+    value = float(wins.mean())
+    variance = wins.var(ddof=1) / m + losses.var(ddof=1) / n if min(m, n) > 1 else 0.0
+    if not variance or not 0 < value < 1:
+        pairs = min(m, n)
+        exact = share(name, round(value * pairs), pairs, confidence=confidence)
+        return Measured(name, value, exact.low, exact.high, 0.5, m + n)
+    middle = math.log(value / (1 - value))
+    reach = float(-special().ndtri((1 - confidence) / 2)) * math.sqrt(variance)
+    reach /= value * (1 - value)
+    low, high = (float(special().expit(middle + side * reach)) for side in (-1, 1))
+    return Measured(name, value, low, high, 0.5, m + n)
+
+
+def _outscored(scores: Float64s, others: Float64s) -> Float64s:
+    """Return for each score the share of the others below it, counting equal ones by half."""
+    ordered = np.sort(others)
+    below = np.searchsorted(ordered, scores, "left")
+    up_to = np.searchsorted(ordered, scores, "right")
+    result: Float64s = (below + up_to) / (2 * len(others))
+    return result

@@ -1,9 +1,15 @@
-"""What followers read of the labels in a run's first steps, said while they go by.
+"""Measures what followers read of the labels, in a run's first and last steps.
 
 The leader plays the attacker on the very gradients that it sends, after any protection, against
 the labels that it trains on: examples are parted by the directions of their gradients
 (`label_reading`), every second one says which group is which class, and the others judge. Nothing
 of the run depends on it.
+
+A rare class is hidden by accuracy: who always says the common one is nearly always right. So labels
+count as read if the interval of any of these lies above chance: the accuracy, the AUC of a score,
+or the recall of the rarest class against the rate at which it is named. All intervals together
+hold with the stated confidence. If none does, the sentence says which AUC would not have been seen.
+A watch of some steps cannot vouch for all: an attacker may add up what comes back over epochs.
 """
 
 from __future__ import annotations
@@ -14,14 +20,22 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from fedveil._arrays import Array, Float64s, Int64s
-from fedveil.privacy.finding import Measured
-from fedveil.privacy.intervals import share
-from fedveil.vertical.label_reading import Window, by_norm, by_sign, directions, named, partition
+from fedveil._arrays import Array, Bools, Float64s, Int64s
+from fedveil.privacy.finding import CONFIDENCE, Measured
+from fedveil.privacy.intervals import area, share
+from fedveil.vertical.label_reading import (
+    Window,
+    by_known,
+    by_norm,
+    by_sign,
+    directions,
+    named,
+    partition,
+)
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion, Returned
 
-#: So many steps are looked at, of so many examples and values in all.
+#: Steps at the start and at the end that are looked at, and examples and values of each.
 STEPS, _EXAMPLES, _VALUES = 20, 640, 1 << 22
 #: Of sequences, so many tokens.
 _TOKENS = 4096
@@ -37,7 +51,12 @@ class LabelWatch:
     """
 
     def __init__(
-        self, split: SplitModel, classes: int | None, passed: Returned, tell: Callable[[str], None]
+        self,
+        split: SplitModel,
+        classes: int | None,
+        passed: Returned,
+        tell: Callable[[str], None],
+        steps: int = STEPS,
     ) -> None:
         self._classes, self._passed, self._tell = classes, passed, tell
         self._cuts: dict[str, list[str]] = defaultdict(list)
@@ -51,19 +70,25 @@ class LabelWatch:
         self._labels: dict[str, list[Array]] = defaultdict(list)
         self._values = self._steps = 0
         self._first: int | None = None
-        self._watches = bool(self._cuts)
+        windows = [(0, min(STEPS, steps)), (max(STEPS, steps - STEPS), steps)]
+        self._windows = [w for w in windows if w[0] < w[1]] if self._cuts else []
+        self._all = len(self._windows)
 
     @property
     def has_told(self) -> bool:
-        """Whether the first steps have gone by."""
-        return not self._watches
+        """Return True once the first steps have been reported."""
+        return len(self._windows) < self._all or not self._all
+
+    @property
+    def _watches(self) -> bool:
+        return bool(self._windows) and self._windows[0][0] <= self._steps < self._windows[0][1]
 
     def __call__(
         self, crossing: Crossing, gradient: torch.Tensor, labels: torch.Tensor, occasion: Occasion
     ) -> torch.Tensor:
         passed = self._passed(crossing, gradient, labels, occasion)
         room = _EXAMPLES - sum(map(len, self._seen[crossing.part]))
-        if self._watches and room > 0 and (self._values < _VALUES or not self._steps):
+        if self._watches and room > 0 and (self._values < _VALUES or not self._seen[crossing.part]):
             self._first = occasion.step if self._first is None else self._first
             rows = passed.detach()[:room].float().cpu().flatten(1).numpy().copy()
             self._seen[crossing.part].append(rows)
@@ -72,21 +97,23 @@ class LabelWatch:
         return passed
 
     def step_ended(self, *, last: bool = False) -> None:
-        """A step has been applied everywhere; after the `last` there are no more."""
+        """Count a step that all parties have applied. After the `last` there are no more."""
+        watched = self._watches
         self._steps += 1
-        if self._watches and (last or self._steps == STEPS):
-            self._watches = False
-            sentences = list(self._sentences())
+        if watched and (last or self._steps == self._windows[0][1]):
+            begin, _ = self._windows.pop(0)
+            sentences = list(self._sentences(self._steps - begin))
             if any(_READ in sentence for sentence in sentences):
                 sentences.append(_AGAINST)
             for sentence in sentences:
                 self._tell(sentence)
             self._seen.clear()
             self._labels.clear()
+            self._values, self._first = 0, None
 
-    def _sentences(self) -> Iterator[str]:
+    def _sentences(self, steps: int) -> Iterator[str]:
         assert self._first is not None, "a step was taken"
-        when = f"steps {self._first} to {self._first + self._steps - 1}"
+        when = f"steps {self._first} to {self._first + steps - 1}"
         for follower, parts in self._cuts.items():
             groups = [[part] for part in parts] + ([parts] if len(parts) > 1 else [])
             for group in groups:
@@ -115,18 +142,69 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
     told = named(groups, naming, labels[naming], classes)
     if not len(judged):
         return f"{where} is too little to say"
-    common = np.bincount(labels, minlength=classes).argmax()
-    guess = float((labels[judged] == common).mean())
-    found = share("", int((told[judged] == labels[judged]).sum()), len(judged), guess=guess)
-    areas = _areas(rows, looks, labels, naming, judged) if classes == 2 else ""
+    counts = np.bincount(labels, minlength=classes)
+    guess = float((labels[judged] == counts.argmax()).mean())
+    ranked = _scores(rows, looks, labels, naming, classes)
+    confidence = 1 - (1 - CONFIDENCE) / (len(ranked) + 2)  # of all intervals together
+    right = int((told[judged] == labels[judged]).sum())
+    found = share("", right, len(judged), guess=guess, confidence=confidence)
+    rare = int(np.where(counts > 0, counts, counts.max() + 1).argmin())
+    recall = _recall(told[judged] == rare, labels[judged] == rare, confidence)
+    areas = [
+        area(name, scores[judged][labels[judged] == c], scores[judged][labels[judged] != c],
+             confidence=confidence)
+        for name, c, scores in ranked
+    ]  # fmt: skip
+    best = max(areas, key=lambda measured: measured.value)
+    figures = (
+        f"{found.value:.1%} of {len(judged)} right (the most common class alone {guess:.1%}), "
+        f"{recall.name}, {'; '.join(map(_shown, areas if classes == 2 else [best]))}"
+    )
+    if any(one.low > one.guess for one in (found, recall, *areas)):
+        return f"{where} {_READ}: {figures}"
+    unseen = max(measured.high for measured in areas)
+    return f"{where}: nothing was read: {figures}; an AUC of up to {unseen:.2f} is not excluded"
+
+
+def _scores(
+    rows: Float64s, looks: Sequence[Float64s], labels: Int64s, naming: Int64s, classes: int
+) -> list[tuple[str, int, Float64s]]:
+    """Return scores that rank a class above the others, each with its name and the class.
+
+    Of two classes the sign and the norm; of more the nearness to each class that occurs.
+    """
+    if classes == 2:
+        rare = int(np.bincount(labels, minlength=2).argmin())
+        signs, known = by_sign(rows), labels[naming] == rare
+        sense = area("", signs[naming][known], signs[naming][~known]).value
+        return [
+            ("direction", rare, signs if sense >= 0.5 else -signs),
+            ("norm", rare, by_norm(looks)),
+        ]
+    near = by_known([Window.of(rows)], len(labels), naming, labels[naming], classes)
+    return [(f"nearness to class {c}", c, near[:, c]) for c in np.unique(labels).tolist()]
+
+
+def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
+    """Return the share of the rarest class that is named so, beside the share of all others."""
+    many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
+    if not many:
+        return Measured("no example of the rarest class to judge by", 0.0, 0.0, 1.0, 1.0, 0)
+    others = share("", int((named_rare & ~is_rare).sum()), max(1, int((~is_rare).sum())),
+                   confidence=confidence)  # fmt: skip
+    measured = share("", hits, many, confidence=confidence)
+    name = f"{hits} of {many} of the rarest class found"
+    return Measured(name, measured.value, measured.low, measured.high, others.high, many)
+
+
+def _shown(measured: Measured) -> str:
     return (
-        f"{where} {_reads(found, guess)}: {found.value:.1%} of {len(judged)} right{areas}, the "
-        f"most common class alone {guess:.1%}"
+        f"AUC {measured.value:.2f} by {measured.name} ({measured.low:.2f} to {measured.high:.2f})"
     )
 
 
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
-    """Of sequences: every second token's gradient is known, and the nearest names each other."""
+    """Read sequences: every second token's gradient is known, and the nearest names each other."""
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
     nearest = (rows[1::2] @ rows[::2].T).argmax(axis=1)
@@ -141,23 +219,7 @@ def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
 
 
 def _reads(found: Measured, guess: float) -> str:
-    return _READ if found.low > guess else "tells no more of them than guessing"
-
-
-def _areas(
-    rows: Float64s, looks: Sequence[Float64s], labels: Int64s, naming: Int64s, judged: Int64s
-) -> str:
-    """How well sign and length rank two classes; the sign's sense is named as groups are."""
-    signs, norms, rare = by_sign(rows), by_norm(looks), labels == np.bincount(labels).argmin()
-    signs = signs if _area(signs[naming], rare[naming]) >= 0.5 else -signs
-    direction, norm = (_area(scores[judged], rare[judged]) for scores in (signs, norms))
-    return f" (AUC {direction:.2f} by direction, {norm:.2f} by norm)"
-
-
-def _area(scores: Float64s, positive: Array) -> float:
-    """The share of pairs in which the positive one scores higher; 1/2 where there are none."""
-    yes, no = scores[positive][:, np.newaxis], scores[~positive]
-    return float(((yes > no) + (yes == no) / 2).mean()) if yes.size * no.size else 0.5
+    return _READ if found.low > guess else "was not read"
 
 
 def _correlation(left: Float64s, right: Float64s) -> float:

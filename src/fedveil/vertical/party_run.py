@@ -237,12 +237,13 @@ class PartyRun:
         self._releases.close()
 
     def _watch_labels(self) -> None:
-        """The leader looks at what its gradients tell in the first steps from here."""
+        """Have the leader measure what its gradients reveal, in the first and the last steps."""
         split = self.setting.split
         has_told = self._watch is not None and self._watch.has_told
         if self.name == split.leader and self.done < self.total and not has_told:
             classes = self.setting.task.classes
-            self._watch = LabelWatch(split, classes, self._returned, self.say)
+            left = self.total - self.done
+            self._watch = LabelWatch(split, classes, self._returned, self.say, left)
 
     def _send_back(
         self, crossing: Crossing, gradient: torch.Tensor, labels: torch.Tensor, occasion: Occasion

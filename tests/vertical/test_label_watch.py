@@ -1,0 +1,97 @@
+"""The watch notices labels that are read, however rare a class is, and vouches for nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.entropy import Seeded
+from fedveil.vertical.label_watch import STEPS, LabelWatch
+from fedveil.vertical.split import SplitModel
+from fedveil.vertical.step import Occasion
+from vertical_parts import Bottoms
+
+BATCH, VALUES = 29, 5
+Gradients = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+
+def by_sign(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """One direction for all, whose sign is the label: two classes seen through a linear part."""
+    error = np.where(labels == 1, -0.9, 0.1)[:, None]
+    return error * np.linspace(1, 2, VALUES) + 1e-4 * draw.normal(size=(len(labels), VALUES))
+
+
+def by_class(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    centres = np.eye(VALUES)[labels % VALUES]
+    return centres + 0.05 * draw.normal(size=(len(labels), VALUES))
+
+
+def nothing(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    return draw.normal(size=(len(labels), VALUES))
+
+
+def heard(
+    gradients: Gradients, shares: list[float], seed: int, steps: int = STEPS, changes: int = 0
+) -> list[str]:
+    """Play `steps` steps; until step `changes` the gradients say nothing."""
+    split: SplitModel = Bottoms().split_model()
+    (first, *_) = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
+    said: list[str] = []
+    watch = LabelWatch(
+        split,
+        len(shares),
+        lambda crossing, gradient, labels, occasion: gradient,
+        said.append,
+        steps,
+    )
+    parts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
+    draw = Seeded(seed, "labels").generator()
+    for step in range(1, steps + 1):
+        labels = draw.choice(len(shares), size=BATCH, p=shares)
+        make = gradients if step > changes else nothing
+        rows = make(labels, draw)
+        for crossing in parts:
+            occasion = Occasion("train", 0, step, 0, np.arange(BATCH))
+            watch(crossing, torch.from_numpy(rows), torch.from_numpy(labels), occasion)
+        watch.step_ended(last=step == steps)
+    return [text for text in said if f"for {first.part} " in text or f"for {first.part}:" in text]
+
+
+@pytest.mark.parametrize("rare", [0.06, 0.03, 0.01])
+def test_labels_of_a_rare_class_that_are_all_read_are_said_to_be(rare: float) -> None:
+    """Accuracy beats the common class by a few percent at most, and cannot show it."""
+    told = []
+    for seed in range(12):
+        (text,) = heard(by_sign, [1 - rare, rare], seed)
+        assert "guessing" not in text
+        told.append("lets them be read" in text)
+        if not told[-1]:  # too few of the rare class to say: what is not excluded is said
+            unseen = re.search(r"an AUC of up to (\d\.\d\d) is not excluded", text)
+            assert unseen
+            assert float(unseen[1]) > 0.8
+    assert sum(told) >= (12 if rare >= 0.03 else 6)
+
+
+def test_of_several_classes_the_rarest_counts_too() -> None:
+    shares = [0.4, 0.35, 0.2, 0.05]
+    for seed in range(5):
+        (text,) = heard(by_class, shares, seed)
+        assert "lets them be read" in text
+
+
+def test_nothing_is_read_where_nothing_is_to_be_read() -> None:
+    """At the stated confidence one run in twenty may be wrong."""
+    wrong = sum("lets them" in heard(nothing, [0.9, 0.1], seed)[0] for seed in range(40))
+    assert wrong <= 6
+
+
+def test_what_shows_only_at_the_end_of_a_run_is_said() -> None:
+    start, end = heard(by_sign, [0.8, 0.2], 1, steps=3 * STEPS + 7, changes=2 * STEPS)
+    assert "nothing was read" in start
+    assert f"measured in steps 1 to {STEPS}" in start
+    assert "lets them be read" in end
+    assert f"measured in steps {2 * STEPS + 8} to {3 * STEPS + 7}" in end
