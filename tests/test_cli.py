@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -184,6 +185,11 @@ def test_audit_exits_1_where_a_claim_is_refuted(
     assert code == 1
     assert ": refuted" in out
     assert err == f"error: refuted: {case.name}\n"
+    monkeypatch.setattr(audit_cases, "cases", lambda: iter([case]))
+    code, out, err = command("audit", "--trials", "1000", "--json")
+    assert code == 1
+    assert [one["refuted"] for one in json.loads(out)] == [True]
+    assert err.endswith(f"error: refuted: {case.name}\n")
 
 
 @pytest.fixture

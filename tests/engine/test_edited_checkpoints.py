@@ -105,7 +105,7 @@ def test_a_file_that_was_damaged_is_one_sentence(name: str, run: Path) -> None:
 
 
 def test_a_file_that_was_taken_away_is_one_sentence(run: Path) -> None:
-    for name in ("checkpoint/job.yaml", "job.yaml", "metrics.jsonl"):
+    for name in ("checkpoint/latest", "checkpoint/job.yaml", "job.yaml", "metrics.jsonl"):
         copy = run.parent / "without"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(run, copy)

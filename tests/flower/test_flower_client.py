@@ -190,7 +190,19 @@ def test_what_a_server_says_wrongly_is_withheld(tmp_path: Path, change: dict[str
 
 
 @pytest.mark.parametrize(
-    "said", [np.ones((2, 2), np.int64), np.ones(2), b"5", "[" * 9999, "{}}", '{"a": 3}', "[[4]]"]
+    "said",
+    [
+        np.ones((2, 2), np.int64),
+        np.ones(2),
+        b"5",
+        "[" * 9999,
+        "{}}",
+        '{"a": 3}',
+        "[[4]]",
+        '{"a": [1e999]}',
+        '{"a": [Infinity]}',
+        '{"a": [NaN]}',
+    ],
 )
 def test_a_shape_that_is_none_is_one_sentence(said: Any) -> None:
     with pytest.raises(MessageInvalid, match=r"^field example_shape (is|has) "):

@@ -338,11 +338,15 @@ def test_a_follower_keeps_to_its_own_job(begin: dict[str, Any], why: str) -> Non
 
 
 def test_a_leader_takes_so_many_ids_and_no_more() -> None:
-    with pytest.raises(Unfit) as error:
-        agree(standing("lead", most_ids=10), standing("bank", range(11)))
-    assert str(error.value) == (
-        "bank brings 13 ids, each of which it learns whether lead has: alignment.most_ids = 10"
-    )
+    for by in ("intersection", "digests"):
+        lead = standing("lead", most_ids=12, align_by=by)
+        agree(lead, standing("bank", range(10), align_by=by))  # and two of the test examples
+        lead = standing("lead", most_ids=12, align_by=by)
+        with pytest.raises(Unfit) as error:
+            agree(lead, standing("bank", range(11), align_by=by))
+        assert str(error.value) == (
+            "bank brings 13 ids, each of which it learns whether lead has: alignment.most_ids = 12"
+        )
 
 
 def test_a_leader_that_begins_again_with_other_guesses_is_stopped() -> None:

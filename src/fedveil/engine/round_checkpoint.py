@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.errors import RunFolderError
 from fedveil.message import Message, decode, encode, only_fields, take
-from fedveil.record.run_folder import CHECKPOINT, RunFolder
+from fedveil.record.run_folder import CHECKPOINT, METRICS, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts, unsealed
 
 LATEST = f"{CHECKPOINT}/latest"
@@ -51,12 +52,14 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Checkpoint | None:
-        """The folder's checkpoint; None where the run ended before its first.
+        """Return the folder's checkpoint, or None if the run ended before its first.
 
-        Its digest is nobody's signature: whoever goes on checks what the fields hold.
+        Its digest is no signature: the caller checks the fields. Raises `RunFolderError` if the
+        checkpoint is missing beside the records of a run that had one.
         """
         path = folder.path / LATEST
         if not path.exists():
+            _check_begins(folder)
             return None
         with intact(path):
             held: dict[str, Any] = unsealed(path.read_bytes())
@@ -67,3 +70,17 @@ class Checkpoint:
                 take(held, name, kind)
             decoded = {name: decode(take(held, name, bytes)) for name in _MESSAGES}
             return cls(**held | decoded)
+
+
+def _check_begins(folder: RunFolder) -> None:
+    """Raise if there are records of several rounds: the run would start over without a word.
+
+    A run that is killed in its first round leaves the record of that round at most.
+    """
+    metrics = folder.path / METRICS
+    rounds = len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+    if rounds > 1:
+        raise RunFolderError(
+            f"{folder.path / LATEST} is missing, but {METRICS} holds the records of {rounds} "
+            f"rounds. Restore the checkpoint from a copy, or start a new run in another folder"
+        )

@@ -34,11 +34,11 @@ def told_targets(common: Message) -> tuple[tuple[int, ...], bool]:
 
 
 def told_shape(common: Message) -> Shape:
-    """What it says."""
+    """Return the shape in a server's message. Raises `MessageInvalid`."""
     if not isinstance(common.get(_FIELD), str):
         return tuple(take_array(common, _FIELD, np.int64, (None,)).tolist())
     try:
         inputs = json.loads(take(common, _FIELD, str))
         return {str(name): tuple(map(int, shape)) for name, shape in inputs.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         raise MessageInvalid("field example_shape is none") from None
