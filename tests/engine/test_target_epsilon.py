@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from fedveil.engine.budget import thin_promise
+import fedveil
+from fedveil.engine.budget import solve_job, thin_promise
 from fedveil.engine.target_epsilon import solve, whole_run
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
@@ -29,7 +32,6 @@ def made(*settings: str, dimension: int = 40) -> tuple[Job, Protection]:
         (["protection={name: signds, signds: {sign_mag_eps: 0.01}}"], "protection.signds.sign_eps"),
         (["protection={name: rr, unary: {cells: 4}}"], "protection.unary.eps"),
         (["protection={name: oue, unary: {cells: 4, report: bits}}"], "protection.unary.eps"),
-        (["protection={name: rr, unary: {cells: 4, adaptive: true}}"], "protection.unary.eps"),
         (["protection=pw_encrypt"], "protection.pw_encrypt.central_eps"),
         (
             ["protection={name: pw_encrypt, pw_encrypt: {central_eps: 3.0, central_delta: 1e-6}}"],
@@ -49,6 +51,34 @@ def test_the_run_costs_at_most_the_target_and_nearly_that(
     assert target * 0.99 < spent.epsilon <= target
     _, more = made(*settings, f"{key}={solved.value * 1.002!r}")
     assert whole_run(more, again.rounds, again.privacy.delta).epsilon > target
+
+
+@pytest.mark.parametrize("target", [0.5, 2.0, 9.0])
+@pytest.mark.parametrize("name", ["rr", "oue"])
+def test_an_adaptive_run_is_held_to_the_target(name: str, target: float, tmp_path: Path) -> None:
+    """Later rounds cost more than the first: the run as pasted ends before it has cost more."""
+    base = [
+        "rounds=4", "clients.number=6", "clients.fraction=1", "model=logistic",
+        f"protection={{name: {name}, unary: {{cells: 3, adaptive: true}}}}", "training.epochs=1",
+        "simulation.workers=0", "training.lr=3.0", "record.page=false",
+    ]  # fmt: skip
+    solved, _ = solve_job(Job.load(None, base), target)
+    assert list(solved.keys) == ["protection.unary.total_eps", "protection.unary.eps"]
+    pasted = [f for f in str(solved).split() if f != "--set"]
+    run = fedveil.simulate(Job.load(None, [*base, *pasted]), tmp_path / "run")
+    spent = run.metrics[-1]["epsilon_run_every_round"]
+    assert 0 < spent <= target
+    free = fedveil.simulate(Job.load(None, [*base, pasted[-1]]), tmp_path / "free")
+    assert free.metrics[-1]["epsilon_run_every_round"] > target  # without the total it is passed
+
+
+def test_an_adaptive_protection_that_names_no_total_is_not_solved_for() -> None:
+    class Growing(RR):
+        cost_parameter = "eps"
+
+    job, protection = made("protection={name: rr, unary: {cells: 4, adaptive: true}}")
+    with pytest.raises(InvalidValue, match="names no setting that bounds the whole run"):
+        solve(job, Growing(protection.settings, protection.context), 2.0)
 
 
 @pytest.mark.parametrize("target", [0.7, 8.0, 300.0])

@@ -11,6 +11,8 @@ from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import joined, parse
 from fedveil.flower.app.pins import limits, may_reveal, pins_of, refuse_weaker
 from fedveil.message import decode, encode
+from fedveil.protections.directions import directions, weakened
+from fedveil.protections.positions import POSITIONS
 
 RUN = 3
 
@@ -168,6 +170,18 @@ def test_every_source_must_agree():
              {"reconstruct_secrets_threshold": 5, "neighbours": 9},
              {"reconstruct_secrets_threshold": 5, "neighbours": "complete"}],
         ),
+        (
+            {"protection": "distributed_dp", "reconstruct_secrets_threshold": 11,
+             "assume_honest": 0.7, "dropout_tolerance": 0.25, "noise_multiplier": 9.0},
+            [{"reconstruct_secrets_threshold": 11, "assume_honest": 0.7,
+              "dropout_tolerance": 0.25, "noise_multiplier": 9.0},
+             {"reconstruct_secrets_threshold": 11, "assume_honest": 0.6,
+              "dropout_tolerance": 0.25, "noise_multiplier": 9.0}],
+            [{"reconstruct_secrets_threshold": 11, "assume_honest": 1.0,
+              "dropout_tolerance": 0.25, "noise_multiplier": 9.0},
+             {"reconstruct_secrets_threshold": 11, "assume_honest": 0.7,
+              "dropout_tolerance": 0.1, "noise_multiplier": 9.0}],
+        ),
     ],
 )  # fmt: skip
 def test_what_is_weaker_than_what(demanded, stronger, weaker):
@@ -252,3 +266,27 @@ def test_terms_that_differ_in_anything_are_another_job():
         replace(base, weight_key="n"),
     ]
     assert len({o.job(RUN) for o in (base, *others)}) == 5
+
+
+@pytest.mark.parametrize("position", POSITIONS.values(), ids=lambda position: position.name)
+def test_every_setting_declares_which_way_it_weakens(position):
+    """A setting without a direction would be one that a pin does not hold."""
+    fields = position.settings_type.model_fields
+    assert directions(position.settings_type).keys() == fields.keys()
+
+
+@pytest.mark.parametrize("position", POSITIONS.values(), ids=lambda position: position.name)
+def test_a_setting_that_is_weaker_in_its_direction_is_named(position):
+    settings = position.settings_type()
+    for name, direction in directions(position.settings_type).items():
+        if direction not in ("larger", "smaller"):
+            continue
+        value = getattr(settings, name)
+        low, high = (False, True) if isinstance(value, bool) else (value * 0.75, value * 0.5 + 0.5)
+        less, more = (settings.model_copy(update={name: held}) for held in (low, high))
+        if getattr(less, name) == getattr(more, name):
+            continue
+        worse, better = (more, less) if direction == "larger" else (less, more)
+        assert weakened(better, worse) is None
+        assert weakened(worse, better).startswith(f"{name} is ")
+        assert weakened(worse, worse) is None

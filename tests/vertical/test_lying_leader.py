@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,12 +12,14 @@ import numpy as np
 import pytest
 
 from fedveil.entropy import Secure
-from fedveil.errors import ExchangeError, MessageInvalid
+from fedveil.errors import ExchangeError, MessageInvalid, RunFolderError
 from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.message import Message
 from fedveil.vertical.apart import exponent_proof, handshake, intersection
 from fedveil.vertical.apart.blinding import Blinding, check_raised
+from fedveil.vertical.apart.machine import GUESSES, Machine
 from fedveil.vertical.apart.standing import Agreement, Standing
+from fedveil.vertical.vertical_job import VerticalJob
 
 RUN = bytes(range(16))
 #: The leader knows five customers; the bank has nine, of which three are among them.
@@ -178,8 +179,12 @@ def test_a_leader_without_ids_uses_none_unless_the_follower_says_so() -> None:
 
 
 def test_fewer_common_examples_than_the_follower_s_own_least_are_refused() -> None:
-    why = "3 training examples are held by all, fewer than bank's alignment.least_common = 4"
+    why = "3 train examples are held by all, fewer than bank's alignment.least_common = 4"
     refused({}, why, least_common=4)
+    one = replace(standing("lead", MINE), ids={"train": MINE, "test": np.array([8])})
+    why = "1 test examples are held by all, fewer than bank's alignment.least_common = 2"
+    with pytest.raises(ExchangeError, match=why):
+        played({}, standing("bank", THEIRS, least_common=2), one)
     played({}, standing("bank", THEIRS, least_common=3), standing("lead", MINE))
 
 
@@ -196,7 +201,8 @@ def test_a_message_that_is_not_due_is_refused(kind: str, align_by: str) -> None:
         "align_by": align_by, "examples": b"", "ids_train": 5, "ids_test": 3, **key,
     }  # fmt: skip
     applied = {"begin", "agreed"} | ({"blinded"} if align_by == "intersection" else set())
-    for due, before in (({"begin"}, []), (applied, [begin])):
+    states: list[tuple[set[str], list[dict[str, Any]]]] = [({"begin"}, []), (applied, [begin])]
+    for due, before in states:
         if kind in due:
             continue
         follower = handshake.follow(standing("bank", THEIRS, align_by=align_by), "lead")
@@ -238,29 +244,40 @@ def test_the_guesses_of_both_subsets_are_saved_before_any_is_answered() -> None:
 
 
 def test_guesses_are_counted_over_restarts(tmp_path: Path) -> None:
-    from fedveil.vertical.apart.machine import GUESSES, Machine
+    """A leader takes the follower's answers and goes away before anything is agreed, twice."""
+    job = VerticalJob.load(
+        None, ["task=vertical_apart:bottoms", "batch_size=10", "alignment.least_common=8"]
+    )
+    folder = tmp_path / "run"
 
-    class Kept(Machine):
-        def __init__(self) -> None:
-            self._brought: dict[str, int] = {}
+    def broken_off(machine: Machine) -> dict[str, int]:
+        mine = replace(machine.standing(), party="lead", run=RUN, brought={}, examples=None)
+        leading = handshake.lead(mine, ("bank",), attempt=1, purpose="train", order_seed=0)
+
+        def short() -> Exchange[None]:
+            answer = None
+            while True:
+                request = leading.send(answer)
+                if isinstance(request, Send) and request.message["kind"] == "agreed":
+                    raise ExchangeError("it has gone away")
+                answer = yield request
+
+        with pytest.raises(ExchangeError, match="gone away"):
+            drive_together({"lead": short(), "bank": handshake.follow(machine.standing(), "lead")})
+        return dict(machine.standing().brought)
 
     with ExitStack() as stack:
-        from fedveil.record.run_folder import RunFolder
-
-        root = RunFolder.create(tmp_path / "run", "bank", "fedveil vertical follower")
-        stack.callback(root.close)
-        first = Kept()
-        first.root = root
-        first._brought = {"lead": 12}
-        first._keep_brought()
-        second = Kept()
-        second._take_up_brought(tmp_path / "run" / GUESSES)
-        assert second._brought == {"lead": 12}
-        path = tmp_path / "run" / GUESSES
-        path.write_bytes(path.read_bytes().replace(b"12", b"-2"))
-        with pytest.raises(Exception, match="guesses"):
-            Kept()._take_up_brought(path)
-    assert json.dumps(first._brought)
+        first = Machine.new(job, lambda task: "bank", folder, "fedveil", stack)
+        (once,) = broken_off(first).values()
+        assert once == sum(first.standing().counts.values())
+    with ExitStack() as stack:
+        again = Machine.reopened(folder, lambda task: "bank", stack)
+        assert again.standing().brought == {"lead": once}
+        assert broken_off(again) == {"lead": 2 * once}
+    path = folder / GUESSES
+    path.write_bytes(path.read_bytes().replace(str(2 * once).encode(), b"-99"))
+    with ExitStack() as stack, pytest.raises(RunFolderError, match="guesses"):
+        Machine.reopened(folder, lambda task: "bank", stack)
 
 
 def test_a_proof_is_of_one_exponent_for_all_points() -> None:

@@ -68,7 +68,7 @@ def job_of(task: str = "bottoms", *overrides: str) -> VerticalJob:
         "batch_size=10",
         "checkpoint.every_steps=4",
         "record.every_steps=1",
-        "alignment.least_common=30",
+        "alignment.least_common=8",
     )
     return VerticalJob.load(None, [*settings, *overrides])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -60,12 +60,20 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
 
     That is for a client that is drawn in every round, at the job's delta, by the ledger's own
     forecast. Everything else stays as the job has it, but that clients count equally where they
-    did not have to.
+    did not have to. An adaptive run gets the target as its total as well: its rounds may cost more
+    than the first, and the forecast is no bound.
     """
     target = positive("target epsilon", target)
     key, place = protection.cost_key(protection.settings), key_of_cost(protection)
     if key is None:
         raise InvalidValue(_unsolvable(job, protection))
+    total = {key.total: target} if protection.adaptive and key.total else {}
+    if protection.adaptive and not total:
+        raise InvalidValue(
+            f"protection.name = {job.protection.name} is adaptive with these settings. Its rounds "
+            f"may cost more than the first, and it names no setting that bounds the whole run"
+        )
+    protection = _changed(protection, protection.settings.model_dump(exclude_unset=True) | total)
 
     def spent(value: float) -> Figure:
         return whole_run(_with(protection, key, value), job.rounds, job.privacy.delta)
@@ -82,7 +90,8 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
             f"{spent(least)}; fewer rounds, another delta or other parameters may"
         )
     found = _with(protection, key, value)
-    keys = {f"protection.{protection.block}.{name}": v for name, v in key.changes(settings, value)}
+    changes = [*total.items(), *key.changes(settings, value)]
+    keys = {f"protection.{protection.block}.{name}": v for name, v in changes}
     weighting, explicit = found.context.weighting, job.server.model_fields_set
     if "weighting" in explicit and job.server.weighting != weighting:
         keys = {"server.weighting": weighting, **keys}
@@ -103,9 +112,13 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def _with(protection: Protection, key: CostKey, value: float) -> Protection:
-    """The same protection with another value of its parameter; a refused one is an error."""
-    held, context = protection.settings, protection.context
-    changed = type(held)(**key.put(held.model_dump(exclude_unset=True), value))
+    """Return the protection with another value of its parameter. Raises for a refused one."""
+    held = protection.settings
+    return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
+
+
+def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
+    changed, context = type(protection.settings)(**settings), protection.context
     if protection.noised(changed):
         context = replace(context, weighting="equal")
     return type(protection)(changed, context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -11,6 +12,7 @@ from fedveil.errors import InvalidValue
 from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.message import Message, only_fields, take
 from fedveil.protections.base import Aggregate, Cohort, JobContext, Protection, State, Update
+from fedveil.protections.directions import Direction
 from fedveil.settings.settings import Settings
 
 _RATE = 0.2
@@ -18,6 +20,12 @@ _RATE = 0.2
 
 class AdaptiveClipSettings(Settings):
     """Parameters of a clip that follows the clients' norms."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {
+        "clip_quantile": "none",
+        "clip_rate": "none",
+        "clip_bit_noise": "loss",
+    }
 
     clip_quantile: float | None = Field(
         None,

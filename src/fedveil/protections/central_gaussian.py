@@ -8,7 +8,8 @@ itself what it reads before. Its noise is that of one release for a whole cohort
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -33,6 +34,7 @@ from fedveil.protections.base import (
     Update,
 )
 from fedveil.protections.cost_key import CostKey
+from fedveil.protections.directions import Direction
 from fedveil.protections.grid_report import GridReport
 from fedveil.protections.noise_rule import check_noised_sum, one_noise
 from fedveil.protections.one_report import OneReportClient, OneReportRound
@@ -44,6 +46,12 @@ _MULTIPLIER = 1.0
 
 class CentralGaussianSettings(AdaptiveClipSettings):
     """Parameters of `central_gaussian`, which trusts the server."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {
+        "clip": "none",
+        "noise_multiplier": "loss",
+        "target_epsilon": "loss",
+    }
 
     clip: float = Field(1.0, gt=0, description="L2 norm that an update is clipped to")
     noise_multiplier: float | None = Field(

@@ -16,13 +16,16 @@ class CostKey:
 
     `parameter`: its place below the protection's block, dots between blocks. `falls`: a larger one
     costs less; else a smaller one does. `start`: where it is looked for while it is null.
-    `instead`: the parameters that say the same in another way, and are null beside it.
+    `instead`: the parameters that say the same in another way, and are null beside it. `total`: the
+    parameter that ends an adaptive run before it has cost more than this; without it none is
+    solved for, since later rounds cost what nobody knows before.
     """
 
     parameter: str
     falls: bool = False
     start: float = 1.0
     instead: tuple[str, ...] = ()
+    total: str | None = None
 
     def of(self, settings: Mapping[str, Any]) -> float:
         """Its value, or where to start where there is none."""

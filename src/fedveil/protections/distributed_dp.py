@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from fedveil.protections.base import (
     Whose,
 )
 from fedveil.protections.cost_key import CostKey
+from fedveil.protections.directions import Direction
 from fedveil.protections.noise_rule import check_noised_sum, one_noise
 from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
 from fedveil.protections.secure_sum_settings import (
@@ -53,6 +54,16 @@ _FOUR: Any = {"shares": 4, "clients": 4, "entry_bits": 12}
 
 class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
     """Parameters of `distributed_dp`."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {
+        "clip": "none",
+        "noise_multiplier": "loss",
+        "target_epsilon": "loss",
+        "bits": "none",
+        "rotation": "none",
+        "dropout_tolerance": "smaller",
+        "assume_honest": "larger",
+    }
 
     clip: float = Field(1.0, gt=0, description="L2 norm that each client clips its update to")
     noise_multiplier: float | None = Field(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from fedveil.protections.base import (
     Whose,
 )
 from fedveil.protections.dialect import Dialect
+from fedveil.protections.directions import Direction
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 from fedveil.protections.grid_report import GridReport
 from fedveil.protections.one_report import OneReportClient, OneReportRound
@@ -47,6 +48,13 @@ _REACH_SIGMAS = 10
 
 class DPEncryptSettings(Settings):
     """Parameters of `dp_encrypt`."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {
+        "dp_eps": "loss",
+        "dp_delta": "loss",
+        "dp_norm_clip": "none",
+        "noise": "loss",
+    }
 
     dp_eps: float = Field(50.0, gt=0, description="epsilon of one report")
     dp_delta: float = Field(0.01, gt=0, lt=1, description="delta of one report; 1/clients is usual")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -22,6 +23,7 @@ from fedveil.protections.base import (
     Whose,
 )
 from fedveil.protections.dialect import Dialect
+from fedveil.protections.directions import Direction
 from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
@@ -32,6 +34,8 @@ from fedveil.settings.settings import Settings
 
 class NotEncryptSettings(Settings):
     """Parameters of `not_encrypt`."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {"max_examples": "none"}
 
     max_examples: int = Field(
         65_535,

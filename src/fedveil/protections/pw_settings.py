@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field
 
 from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.protections.base import Cohort
+from fedveil.protections.directions import Direction
 from fedveil.protections.secure_sum_settings import SecureSumSettings
 
 _DELTA, _NORM_CLIP = 1e-5, 1.0
@@ -13,6 +17,15 @@ _DELTA, _NORM_CLIP = 1e-5, 1.0
 
 class PWEncryptSettings(SecureSumSettings):
     """Parameters of `pw_encrypt`."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {
+        "clip": "none",
+        "entry_bits": "none",
+        "max_examples": "none",
+        "central_eps": "loss",
+        "central_delta": "loss",
+        "central_norm_clip": "none",
+    }
 
     clip: float = Field(
         8.0, gt=0, description="largest magnitude of an update's entry; larger ones are set to it"

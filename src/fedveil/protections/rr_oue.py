@@ -33,6 +33,7 @@ from fedveil.protections.base import (
     State,
     Update,
 )
+from fedveil.protections.cost_key import CostKey
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.protections.unary_settings import UnarySettings
@@ -77,7 +78,7 @@ class Unary(Protection):
 
     block = "unary"
     settings_type = UnarySettings
-    cost_parameter = "eps"
+    cost_parameter = CostKey("eps", total="total_eps")
     settings: UnarySettings
     kind: ClassVar[Kind]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from fedveil._validate import integer
 from fedveil.protections.base import Cohort
+from fedveil.protections.directions import Direction
 from fedveil.secagg import masking_graph
 from fedveil.secagg.terms import MAX_CLIENTS
 from fedveil.settings.settings import Settings
@@ -17,6 +19,14 @@ from fedveil.settings.settings import Settings
 
 class SecureSumSettings(Settings):
     """How secrets are shared, whatever is summed."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {
+        "share_secrets_ratio": "own",
+        "reconstruct_secrets_threshold": "own",
+        "cipher_time_window": "none",
+        "neighbours": "own",
+        "active_security": "smaller",
+    }
 
     share_secrets_ratio: float = Field(
         1.0,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -27,6 +27,7 @@ from fedveil.protections.base import (
     Update,
 )
 from fedveil.protections.dialect import Dialect
+from fedveil.protections.directions import Direction
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.rounds.answers import ClientId
@@ -38,6 +39,17 @@ _FEW_DIMENSIONS = 50
 
 class SignDSSettings(Settings):
     """Parameters of `signds`."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {
+        "sign_k": "none",
+        "sign_eps": "loss",
+        "sign_thr_ratio": "none",
+        "sign_global_lr": "none",
+        "sign_dim_out": "none",
+        "sign_mag_eps": "loss",
+        "magnitude": "loss",
+        "regrow": "none",
+    }
 
     sign_k: float = Field(
         0.01, gt=0, le=0.25, description="share of the dimensions that forms the top-k set"

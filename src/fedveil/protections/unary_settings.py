@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.protections.directions import Direction
 from fedveil.settings.settings import Settings
 
 
 class UnarySettings(Settings):
     """Parameters of `rr` and `oue`."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {
+        "eps": "loss",
+        "cells": "none",
+        "rounding": "none",
+        "report": "own",
+        "target": "none",
+        "clip": "none",
+        "adaptive": "loss",
+        "total_eps": "loss",
+        "fidelity": "loss",
+    }
 
     eps: float = Field(4.8, gt=0, description="the source's epsilon, of one bit of the code")
     cells: int = Field(

@@ -182,9 +182,9 @@ class AlignmentSettings(Block):
     least_common: int = Field(
         100,
         ge=0,
-        description="under `intersection`, the least number of training examples that all must "
-        "hold for this party to take part; 0 also allows a leader without ids to use all of them. "
-        "Every party has its own number",
+        description="under `intersection`, the least number of training and of test examples that "
+        "all must hold for this party to take part; 0 also allows a leader without ids to use all "
+        "of them. Every party has its own number",
     )
 
 

@@ -15,6 +15,7 @@ from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import PREFIX, Options, of_config, parse
 from fedveil.privacy.promise import Figure
+from fedveil.protections.directions import weakened
 
 #: What Flower's strategies weigh their clients by, unless they are told otherwise.
 WEIGHT_KEY = "num-examples"
@@ -118,7 +119,8 @@ def _weaker(offer: Offer, demanded: Options, run: int) -> str | None:
     if asked.protection != demanded.protection:
         return f"{asked.protection} in place of {demanded.protection}"
     parameters = asked.parameters, demanded.parameters
-    reason = asked.position.weaker(*parameters, offer.clients, demanded.clients)
+    reason = weakened(*parameters)
+    reason = reason or asked.position.weaker(*parameters, offer.clients, demanded.clients)
     if reason is not None:
         return reason
     (epsilon, delta), (most, most_delta) = (

@@ -304,11 +304,12 @@ def _understood(
     if examples is None:
         leads = _counts(begin)
         rows = {s: _checked_rows(own, s, agreed, leads[s], exchanged.get(s)) for s in SUBSETS}
-        if exchanged and len(rows["train"]) < own.least_common:
-            raise MessageInvalid(
-                f"{len(rows['train'])} training examples are held by all, fewer than {own.party}'s "
-                f"alignment.least_common = {own.least_common}"
-            )
+        for subset in exchanged:
+            if (many := len(rows[subset])) < own.least_common:
+                raise MessageInvalid(
+                    f"{many} {subset} examples are held by all, fewer than {own.party}'s "
+                    f"alignment.least_common = {own.least_common}"
+                )
         examples = FoundExamples(name, rows)
     return Agreement(
         run=run,

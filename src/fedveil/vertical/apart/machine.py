@@ -161,7 +161,12 @@ class Machine:
         return sum(len(ids) for ids in self._ids.values())
 
     def _keep_brought(self) -> None:
-        """Save how many ids each party has brought, before an answer to them leaves."""
+        """Save how many ids each party has brought, before an answer to them leaves.
+
+        From then on the folder is a run's, so that a party that is started again counts on.
+        """
+        if self.folder is None:
+            self._write()
         counts = json.dumps(self._brought, sort_keys=True)
         self.root.write_atomically(GUESSES, sealed({"brought": counts}))
 

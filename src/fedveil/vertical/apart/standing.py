@@ -21,7 +21,7 @@ class Standing:
     `examples` are those that it remembers, of these ids. Of another party it takes at most
     `most_ids` ids, which are as many guesses at its own, in all attempts together to find the
     intersection: `brought` counts them, and `keep_brought` saves the count before any is answered.
-    Fewer than `least_common` training examples in the intersection are refused; with 0 a leader
+    Fewer than `least_common` examples in an intersection are refused; with 0 a leader
     without ids may use all of them.
     """
 

@@ -1,0 +1,39 @@
+"""Declares which way each setting of a protection weakens it, so that a pin can be held to.
+
+Every settings class lists its own fields in `WEAKENS`:
+
+    loss        its effect is in the loss of a report, which a pin compares by itself
+    larger      a larger value than the pin's is weaker
+    smaller     a smaller value than the pin's is weaker; false is smaller than true
+    own         compared by the protection's own `weaker`
+    none        no guarantee rests on it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel
+
+Direction: TypeAlias = Literal["loss", "larger", "smaller", "own", "none"]
+
+
+def directions(settings: type[BaseModel]) -> dict[str, Direction]:
+    """Return the declared direction of each field, those of base classes included."""
+    found: dict[str, Direction] = {}
+    for kind in reversed(settings.__mro__):
+        declared: Mapping[str, Direction] = vars(kind).get("WEAKENS", {})
+        found |= declared
+    return found
+
+
+def weakened(asked: BaseModel, demanded: BaseModel) -> str | None:
+    """Return why `asked` is weaker than `demanded` in one of its settings, or None."""
+    for name, direction in directions(type(demanded)).items():
+        offered, wanted = getattr(asked, name), getattr(demanded, name)
+        if direction == "larger" and offered > wanted:
+            return f"{name} is {offered}, at most {wanted} is demanded"
+        if direction == "smaller" and offered < wanted:
+            return f"{name} is {offered}, at least {wanted} is demanded"
+    return None
