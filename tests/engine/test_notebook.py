@@ -91,7 +91,7 @@ def test_a_script_is_taken_up_where_it_is_looked_for(notebook: ModuleType) -> No
 
 def test_a_run_shows_itself(run: fedveil.Run) -> None:
     html = run._repr_html_()
-    assert "How good the model is" in html
+    assert "Model quality" in html
     assert f"accuracy {run.metrics[-1]['accuracy']:.4f}" in html
     assert html.count("data:image/svg+xml") == 2
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine import federation
+from fedveil.data.datasets import load
 from fedveil.engine.federation import Federation
 from fedveil.federated.job import Job
 from fedveil.reproductions import accuracy_epsilon
@@ -80,7 +80,7 @@ def test_rates_are_chosen_on_training_examples_that_nobody_trained_on(
     study = Study(tmp_path, "small", lambda text: None)
     (cell,) = study._cells("not_encrypt")
     study._choose(cell, 0.4)
-    whole = federation.load("parts:data")
+    whole = load("parts:data")
     known = {row.tobytes() for row in whole.train.x}
     assert len(seen) == 2
     for part in seen:

@@ -164,7 +164,7 @@ class Federation:
         how = engine.how_to_resume.format(folder=self._folder.path)
         stack.enter_context(how_to_resume(lambda: how, RunStopped))
         self._done = 0
-        metrics = self._restore(Checkpoint.read(self._folder))
+        metrics = self._restore(Checkpoint.read(self._folder, job.checkpoint.every))
         if job.keeps_state and not engine.reports_leave:
             self._test.clients = open_states(self._folder.path, self._done)
         self._ledger.note_in_clear(in_clear(job, self._protection, leaves=engine.reports_leave))

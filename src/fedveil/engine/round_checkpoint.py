@@ -51,15 +51,16 @@ class Checkpoint:
         folder.write_atomically(LATEST, sealed_parts(held))
 
     @classmethod
-    def read(cls, folder: RunFolder) -> Checkpoint | None:
+    def read(cls, folder: RunFolder, every: int | None = None) -> Checkpoint | None:
         """Return the folder's checkpoint, or None if the run ended before its first.
 
         Its digest is no signature: the caller checks the fields. Raises `RunFolderError` if the
-        checkpoint is missing beside the records of a run that had one.
+        checkpoint is missing beside the records of more than `every` rounds.
         """
         path = folder.path / LATEST
         if not path.exists():
-            _check_begins(folder)
+            if every is not None:
+                _check_begins(folder, every)
             return None
         with intact(path):
             held: dict[str, Any] = unsealed(path.read_bytes())
@@ -72,14 +73,14 @@ class Checkpoint:
             return cls(**held | decoded)
 
 
-def _check_begins(folder: RunFolder) -> None:
-    """Raise if there are records of several rounds: the run would start over without a word.
+def _check_begins(folder: RunFolder, every: int) -> None:
+    """Raise if a run with records would start over without a word.
 
-    A run that is killed in its first round leaves the record of that round at most.
+    A checkpoint follows the record of every `every`-th round: a killed run has no more without one.
     """
     metrics = folder.path / METRICS
     rounds = len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
-    if rounds > 1:
+    if rounds > every:
         raise RunFolderError(
             f"{folder.path / LATEST} is missing, but {METRICS} holds the records of {rounds} "
             f"rounds. Restore the checkpoint from a copy, or start a new run in another folder"
