@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, RecordDict
 
 from fedveil.entropy import Seeded
-from fedveil.errors import DeploymentError, MessageInvalid, RunFailed
+from fedveil.errors import DeploymentError, MessageInvalid, RunFailed, RunStopped
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.identity_file import make_identity, read_identity
 from fedveil.flower.job.job_client import Member
@@ -228,8 +228,10 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     roster = "".join(f'client-{n}: "{public}"\n' for n, public in enumerate(publics))
     (app / "roster.yaml").write_text(roster)
     grid = LocalGrid(app, tmp_path / "state")
+    (tmp_path / "own.yaml").write_text(roster)
     for n, key in enumerate(keys):
-        grid.contexts[100 + n].node_config["identity"] = str(key)
+        own = {"identity": str(key), "roster": str(tmp_path / "own.yaml")}
+        grid.contexts[100 + n].node_config.update(own)
     record = serve(app, grid, tmp_path / "run").metrics[0]
     assert (record["reports"], record["void"]) == (CLIENTS, None)
 
@@ -238,13 +240,34 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     (tmp_path / "false.yaml").write_text(false)
     grid = LocalGrid(app, tmp_path / "another state")
     for n, key in enumerate(keys):
-        grid.contexts[100 + n].node_config["identity"] = str(key)
+        own = {"identity": str(key), "roster": str(tmp_path / "own.yaml")}
+        grid.contexts[100 + n].node_config.update(own)
     grid.contexts[100].node_config["roster"] = str(tmp_path / "false.yaml")
     record = serve(app, grid, tmp_path / "another").metrics[0]
     assert (record["reports"], record["withheld"]) == (
         CLIENTS - 1,
         {"the client's own log says why": 1},
     )
+
+
+def test_a_client_without_a_roster_of_its_own_does_not_take_the_servers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The server's own keys stand in the app's roster: it would open every update with them."""
+    active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
+    keys = [tmp_path / f"client-{n}.pem" for n in range(CLIENTS)]
+    publics = [make_identity(key) for key in keys]
+    (app / "roster.yaml").write_text(
+        "".join(f'client-{n}: "{public}"\n' for n, public in enumerate(publics))
+    )
+    grid = LocalGrid(app, tmp_path / "state")
+    for n, key in enumerate(keys):
+        grid.contexts[100 + n].node_config["identity"] = str(key)
+    with pytest.raises(RunStopped):
+        serve(app, grid, tmp_path / "run")
+    assert not any(reply.has_content() and "masked" in str(reply) for reply in grid.replies)
+    assert "names no file with them: add roster=" in caplog.text
 
 
 @pytest.mark.parametrize("position", ["signds", "not_encrypt"])

@@ -143,7 +143,7 @@ app = client_app(Path(__file__).parent)
 _ROSTER = """\
 # Every client's public signing key, a line for each, from `fedveil identity FILE`:
 #   client-0: "64 hexadecimal digits"
-# A client believes the roster that its own node configuration names before this one.
+# This file is for the server. A client only trusts the roster in its own node configuration.
 """
 
 _README = """\

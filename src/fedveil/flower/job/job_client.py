@@ -109,7 +109,7 @@ def make_app(folder: Path) -> ClientApp:
     job = app_folder.read_job(folder)
     app = ClientApp()
     for action in find(job.protection.name).phases:
-        app.train(action)(_guarded(lambda m, c: _answer(job, folder, m, c)))
+        app.train(action)(_guarded(lambda m, c: _answer(job, m, c)))
     app.query(INTRODUCE)(_guarded(lambda m, c: _introduce(job, c)))
     app.query(FORGET)(_guarded(lambda m, c: _forget(job, c)))
     return app
@@ -161,7 +161,25 @@ def _forget(job: Job, context: Context) -> bytes:
     return encode({})
 
 
-def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes:
+def _own_roster(job: Job, member: Member) -> Mapping[ClientId, bytes]:
+    """Return the public keys that this client's own operator gave it.
+
+    The app's roster comes from the server, which could put its own keys into it and then open
+    every update. Raises `DeploymentError` if the job needs a roster and the operator gave none.
+    """
+    if member.roster is not None:
+        return app_folder.read_roster(member.roster)
+    if job.protection.position.needs_roster(job.protection.settings):
+        raise DeploymentError(
+            f"protection.name = {job.protection.name} with active_security rests on every client's "
+            f"public key, and this node's configuration names no file with them: add "
+            f"roster='/path/to/roster.yaml' to flower-supernode --node-config. The server must have "
+            f"no hand in that file"
+        )
+    return {}
+
+
+def _answer(job: Job, message: Message, context: Context) -> bytes:
     addressee, asked, common = from_addressed_records(message.content)
     trains = "weights" in common
     kept_field = [KEPT_FIELD] if job.keeps_state else []
@@ -178,7 +196,7 @@ def _answer(job: Job, folder: Path, message: Message, context: Context) -> bytes
     state = SealedState(member.keys, job_digest(job), member.client, context.state)
     kept = state.take(round)
     deployed = Deployed(
-        roster=app_folder.read_roster(member.roster or folder / app_folder.ROSTER),
+        roster=_own_roster(job, member),
         identity=None if member.identity is None else read_identity(member.identity),
     )
     protection = make_protection(job, dimension, deployed)
