@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from torch import nn
 
 import vertical_parts
 from fedveil.errors import JobError
-from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob
+from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account
 from fedveil.vertical.job_split import make_split
+from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.vertical_blocks import OptimizerSettings
 from fedveil.vertical.vertical_reference import reference
 
@@ -174,6 +179,58 @@ def test_privacy_is_the_parts_own_or_the_jobs_where_data_leaves() -> None:
     u_shape = make_split(VerticalJob(privacy={"embedding_dp": embedding}), task)
     assert u_shape.by_name["embedding"].privacy == EmbeddingPrivacy(5.0)
     assert u_shape.by_name["backbone"].privacy is None
+
+
+class Deep(vertical_parts.Bottoms):
+    """The bank's bottom is a chain of several parts; its first may cross as well."""
+
+    def __init__(self, depth: int, *, crosses_early: bool = False) -> None:
+        super().__init__(0)
+        self.depth, self.crosses_early = depth, crosses_early
+
+    def split_model(self) -> SplitModel:
+        wide, below = self.width, "data.x"
+        chain = []
+        for number in range(self.depth):
+            width = 3 if below == "data.x" else wide
+            chain.append(Part(f"left{number}", "bank", (below,), (wide,), nn.Linear(width, wide)))
+            below = f"left{number}"
+        right = Part("right", "shop", ("data.x",), (wide,), nn.Linear(3, wide))
+        sources = (below, "right", *(["left0"] if self.crosses_early else []))
+        top = Part("top", "lead", sources, (3,), vertical_parts.Joint(len(sources) * wide, 3))
+        return SplitModel([*chain, right, top], leader="lead")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_privacy_is_where_own_data_leaves_however_many_parts_it_passes(depth: int) -> None:
+    job = VerticalJob(privacy={"embedding_dp": {"eps": 5.0}})
+    split = make_split(job, Deep(depth))
+    protected = {part.name for part in split.parts if part.privacy is not None}
+    assert protected == {f"left{depth - 1}", "right"}
+    if depth == 1:
+        return
+    both = make_split(job, Deep(depth, crosses_early=True))
+    protected = {part.name for part in both.parts if part.privacy is not None}
+    assert protected == {"left0", f"left{depth - 1}", "right"}
+
+
+def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon() -> None:
+    job = VerticalJob(
+        privacy={"embedding_dp": {"eps": 5.0}},
+        parts={"left0": {"privacy": {}}, "left1": {}, "right": {}, "top": {}},
+    )
+    split = make_split(job, Deep(2, crosses_early=True))
+    assert split.by_name["left0"].privacy is None
+    releases = SimpleNamespace(train=np.array([2, 1]), looks=0)
+    lines = account.figures(split, "bank", releases, 1e-5, None)  # type: ignore[arg-type]
+    by_what = {line.what: line.epsilon for line in lines}
+    assert by_what["an example's values of left0, sent unprotected"] == math.inf
+    assert by_what["an example in the run, sent 2 times"] == math.inf
+    assert account.opening(split, "bank")[-1] == (
+        "The output of left0 leaves bank without protection."
+    )
+    shop = account.figures(split, "shop", releases, 1e-5, None)  # type: ignore[arg-type]
+    assert all(line.epsilon < math.inf for line in shop)
 
 
 def test_optimizers_are_the_tasks_then_the_jobs_then_the_parts() -> None:

@@ -27,6 +27,7 @@ from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.vertical.own_data import of_own_data
 from fedveil.vertical.rows import Ids, Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
@@ -187,7 +188,8 @@ def figures(
     """A party's account: a bit, a one-hot row, an example sent once, an example in the run.
 
     The last is the example that was sent most often. Without privacy on any crossing nothing is
-    promised, and nothing is listed.
+    promised, and nothing is listed. Beside a crossing with privacy, one without has an infinite
+    epsilon: the whole example is promised nothing.
     """
     found = []
     parts = _private_parts(split, party)
@@ -202,9 +204,14 @@ def figures(
         ]
     if label is not None:
         found.append(Line(label.epsilon, 0.0, "an example's label, in all epochs"))
+    bare = _bare_parts(split, party) if parts else []
+    found += [
+        Line(math.inf, 0.0, f"an example's values of {name}, sent unprotected") for name in bare
+    ]
     if parts:
         most = max(int(releases.train.max(initial=0)), releases.looks)
         epsilon, at = ledger_of(split, party, releases, None).figures(delta)["run_most_drawn"]
+        epsilon, at = (math.inf, 0.0) if bare else (epsilon, at)
         often = "once" if most == 1 else f"{most} times"
         found.append(Line(epsilon, at, f"an example in the run, sent {often}"))
     return found
@@ -216,11 +223,26 @@ def opening(split: SplitModel, party: str) -> list[str]:
     for part, privacy in _private_parts(split, party):
         noise = "one bit a value and no noise" if privacy.eps is None else f"eps {privacy.eps:f}"
         found.setdefault(noise, []).append(part.name)
-    if len(found) == 1:
+    bare = [
+        f"The output of {name} leaves {party} without protection."
+        for name in _bare_parts(split, party)
+    ]
+    if len(found) == 1 and not bare:
         return [f"The embedding is protected by EmbeddingDP with {next(iter(found))}."]
     return [
         f"The embedding of {', '.join(parts)} is protected by EmbeddingDP with {noise}."
         for noise, parts in found.items()
+    ] + (bare if found else [])
+
+
+def _bare_parts(split: SplitModel, party: str) -> list[str]:
+    """Return a party's parts whose output leaves it, is of its own data, and is unprotected."""
+    own = of_own_data(split.parts)
+    leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
+    return [
+        part.name
+        for part in split.owned_by(party)
+        if part.name in leaves and part.name in own and part.privacy is None
     ]
 
 

@@ -15,6 +15,7 @@ from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, JobError
 from fedveil.own_code import called, load, told
 from fedveil.vertical.compression import Compression
+from fedveil.vertical.own_data import of_own_data
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task, build, initial
 from fedveil.vertical.vertical_blocks import OptimizerSettings, PartSettings
@@ -128,7 +129,8 @@ def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
     own = job.parts.get(part.name, PartSettings()).privacy
     settings = job.privacy.embedding_dp if own is None else own.embedding_dp
     crosses = any(part.name in other.sources and other.owner != part.owner for other in parts)
-    if own is None and not (settings is not None and part.columns and crosses):
+    leaves = crosses and part.name in of_own_data(parts)
+    if own is None and not (settings is not None and leaves):
         return part
     privacy = None if settings is None else EmbeddingPrivacy(**settings.model_dump())
     return replace(part, privacy=privacy)

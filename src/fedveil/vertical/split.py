@@ -122,6 +122,7 @@ class Part:
 
     @property
     def sources(self) -> tuple[str, ...]:
+        """Names of the parts whose output it reads."""
         return tuple(name for name in self.inputs if not name.startswith(DATA))
 
 

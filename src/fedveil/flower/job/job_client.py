@@ -173,8 +173,8 @@ def _own_roster(job: Job, member: Member) -> Mapping[ClientId, bytes]:
         raise DeploymentError(
             f"protection.name = {job.protection.name} with active_security rests on every client's "
             f"public key, and this node's configuration names no file with them: add "
-            f"roster='/path/to/roster.yaml' to flower-supernode --node-config. The server must have "
-            f"no hand in that file"
+            f"roster='/path/to/roster.yaml' to flower-supernode --node-config, a file that did not "
+            f"come from the server"
         )
     return {}
 

@@ -1,0 +1,27 @@
+"""Which parts of a split model compute on their owner's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedveil.vertical.split import Part
+
+
+def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
+    """Return the parts whose output their owner computes from its own columns.
+
+    A part counts if it reads columns, or the output of another part of its owner that counts.
+    What has crossed to another party and come back does not.
+    """
+    by_name = {part.name: part for part in parts}
+    found = {name for name, part in by_name.items() if part.columns}
+    while True:
+        more = {
+            name
+            for name, part in by_name.items()
+            if name not in found
+            and any(s in found and by_name[s].owner == part.owner for s in part.sources)
+        }
+        if not more:
+            return frozenset(found)
+        found |= more
