@@ -229,6 +229,13 @@ def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon(
     assert account.opening(split, "bank")[-1] == (
         "The output of left0 leaves bank without protection."
     )
+    alone = make_split(job.with_(parts={"left0": {"privacy": {}}, "right": {}, "top": {}}), Deep(1))
+    (bare, run) = account.figures(alone, "bank", releases, 1e-5, None)  # type: ignore[arg-type]
+    assert (bare.epsilon, run.epsilon) == (math.inf, math.inf)
+    assert account.opening(alone, "bank") == ["The output of left0 leaves bank without protection."]
+    nobody = make_split(VerticalJob(), Deep(1))
+    assert account.figures(nobody, "bank", releases, 1e-5, None) == []  # type: ignore[arg-type]
+    assert account.opening(nobody, "bank") == []
     shop = account.figures(split, "shop", releases, 1e-5, None)  # type: ignore[arg-type]
     assert all(line.epsilon < math.inf for line in shop)
 

@@ -188,8 +188,8 @@ def figures(
     """A party's account: a bit, a one-hot row, an example sent once, an example in the run.
 
     The last is the example that was sent most often. Without privacy on any crossing nothing is
-    promised, and nothing is listed. Beside a crossing with privacy, one without has an infinite
-    epsilon: the whole example is promised nothing.
+    promised, and nothing is listed. Beside a crossing with privacy, of any party, one without has
+    an infinite epsilon: the whole example is promised nothing.
     """
     found = []
     parts = _private_parts(split, party)
@@ -204,14 +204,16 @@ def figures(
         ]
     if label is not None:
         found.append(Line(label.epsilon, 0.0, "an example's label, in all epochs"))
-    bare = _bare_parts(split, party) if parts else []
+    bare = _bare_parts(split, party)
     found += [
         Line(math.inf, 0.0, f"an example's values of {name}, sent unprotected") for name in bare
     ]
-    if parts:
+    if parts or bare:
         most = max(int(releases.train.max(initial=0)), releases.looks)
-        epsilon, at = ledger_of(split, party, releases, None).figures(delta)["run_most_drawn"]
-        epsilon, at = (math.inf, 0.0) if bare else (epsilon, at)
+        epsilon, at = math.inf, 0.0
+        if not bare:
+            ledger = ledger_of(split, party, releases, None)
+            epsilon, at = ledger.figures(delta)["run_most_drawn"]
         often = "once" if most == 1 else f"{most} times"
         found.append(Line(epsilon, at, f"an example in the run, sent {often}"))
     return found
@@ -232,11 +234,16 @@ def opening(split: SplitModel, party: str) -> list[str]:
     return [
         f"The embedding of {', '.join(parts)} is protected by EmbeddingDP with {noise}."
         for noise, parts in found.items()
-    ] + (bare if found else [])
+    ] + bare
 
 
 def _bare_parts(split: SplitModel, party: str) -> list[str]:
-    """Return a party's parts whose output leaves it, is of its own data, and is unprotected."""
+    """Return a party's parts whose output leaves it, is of its own data, and is unprotected.
+
+    Returns none if no crossing of the run has privacy: such a run claims no protection.
+    """
+    if all(part.privacy is None for part in split.parts):
+        return []
     own = of_own_data(split.parts)
     leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
     return [
