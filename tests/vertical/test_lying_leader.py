@@ -150,8 +150,7 @@ def test_an_exchange_that_is_broken_off_proves_nothing(monkeypatch: pytest.Monke
     """Of two batches of the bank's ids the second is never asked for."""
     monkeypatch.setattr(intersection, "BATCH", 4)
     bank, lead = standing("bank", THEIRS), standing("lead", MINE)
-    follower, leader = handshake.follow(bank, "lead"), None
-    del leader
+    follower = handshake.follow(bank, "lead")
     honest = handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0)
 
     def short() -> Exchange[None]:

@@ -8,8 +8,8 @@ proof is that of Chaum and Pedersen (1992) for one pair of points, batched as in
     prover:    draws r, sends c = hash(K, M, Z, r G, r M) and s = r - c k
     verifier:  c = hash(K, M, Z, s G + c K, s M + c Z)
 
-Whoever can prove it knows k. Two points of which one is not k times the other pass with
-probability about 2^-252, in the random-oracle model.
+Whoever can prove it knows k. If any D_i is not k B_i, a try passes with probability about 2^-128:
+the weights have 128 bits. That is in the random-oracle model.
 """
 
 from __future__ import annotations
