@@ -171,6 +171,10 @@ class PeerAborted(ExchangeError):
         super().__init__(f"{peer} ended the step: {reason}")
 
 
+class PeerAtLimit(PeerAborted):
+    """The other side sends no more: its own privacy limit is reached."""
+
+
 class Unfit(FedveilError):
     """A follower that cannot take part, for the reason that it is told too."""
 

@@ -141,6 +141,7 @@ def _of_parties(run: ReadRun) -> dict[str, object]:
     return {
         "folder": run.folder,
         "models": {name: p.folder / MODEL for name, p in parties.items() if p.finished},
+        "ended_early": leader.stopped,
         "seconds": _seconds_of(leader),
         "best_look": _best_look(leader),
         "last": leader.last,
@@ -230,6 +231,8 @@ def _took_of_parties(run: ReadRun) -> dict[str, str]:
     best = _best_look(leader)
     if best is not None:
         rows["best epoch"] = f"{best['epoch'] + 1}, loss {best[_LOOKED]:.4f}"
+    if leader.stopped is not None:
+        rows["ended early"] = leader.stopped
     accounts = [f"{name}: {line}" for name, of in parties.items() for line in of.accounts]
     return rows | ({"epsilon": "\n".join(accounts)} if accounts else {})
 

@@ -25,6 +25,7 @@ from fedveil.entropy import Secure
 from fedveil.errors import (
     ExchangeError,
     InvalidValue,
+    LimitReached,
     LinkLost,
     MessageTooLong,
     PeerRefused,
@@ -450,6 +451,52 @@ def test_held_out_examples_are_looked_at_over_the_link(
     assert results["predict"].shape == (20, 3)
     right = results["predict"].argmax(1) == together_labels()
     assert right.mean() == pytest.approx(looks[-1]["test_accuracy"])
+
+
+@pytest.mark.parametrize("limited", ["bank", "lead and bank"])
+def test_one_partys_limit_ends_the_run_in_good_order_everywhere(parties: Any, limited: str) -> None:
+    """Two epochs and one look cost more than bank allows; shop has no limit."""
+    free = job_of("bottoms", "privacy.embedding_dp.eps=0.3", "epochs=3", "batch_size=8")
+    bound = VerticalJob(
+        **{**free.model_dump(), "privacy": {**free.model_dump()["privacy"], "max_epsilon": 1.3}}
+    )
+    apart = parties()
+    apart.lead(bound if "lead" in limited else free)
+    apart.follow(bound, "bank")
+    apart.follow(free, "shop")
+    sessions = apart.sessions()
+    steps = {session.run.done for session in sessions.values()}
+    assert len(steps) == 1
+    assert 0 < steps.pop() < 21
+    assert sessions["bank"].figures[-1].epsilon <= 1.3
+    for name in ("lead", "bank", "shop"):
+        folder = apart.folder / name / name
+        assert (folder / "model.safetensors").exists()
+        assert "privacy.max_epsilon" in (folder / "events.log").read_text()
+        assert apart.machines[name].has_finished
+
+
+def test_a_follower_that_serves_stops_at_its_limit(parties: Any) -> None:
+    job = job_of("bottoms", "privacy.embedding_dp.eps=0.3", "privacy.max_epsilon=3.5")
+    apart = parties()
+    apart.lead(job)
+    for name in ("bank", "shop"):
+        apart.follow(job, name)
+    apart.sessions()
+    apart.stack.close()
+    served = []
+    for _ in range(5):
+        apart = parties()
+        apart.lead(job, "evaluate")
+        for name in ("bank", "shop"):
+            apart.follow(job, name, looks=True)
+        ends = apart.end()
+        apart.stack.close()
+        if isinstance(ends["bank"], LimitReached):
+            break
+        served.append(ends["bank"].figures[-1].epsilon)
+    assert served == pytest.approx([2.8854, 3.4419], abs=1e-4)  # 24 and 32 bits of 0.15
+    assert "held-out examples would bring an example of bank" in says(ends["bank"], LimitReached)
 
 
 def together_labels() -> Any:

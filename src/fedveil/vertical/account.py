@@ -91,13 +91,13 @@ class Releases:
         self._note()
 
     def begin_step(self, step: int, positions: npt.NDArray[np.int64]) -> None:
-        """The examples of a step are about to be sent."""
+        """Count the examples of a step as sent, before they are."""
         self.train[positions] += 1
         self._step = step
         self._note()
 
     def begin_look(self) -> None:
-        """The held-out examples are about to be sent."""
+        """Count the held-out examples as sent, before they are."""
         self.looks += 1
         self._note()
 
@@ -168,18 +168,24 @@ def ledger_of(
     equally often and stand as one.
     """
     ledger = Ledger()
-    parts = _private_parts(split, party)
-    anew = _charges((part, privacy) for part, privacy in parts if not privacy.reuse)
-    once = _charges((part, privacy) for part, privacy in parts if privacy.reuse)
     times = np.append(releases.train, releases.looks)
     most = int(times.max(initial=0))
     for number in range(most):
-        spent = anew + once if number == 0 else anew
+        spent = repeated_spending(split, party, first=number == 0)
         if spent:
             ledger.record_many(spent, round=number, clients=np.flatnonzero(times > number))
     if label is not None:
         ledger.record_many([(label, 1)], round=most, clients=range(len(releases.train)))
     return ledger
+
+
+def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
+    """Return what an example spends when it is sent: under `reuse` only the `first` time."""
+    return _charges(
+        (part, privacy)
+        for part, privacy in _private_parts(split, party)
+        if first or not privacy.reuse
+    )
 
 
 def figures(
@@ -238,12 +244,13 @@ def opening(split: SplitModel, party: str) -> list[str]:
 
 
 def _bare_parts(split: SplitModel, party: str) -> list[str]:
-    """Return a party's parts whose output leaves it, is of its own data, and is unprotected.
+    """Return the parts of `sends_unprotected`, or none in a run that claims no protection."""
+    claims = any(part.privacy is not None for part in split.parts)
+    return sends_unprotected(split, party) if claims else []
 
-    Returns none if no crossing of the run has privacy: such a run claims no protection.
-    """
-    if all(part.privacy is None for part in split.parts):
-        return []
+
+def sends_unprotected(split: SplitModel, party: str) -> list[str]:
+    """Return a party's parts whose output leaves it, is of its own data, and is unprotected."""
     own = of_own_data(split.parts)
     leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
     return [

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
+from fedveil.errors import ExchangeError, InvalidValue, PeerAborted, PeerAtLimit
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.message import Message, Value, check_carried
 from fedveil.packing import packed_size
@@ -70,12 +70,18 @@ def check_sizes(split: SplitModel, rows: int) -> None:
             check_carried(f"{what} examples (batch_size over in_flight)", size)
 
 
+def abort_message(reason: str, *, at_limit: bool) -> Message:
+    """Return the message that ends a step, or with `at_limit` the run in good order."""
+    return {"kind": "abort", "reason": reason} | ({"at_limit": True} if at_limit else {})
+
+
 def check_not_abort(message: Message, peer: str) -> None:
-    """Raise PeerAborted where the peer ended the step."""
+    """Raise `PeerAborted` if the peer ended the step, `PeerAtLimit` if it reached its limit."""
     if message.get("kind") == "abort":
         reason = message.get("reason")
-        told = isinstance(reason, str) and reason.isprintable()
-        raise PeerAborted(peer, short(str(reason)) if told else "it gave no reason")
+        is_plain = isinstance(reason, str) and reason.isprintable()
+        error = PeerAtLimit if message.get("at_limit") is True else PeerAborted
+        raise error(peer, short(str(reason)) if is_plain else "it gave no reason")
 
 
 def check_word(message: Message, peer: str, word: str, step: int) -> None:

@@ -17,9 +17,17 @@ from torch import nn
 
 from fedveil._validate import integer
 from fedveil.entropy import Entropy, Secure, Seeded
-from fedveil.errors import ExchangeError, InvalidValue, LinkLost, PeerAborted, PeerRefused
+from fedveil.errors import (
+    ExchangeError,
+    InvalidValue,
+    LinkLost,
+    PeerAborted,
+    PeerAtLimit,
+    PeerRefused,
+)
 from fedveil.link.channel import Exchange, Send
 from fedveil.vertical.compression import Errors
+from fedveil.vertical.crossing import abort_message
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.part_optimizers import PartOptimizers
 from fedveil.vertical.schedule import Program, micro_sizes, programs
@@ -139,11 +147,15 @@ class Party:
             return (yield from exchange)
         except ExchangeError as error:
             knows = error.peer if isinstance(error, PeerAborted) else None
-            for peer in self._peers:
-                if peer != knows:
-                    with suppress(LinkLost, PeerRefused):  # the error counts more than its news
-                        yield Send(peer, {"kind": "abort", "reason": error.told})
+            yield from self.end(error.told, at_limit=isinstance(error, PeerAtLimit), but=knows)
             raise
+
+    def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
+        """Tell every peer except `but` that the step is over."""
+        for peer in self._peers:
+            if peer != but:
+                with suppress(LinkLost, PeerRefused):  # the error counts more than its news
+                    yield Send(peer, abort_message(reason, at_limit=at_limit))
 
     def state(self) -> dict[str, torch.Tensor]:
         """Weights and statistics as `<part>/<name>`, optimisers as `<part>//<parameter>/<name>`.

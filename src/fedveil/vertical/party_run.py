@@ -20,10 +20,9 @@ import numpy.typing as npt
 import torch
 
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import PartFailed, RunFolderError
+from fedveil.errors import LimitReached, PartFailed, PeerAtLimit, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.message import Message
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.account_lines import keep_accounts
@@ -36,6 +35,7 @@ from fedveil.vertical import account, told_labels
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.label_watch import LabelWatch
+from fedveil.vertical.limit import Limit
 from fedveil.vertical.party import Party
 from fedveil.vertical.returned_gradients import ReturnedGradients
 from fedveil.vertical.rows import Order, Rows
@@ -43,6 +43,7 @@ from fedveil.vertical.split import Crossing, SplitModel, module_of
 from fedveil.vertical.step import Batch, Occasion
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
 from fedveil.vertical.step_lines import line
+from fedveil.vertical.step_window import StepWindow
 from fedveil.vertical.task import Measured, Subset, Task, files_of
 from fedveil.vertical.vertical_job import VerticalJob
 
@@ -99,6 +100,10 @@ class PartyRun:
         self._fingerprint = _fingerprint(setting)
         self._rows = dict(setting.rows)
         self._label_loss = self._protect_labels() if is_leader else None
+        self._limit = Limit(
+            split, self.name, job.privacy.max_epsilon, job.privacy.delta, self._label_loss
+        )
+        self.stopped: str | None = None
         self._returned = ReturnedGradients(job.privacy.label_protection, setting.entropy)
         self._watch: LabelWatch | None = None
         self.party = Party(
@@ -113,7 +118,7 @@ class PartyRun:
             returned=self._send_back if is_leader else None,
         )
         self.done = 0
-        self._window = _Window(self.party)
+        self._window = StepWindow(self.party)
         self._recorder: Recorder | None = None
         self._metrics = Metrics()
         if not held(setting.folder):
@@ -141,7 +146,7 @@ class PartyRun:
             for record in metrics.records:
                 line(record)
         saved.give(folder, self.party)
-        self._window = _Window(self.party, saved.window)
+        self._window = StepWindow(self.party, saved.window)
         self._releases.restore(step, looks=sum("look" in record for record in metrics.records))
         for crossing in self.setting.split.crossings:
             if crossing.sender == self.name and crossing.privacy and crossing.privacy.reuse:
@@ -159,17 +164,32 @@ class PartyRun:
         self.records = self._recorder.records
 
     def train(self) -> Exchange[None]:
-        """All steps that are left, and the files that the run ends with.
+        """Play all steps that are left, and write the files that the run ends with.
 
-        What a module of this party's own raises is kept whole in its folder.
+        The run ends early, and in good order, before a step or a look that would bring an example
+        of any party above that party's `privacy.max_epsilon`. The traceback of a module of this
+        party's own is saved in its folder.
         """
+        self.stopped = None
         try:
             yield from self._train()
+        except LimitReached as limit:
+            self.stopped = str(limit)
+            yield from self.party.end("its own privacy.max_epsilon is reached", at_limit=True)
+            if not self.done:
+                raise
+        except PeerAtLimit as limit:
+            self.stopped = str(limit)
+            if not self.done:
+                raise
         except PartFailed as failure:
             whole = "".join(traceback.format_exception(failure.__cause__))
             self.setting.folder.write_atomically(TRACEBACK, whole.encode())
             failure.add_note(f"the traceback is in {self.setting.folder.path / TRACEBACK}")
             raise
+        if self.stopped is not None and self.done not in held(self.setting.folder):
+            self._checkpoint()
+        self._finish()
 
     def _train(self) -> Exchange[None]:
         job = self.setting.job
@@ -178,12 +198,17 @@ class PartyRun:
         if not self._has_told:
             for sentence in account.opening(self.setting.split, self.name):
                 self.say(sentence)
+            forecast = self._limit.forecast(job.epochs)
+            if forecast is not None:
+                self.say(forecast)
         self._has_told = True
         self._watch_labels()
         while self.done < self.total:
             number = self.done + 1
             epoch, within = divmod(self.done, self._order.steps)
             batch = self._rows["train"].batch(self._order.of_step(number))
+            sent = int(self._releases.train[batch.positions].max())
+            self._limit.check(f"step {number}", sent + 1, labelled=True)
             self._releases.begin_step(number, batch.positions)
             loss = yield from self.party.step(number, batch, settled=epoch > 0)
             self.done = number
@@ -196,7 +221,6 @@ class PartyRun:
                 yield from self._evaluate(epoch)
             if number % job.checkpoint.every_steps == 0 or number == self.total:
                 self._checkpoint()
-        self._finish()
 
     def evaluate(self) -> Exchange[dict[str, Any]]:
         """Look at the held-out examples: the leader's result is the task's averages and figures."""
@@ -252,6 +276,8 @@ class PartyRun:
 
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
         """All held-out examples go through the parties; the leader takes each batch's outputs."""
+        looks = self._releases.looks + 1
+        self._limit.check(f"look {looks} at the held-out examples", looks, labelled=False)
         self._releases.begin_look()
         order = replace(self._order, count=self._rows["test"].count)
         for number, positions in enumerate(order.in_turn(), start=1):
@@ -277,7 +303,7 @@ class PartyRun:
     def _record_step(self, epoch: int, within: int) -> None:
         task = self.setting.task
         figures = self._window.figures(task.unit, task.units_per_example)
-        self._window = _Window(self.party)
+        self._window = StepWindow(self.party)
         self._keep(epoch=epoch, step=within, steps=self._order.steps, **figures)
 
     def _keep(self, **figures: Any) -> None:
@@ -309,7 +335,8 @@ class PartyRun:
             ids = {subset: rows.ids for subset, rows in self.setting.rows.items()}
             self.setting.folder.write_atomically(account.SENT, self._releases.table(ids))
         keep_accounts(self.setting.folder, self.figures(), self.event)
-        self.event(f"finished after step {self.done}")
+        why = "" if self.stopped is None else f": {self.stopped}"
+        self.event(f"finished after step {self.done}{why}")
 
     def _protect_labels(self) -> PrivacyLoss | None:
         """Draw the labels that are trained on, once for the run: they are read back if it goes on.
@@ -333,49 +360,6 @@ class PartyRun:
             self.setting.folder.write_atomically(told_labels.LABELS, told_labels.file_of(told))
         self._rows["train"] = told
         return mechanism.loss
-
-
-class _Window:
-    """What has happened in the steps since the last line; `kept` is what a checkpoint keeps of it.
-
-    That is all but the clock's figures.
-    """
-
-    def __init__(self, party: Party, kept: Message | None = None) -> None:
-        self._party = party
-        counts = dict.fromkeys(("losses", "steps", "sent", "received"), 0)
-        self.kept: dict[str, Any] = dict(kept or {"loss": 0.0, **counts})
-        self._rows, self._seconds, self._waited = 0, 0.0, 0.0
-        self.look_away()
-
-    def add(self, loss: float | None, rows: int) -> None:
-        if loss is not None:
-            self.kept["loss"] += loss
-            self.kept["losses"] += 1
-        began, sent, received, waited = self._at
-        self.look_away()
-        self.kept["steps"] += 1
-        self.kept["sent"] += self._at[1] - sent
-        self.kept["received"] += self._at[2] - received
-        self._rows += rows
-        self._seconds += self._at[0] - began
-        self._waited += self._at[3] - waited
-
-    def look_away(self) -> None:
-        """What happened since the last step is not a step's."""
-        party = self._party
-        self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
-
-    def figures(self, unit: str, units_per_example: int) -> Record:
-        kept = self.kept
-        return {
-            **({"loss": kept["loss"] / kept["losses"]} if kept["losses"] else {}),
-            "bytes_sent_per_step": kept["sent"] / kept["steps"],
-            "bytes_received_per_step": kept["received"] / kept["steps"],
-            "unit": unit,
-            "seconds_per_unit": self._seconds / max(self._rows * units_per_example, 1),
-            "seconds_waiting": self._waited,
-        }
 
 
 def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[str]) -> None:

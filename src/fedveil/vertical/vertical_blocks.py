@@ -110,7 +110,16 @@ class PrivacySettings(Block):
         "repeatable and for simulation only; or the operating system's, always taken between "
         "machines",
     )
-    delta: float = Field(1e-5, ge=0, lt=1, description="the delta at which epsilon is stated")
+    max_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="the run, or serving its model, ends before a step or a look that would bring "
+        "an example of this party above it. It covers values that this party sends, and labels "
+        "under `label_dp`. Every party has its own number",
+    )
+    delta: float = Field(
+        1e-5, ge=0, lt=1, description="the delta at which epsilon is stated and limited"
+    )
 
 
 class PartPrivacySettings(Block):

@@ -34,6 +34,7 @@ class VerticalJob(VerticalFields):
         agreed = {k: v for k, v in self.model_dump().items() if k not in self.OWN_KEYS}
         for own in ("most_ids", "least_common"):
             del agreed["alignment"][own]
+        del agreed["privacy"]["max_epsilon"]
         settings = self.task.settings
         for key in getattr(settings, "OWN_KEYS", ()):
             del agreed["task"][self.task.name][key]

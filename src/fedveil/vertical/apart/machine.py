@@ -292,12 +292,12 @@ class Machine:
         done: dict[str, Value] = {"kind": "done", "step": run.done}
         if self.party == self.task.leader:
             for follower in channels:
-                _check(follower, (yield from received(follower)), done)
+                _check(follower, (yield from _last_message(follower, run)), done)
             for follower in channels:
                 yield Send(follower, {"kind": "farewell"})
         else:
             yield Send(self.task.leader, done)
-            last = yield from received(self.task.leader)
+            last = yield from _last_message(self.task.leader, run)
             _check(self.task.leader, last, {"kind": "farewell"})
 
 
@@ -315,6 +315,14 @@ def _kept_seed(path: Path) -> int | None:
         if len(raw) != SEED_BYTES:
             raise InvalidValue(f"it holds {len(raw)} bytes")
     return int.from_bytes(raw, "little")
+
+
+def _last_message(peer: str, run: PartyRun) -> Exchange[Message]:
+    """Return the peer's next message; after a limit, the next that is not of the step it ended."""
+    message = yield from received(peer)
+    while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
+        message = yield from received(peer)
+    return message
 
 
 def _check(peer: str, message: Message, due: Message) -> None:
