@@ -8,7 +8,7 @@ import pytest
 from fedveil._arrays import Bools, Float64s
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.label_gradients import Marvell, MaxNorm, NoiseLaw, most_auc
+from fedveil.mechanisms.label_gradients import Marvell, MaxNorm, NoiseLaw, Own, most_auc, normal
 
 ROWS, VALUES = 4000, 3
 
@@ -43,6 +43,11 @@ def test_no_other_noise_of_that_power_is_harder_to_tell(
         assert twice(NoiseLaw(along, across, 0), values, spreads) >= best * (1 - 1e-4)
 
 
+def drawn(seed: int, rows: np.ndarray) -> Own:
+    """Return independent normal numbers for each row."""
+    return lambda values: normal(len(rows) * values, Seeded(seed)).reshape(len(rows), values)
+
+
 def batch(share: float = 0.4) -> tuple[Float64s, Bools]:
     """One row of each class, again and again: what is left of a mean is the noise."""
     rare = np.arange(ROWS) < share * ROWS
@@ -51,7 +56,7 @@ def batch(share: float = 0.4) -> tuple[Float64s, Bools]:
 
 def test_marvells_noise_has_mean_0_and_its_power() -> None:
     rows, rare = batch()
-    noise = Marvell(2.0)(rows, rare, Seeded(2)) - rows
+    noise = Marvell(2.0)(rows, rare, drawn(2, rows)) - rows
     assert np.allclose(noise.mean(axis=0), 0, atol=5 * 6 / np.sqrt(ROWS))
     assert (noise**2).sum(axis=1).mean() == pytest.approx(2.0 * 16, rel=0.1)
     assert (noise[:, 1:] ** 2).max() < 1e-6, "classes that are points differ along one line alone"
@@ -60,7 +65,7 @@ def test_marvells_noise_has_mean_0_and_its_power() -> None:
 def test_marvells_sign_is_hard_to_read() -> None:
     """The bound holds, and without noise the sign tells everything."""
     rows, rare = batch()
-    told = Marvell(8.0)(rows, rare, Seeded(3))[:, 0]
+    told = Marvell(8.0)(rows, rare, drawn(3, rows))[:, 0]
     above = np.mean(told[rare][:, np.newaxis] > told[~rare][np.newaxis, ::4])
     divergence = NoiseLaw.optimal(8.0, VALUES, 0.4, 0.0, 0.0).divergence
     assert divergence == pytest.approx(1 / 8, rel=0.05)
@@ -70,7 +75,7 @@ def test_marvells_sign_is_hard_to_read() -> None:
 def test_a_batch_that_lacks_a_class_is_perturbed_too() -> None:
     rows = np.tile([1.0, 2.0], (200, 1))
     for rare in (np.zeros(200, bool), np.ones(200, bool)):
-        noise = Marvell(4.0)(rows, rare, Seeded(4)) - rows
+        noise = Marvell(4.0)(rows, rare, drawn(4, rows)) - rows
         assert (noise**2).sum(axis=1).mean() == pytest.approx(4.0 * 4 * 5, rel=0.4)
         assert (((rows + noise) @ [1.0, 2.0]) < 0).mean() > 0.3
 
@@ -78,13 +83,13 @@ def test_a_batch_that_lacks_a_class_is_perturbed_too() -> None:
 def test_where_nothing_tells_the_classes_apart_nothing_is_added() -> None:
     rows = np.zeros((4, 2))
     rare = np.array([True, False, True, False])
-    assert (Marvell(4.0)(rows, rare, Seeded(5)) == 0).all()
-    assert (MaxNorm()(rows, rare, Seeded(5)) == 0).all()
+    assert (Marvell(4.0)(rows, rare, drawn(5, rows)) == 0).all()
+    assert (MaxNorm()(rows, rare, drawn(5, rows)) == 0).all()
 
 
 def test_max_norm_makes_all_as_long_as_the_longest_on_average() -> None:
     rows = np.tile([[3.0, 4.0], [0.3, 0.4], [0.0, 1.0]], (ROWS, 1))
-    told = MaxNorm()(rows, np.zeros(len(rows), bool), Seeded(6))
+    told = MaxNorm()(rows, np.zeros(len(rows), bool), drawn(6, rows))
     assert (told[::3] == rows[::3]).all(), "the longest goes back as it is"
     for first in (1, 2):
         squares = (told[first::3] ** 2).sum(axis=1)
@@ -99,15 +104,15 @@ def test_max_norm_makes_all_as_long_as_the_longest_on_average() -> None:
 def test_the_shape_of_what_crosses_is_kept() -> None:
     rows = np.ones((4, 2, 3), np.float32)
     rare = np.array([True, False, True, False])
-    assert MaxNorm()(rows, rare, Seeded(7)).shape == (4, 2, 3)
-    assert Marvell(1.0)(rows * rare[:, None, None], rare, Seeded(7)).shape == (4, 2, 3)
+    assert MaxNorm()(rows, rare, drawn(7, rows)).shape == (4, 2, 3)
+    assert Marvell(1.0)(rows * rare[:, None, None], rare, drawn(7, rows)).shape == (4, 2, 3)
 
 
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(InvalidValue, match=r"gradients has shape \(4,\)"):
-        MaxNorm()(np.ones(4), np.zeros(4, bool), Seeded(8))
+        MaxNorm()(np.ones(4), np.zeros(4, bool), drawn(8, np.ones((4, 2))))
     with pytest.raises(InvalidValue, match=r"rare has shape \(3,\), \(4,\) is needed"):
-        Marvell(1.0)(np.ones((4, 2)), np.zeros(3, bool), Seeded(8))
+        Marvell(1.0)(np.ones((4, 2)), np.zeros(3, bool), drawn(8, np.ones((4, 2))))
 
 
 def test_the_bound_on_an_attacker() -> None:

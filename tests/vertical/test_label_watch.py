@@ -15,7 +15,7 @@ from fedveil.vertical.split import SplitModel
 from fedveil.vertical.step import Occasion
 from vertical_parts import Bottoms
 
-BATCH, VALUES = 29, 5
+BATCH, VALUES, EXAMPLES = 29, 5, 1000
 Gradients = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
@@ -50,12 +50,14 @@ def heard(
     )
     parts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     draw = Seeded(seed, "labels").generator()
+    all_labels = draw.choice(len(shares), size=EXAMPLES, p=shares)
     for step in range(1, steps + 1):
-        labels = draw.choice(len(shares), size=BATCH, p=shares)
+        places = np.arange(step * BATCH, (step + 1) * BATCH) % EXAMPLES
+        labels = all_labels[places]
         make = gradients if step > changes else nothing
         rows = make(labels, draw)
         for crossing in parts:
-            occasion = Occasion("train", 0, step, 0, np.arange(BATCH))
+            occasion = Occasion("train", 0, step, 0, places)
             watch(crossing, torch.from_numpy(rows), torch.from_numpy(labels), occasion)
         watch.step_ended(last=step == steps)
     return [text for text in said if f"for {first.part} " in text or f"for {first.part}:" in text]
@@ -90,8 +92,32 @@ def test_nothing_is_read_where_nothing_is_to_be_read() -> None:
 
 
 def test_what_shows_only_at_the_end_of_a_run_is_said() -> None:
-    start, end = heard(by_sign, [0.8, 0.2], 1, steps=3 * STEPS + 7, changes=2 * STEPS)
+    start, end, _ = heard(by_sign, [0.8, 0.2], 1, steps=3 * STEPS + 7, changes=2 * STEPS)
     assert "nothing was read" in start
     assert f"measured in steps 1 to {STEPS}" in start
     assert "lets them be read" in end
     assert f"measured in steps {2 * STEPS + 8} to {3 * STEPS + 7}" in end
+
+
+def weakly(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Tell the label faintly, with noise that is drawn anew: too little for one step to show."""
+    sign = np.where(labels == 1, 1.0, -1.0)[:, None]
+    return sign * np.linspace(0.5, 1, VALUES) + 12 * draw.normal(size=(len(labels), VALUES))
+
+
+def test_what_only_the_sum_over_epochs_tells_is_said() -> None:
+    epochs = 60
+    *windows, sums = heard(weakly, [0.6, 0.4], 3, steps=EXAMPLES // BATCH * epochs)
+    assert all("nothing was read" in text for text in windows)
+    assert "lets them be read" in sums
+    assert "added up over steps 1 to" in sums
+
+
+def test_sums_of_nothing_are_not_read() -> None:
+    steps = EXAMPLES // BATCH * 12
+    wrong = sum("lets them" in heard(nothing, [0.7, 0.3], s, steps=steps)[-1] for s in range(12))
+    assert wrong <= 3
+
+
+def test_a_run_of_one_epoch_has_no_sums() -> None:
+    assert len(heard(by_sign, [0.8, 0.2], 1, steps=STEPS + 7)) == 2

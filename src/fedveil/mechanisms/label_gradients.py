@@ -5,9 +5,10 @@ that whoever receives it reads the label. Both defences add noise of mean 0, so 
 learns from is right on average.
 
 Neither states an epsilon: how much noise is added follows from the gradients and the labels
-themselves, and what is proven holds for gradients that are Gaussian in each class. Noise is drawn
-anew for every gradient: who receives those of an example n times averages over them, and is
-hindered as by 1/n of the power. What bounds an attacker whatever it knows is LabelDP.
+themselves, and what is proven holds for one gradient, if gradients of a class are Gaussian. The
+caller supplies the normal numbers. Drawn anew in each of n epochs, their sum hinders as 1/n of the
+power does; drawn once for each example, a sum over epochs repeats the same noise. What changes from
+epoch to epoch still tells something. Only LabelDP bounds every attacker.
 
 Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.
 """
@@ -15,8 +16,9 @@ Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -32,10 +34,17 @@ _STEPS = 16
 _TRIED = 2001
 
 
-class GradientDefence(Protocol):
-    """Perturbs one batch's gradients [examples, values]; `rare` says which are of the class 1."""
+#: Gives so many standard normal numbers for each example of a batch.
+Own: TypeAlias = Callable[[int], Float64s]
 
-    def __call__(self, gradients: Array, rare: Bools, entropy: Entropy) -> Float64s: ...
+
+class GradientDefence(Protocol):
+    """Perturbs one batch's gradients [examples, values]; `rare` says which are of the class 1.
+
+    `own(k)` gives k standard normal numbers for each example, [examples, k].
+    """
+
+    def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s: ...
 
 
 class MaxNorm:
@@ -51,12 +60,11 @@ class MaxNorm:
     It needs no labels, and takes any number of classes.
     """
 
-    def __call__(self, gradients: Array, rare: Bools, entropy: Entropy) -> Float64s:
+    def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s:
         rows = _rows(gradients)
         squares = (rows**2).sum(axis=1, keepdims=True)
         ratios = np.divide(squares.max(), squares, out=np.ones_like(squares), where=squares > 0)
-        drawn = _normal(len(rows), entropy)[:, np.newaxis]
-        noised: Float64s = rows * (1 + np.sqrt(np.maximum(ratios - 1, 0)) * drawn)
+        noised: Float64s = rows * (1 + np.sqrt(np.maximum(ratios - 1, 0)) * own(1))
         return noised.reshape(np.shape(gradients))
 
 
@@ -68,9 +76,10 @@ class Marvell:
 
         g + N(0, along_c n nᵀ + across_c (I - n nᵀ)),
 
-    drawn for each example. The four variances are those that make the two classes' laws hardest to
-    tell apart, `power` · |Δ|² being the mean squared length of the noise: under the model that a
-    class's gradients are N(m_c, v_c I), with v_c as in the batch, they minimise
+    where N is made of the example's own normal numbers. The four variances are those that make the
+    two classes' laws hardest to tell apart, `power` · |Δ|² being the mean squared length of the
+    noise: under the model that a class's gradients are N(m_c, v_c I), with v_c as in the batch,
+    they minimise
 
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
@@ -84,7 +93,7 @@ class Marvell:
     def __init__(self, power: float) -> None:
         self.power = positive("power", power)
 
-    def __call__(self, gradients: Array, rare: Bools, entropy: Entropy) -> Float64s:
+    def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s:
         rows = _rows(gradients)
         if rare.shape != (len(rows),):
             raise InvalidValue(f"rare has shape {rare.shape}, {(len(rows),)} is needed")
@@ -103,7 +112,7 @@ class Marvell:
         along = np.sqrt(squared * np.where(rare, law.along[1], law.along[0]))[:, np.newaxis]
         across = np.sqrt(squared * np.where(rare, law.across[1], law.across[0]))[:, np.newaxis]
         direction = apart / math.sqrt(squared)
-        drawn = _normal(rows.size, entropy).reshape(rows.shape)
+        drawn = own(rows.shape[1])
         within = (drawn @ direction)[:, np.newaxis] * direction
         noised: Float64s = rows + across * (drawn - within) + along * within
         return noised.reshape(np.shape(gradients))
@@ -177,7 +186,7 @@ def _rows(gradients: Array) -> Float64s:
     return rows.reshape(len(rows), -1)
 
 
-def _normal(count: int, entropy: Entropy) -> Float64s:
-    """Normal numbers in steps of 2^-16, from the discrete Gaussian."""
+def normal(count: int, entropy: Entropy) -> Float64s:
+    """Draw normal numbers in steps of 2^-16, from the discrete Gaussian."""
     drawn: Float64s = DiscreteGaussian(1, _STEPS).draw(count, entropy) / float(1 << _STEPS)
     return drawn

@@ -9,7 +9,7 @@ A rare class is hidden by accuracy: who always says the common one is nearly alw
 count as read if the interval of any of these lies above chance: the accuracy, the AUC of a score,
 or the recall of the rarest class against the rate at which it is named. All intervals together
 hold with the stated confidence. If none does, the sentence says which AUC would not have been seen.
-A watch of some steps cannot vouch for all: an attacker may add up what comes back over epochs.
+At the end the watch also judges what comes back for an example in all epochs together, added up.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fedveil.vertical.label_reading import (
     named,
     partition,
 )
+from fedveil.vertical.label_sums import GradientSums
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion, Returned
 
@@ -73,6 +74,8 @@ class LabelWatch:
         windows = [(0, min(STEPS, steps)), (max(STEPS, steps - STEPS), steps)]
         self._windows = [w for w in windows if w[0] < w[1]] if self._cuts else []
         self._all = len(self._windows)
+        self._sums = None if classes is None else GradientSums(_EXAMPLES, _VALUES)
+        self._began = 0
 
     @property
     def has_told(self) -> bool:
@@ -87,6 +90,9 @@ class LabelWatch:
         self, crossing: Crossing, gradient: torch.Tensor, labels: torch.Tensor, occasion: Occasion
     ) -> torch.Tensor:
         passed = self._passed(crossing, gradient, labels, occasion)
+        self._began = self._began or occasion.step
+        if self._sums is not None and crossing.sender in self._cuts:
+            self._sums.add(crossing.part, passed, labels, occasion)
         room = _EXAMPLES - sum(map(len, self._seen[crossing.part]))
         if self._watches and room > 0 and (self._values < _VALUES or not self._seen[crossing.part]):
             self._first = occasion.step if self._first is None else self._first
@@ -103,6 +109,8 @@ class LabelWatch:
         if watched and (last or self._steps == self._windows[0][1]):
             begin, _ = self._windows.pop(0)
             sentences = list(self._sentences(self._steps - begin))
+            if last and self._sums is not None and self._sums.repeated:
+                sentences += self._of_sums(self._sums)
             if any(_READ in sentence for sentence in sentences):
                 sentences.append(_AGAINST)
             for sentence in sentences:
@@ -114,14 +122,27 @@ class LabelWatch:
     def _sentences(self, steps: int) -> Iterator[str]:
         assert self._first is not None, "a step was taken"
         when = f"steps {self._first} to {self._first + steps - 1}"
+        for where, group in self._groups():
+            count = min(sum(map(len, self._seen[part])) for part in group)
+            looks = [np.concatenate(self._seen[part])[:count].astype(float) for part in group]
+            labels = np.concatenate(self._labels[group[0]])[:count]
+            yield f"labels: {self._read(where, looks, labels)}, measured in {when}"
+
+    def _of_sums(self, sums: GradientSums) -> Iterator[str]:
+        """Yield a sentence for each group of cuts about the sums over the run's epochs."""
+        for where, group in self._groups():
+            told = self._read(where, sums.of(group), sums.labels)
+            yield f"labels: {told}, added up over steps {self._began} to {self._end}"
+
+    @property
+    def _end(self) -> int:
+        return self._began + self._steps - 1
+
+    def _groups(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield each cut of a follower, and all its cuts together, with the words for them."""
         for follower, parts in self._cuts.items():
-            groups = [[part] for part in parts] + ([parts] if len(parts) > 1 else [])
-            for group in groups:
-                where = f"what comes back to {follower} for {', '.join(group)}"
-                count = min(sum(map(len, self._seen[part])) for part in group)
-                looks = [np.concatenate(self._seen[part])[:count].astype(float) for part in group]
-                labels = np.concatenate(self._labels[group[0]])[:count]
-                yield f"labels: {self._read(where, looks, labels)}, measured in {when}"
+            for group in [[part] for part in parts] + ([parts] if len(parts) > 1 else []):
+                yield f"what comes back to {follower} for {', '.join(group)}", group
 
     def _read(self, where: str, looks: Sequence[Float64s], labels: Array) -> str:
         if self._classes is not None:

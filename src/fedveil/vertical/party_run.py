@@ -37,7 +37,7 @@ from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.label_watch import LabelWatch
 from fedveil.vertical.limit import Limit
 from fedveil.vertical.party import Party
-from fedveil.vertical.returned_gradients import ReturnedGradients
+from fedveil.vertical.returned_gradients import ReturnedGradients, projection, saved_key
 from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import Crossing, SplitModel, module_of
 from fedveil.vertical.step import Batch, Occasion
@@ -104,7 +104,7 @@ class PartyRun:
             split, self.name, job.privacy.max_epsilon, job.privacy.delta, self._label_loss
         )
         self.stopped: str | None = None
-        self._returned = ReturnedGradients(job.privacy.label_protection, setting.entropy)
+        self._returned = self._protect_gradients(is_leader)
         self._watch: LabelWatch | None = None
         self.party = Party(
             self.name,
@@ -267,7 +267,16 @@ class PartyRun:
         if self.name == split.leader and self.done < self.total and not has_told:
             classes = self.setting.task.classes
             left = self.total - self.done
+            for sentence in self._projection():
+                self.say(sentence)
             self._watch = LabelWatch(split, classes, self._returned, self.say, left)
+
+    def _projection(self) -> Iterable[str]:
+        settings, labels = self.setting.job.privacy.label_protection, self._rows["train"].labels
+        if settings is None or labels is None:
+            return ()
+        share = float((labels == 1).float().mean())
+        return projection(self.setting.split, settings, share, self.setting.job.epochs)
 
     def _send_back(
         self, crossing: Crossing, gradient: torch.Tensor, labels: torch.Tensor, occasion: Occasion
@@ -337,6 +346,12 @@ class PartyRun:
         keep_accounts(self.setting.folder, self.figures(), self.event)
         why = "" if self.stopped is None else f": {self.stopped}"
         self.event(f"finished after step {self.done}{why}")
+
+    def _protect_gradients(self, is_leader: bool) -> ReturnedGradients:
+        settings, setting = self.setting.job.privacy.label_protection, self.setting
+        if settings is None or not is_leader:
+            return ReturnedGradients(None, b"")
+        return ReturnedGradients(settings, saved_key(setting.folder, setting.entropy))
 
     def _protect_labels(self) -> PrivacyLoss | None:
         """Draw the labels that are trained on, once for the run: they are read back if it goes on.

@@ -1,25 +1,51 @@
-"""What becomes of a gradient before the leader sends it back: `privacy.label_protection`."""
+"""The gradients that the leader sends back, under `privacy.label_protection`.
+
+The noise of an example at a crossing is drawn once for the run. An attacker who adds up what comes
+back for an example in every epoch therefore adds up the same noise, not independent noise.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from fedveil.entropy import Entropy
-from fedveil.mechanisms.label_gradients import GradientDefence, Marvell, MaxNorm
-from fedveil.vertical.split import Crossing
+from fedveil._arrays import Float64s
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import InvalidValue, RunFolderError
+from fedveil.mechanisms.label_gradients import (
+    GradientDefence,
+    Marvell,
+    MaxNorm,
+    NoiseLaw,
+    most_auc,
+    normal,
+)
+from fedveil.message import only_fields, take
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion
+from fedveil.vertical.step_checkpoint import held
 from fedveil.vertical.vertical_blocks import LabelProtectionSettings
+
+#: The file of the leader's folder from which the run's noise is drawn. It is a secret.
+NOISE_KEY = "label-noise-key"
+_KEY_BYTES = 32
 
 
 class ReturnedGradients:
-    """Each micro-batch's gradient of each crossing, perturbed by itself, from a stream of its own.
+    """Adds noise to the gradients of each micro-batch and crossing before they are sent.
 
-    The labels are those that are trained on. What a crossing tells adds up with what others tell
-    the same follower: each has noise of its own.
+    The labels are those that are trained on. Every crossing has noise of its own. `key` decides
+    all noise of a run; a resumed run needs the same one.
     """
 
-    def __init__(self, settings: LabelProtectionSettings | None, entropy: Entropy) -> None:
-        self._entropy = entropy
+    def __init__(self, settings: LabelProtectionSettings | None, key: bytes) -> None:
+        self._noise = Seeded(int.from_bytes(key, "big"), "label noise")
         self._defence: GradientDefence | None = None
         if settings is not None:
             marvell = settings.name == "marvell"
@@ -32,6 +58,70 @@ class ReturnedGradients:
             return gradient
         rows = gradient.detach().float().cpu().numpy()
         rare = (labels.cpu() == 1).numpy()
-        entropy = self._entropy.stream("gradient", crossing.part, *occasion.path)
-        noised = torch.from_numpy(self._defence(rows, rare, entropy))
+
+        def own(values: int) -> Float64s:
+            return self._own(crossing, occasion.positions, values)
+
+        noised = torch.from_numpy(self._defence(rows, rare, own))
         return noised.to(gradient.device, gradient.dtype)
+
+    def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
+        """Return each example's own normal numbers, the same whenever they are asked for."""
+        streams = (self._noise.stream(crossing.part, int(place)) for place in places)
+        return np.stack([normal(values, stream) for stream in streams])
+
+
+def projection(
+    split: SplitModel, settings: LabelProtectionSettings, rare_share: float, epochs: int
+) -> Iterator[str]:
+    """Yield a sentence for each follower: what its gradients may tell of a label in the run.
+
+    Marvell bounds an AUC for one gradient of each cut, if gradients of a class are alike or
+    Gaussian: the divergences of cuts add up, since every cut has noise of its own.
+    """
+    cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
+    repeated = (
+        f"An example keeps its noise in all {epochs} epochs: a gradient that is repeated tells "
+        f"nothing new, one that changes does. Only privacy.label_dp bounds that"
+    )
+    for follower in dict.fromkeys(cut.sender for cut in cuts):
+        if settings.name == "max_norm":
+            yield f"labels: max_norm hides from {follower} how long gradients are. {repeated}"
+            continue
+        divergence = sum(
+            NoiseLaw.optimal(settings.power, math.prod(cut.output), rare_share, 0, 0).divergence
+            for cut in cuts
+            if cut.sender == follower
+        )
+        auc = math.ceil(100 * most_auc(divergence)) / 100
+        yield (
+            f"labels: marvell with power {settings.power:g} holds {follower} to an AUC of "
+            f"{auc:.2f} from one step, if gradients of a class are Gaussian. {repeated}"
+        )
+
+
+def drawn_key(entropy: Entropy) -> bytes:
+    """Draw the key of a run's noise."""
+    return entropy.stream("label noise").token(_KEY_BYTES)
+
+
+def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
+    """Return the key in a leader's folder, and draw and save it if the run has none yet.
+
+    Raises `RunFolderError` if a run that has begun has lost it: with other noise, the difference of
+    two epochs would tell what the noise hides.
+    """
+    path = folder.path / NOISE_KEY
+    if path.exists():
+        with intact(path):
+            fields = unsealed(path.read_bytes())
+            only_fields(fields, "key")
+            key: bytes = take(fields, "key", bytes)
+            if len(key) != _KEY_BYTES:
+                raise InvalidValue(f"its key has {len(key)} bytes, {_KEY_BYTES} are needed")
+            return key
+    if any(held(folder)):
+        raise RunFolderError(f"{path} is missing: the noise of this run is drawn from it")
+    key = drawn_key(entropy)
+    folder.write_atomically(NOISE_KEY, sealed({"key": key}))
+    return key

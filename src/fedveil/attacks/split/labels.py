@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from fedveil._arrays import Float64s, Int64s
+from fedveil._arrays import Bools, Float64s, Int64s
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.roc import area
 from fedveil.attacks.split.split_target import Crossed, SplitTarget
@@ -20,6 +21,7 @@ from fedveil.vertical.label_reading import (
     Window,
     by_known,
     by_norm,
+    by_sign,
     ceiling,
     decided,
     directions,
@@ -61,6 +63,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         asked, rare_asked = sides[others], rare[others]
         figures.append(area("direction AUC", asked[rare_asked], asked[~rare_asked]))
         figures.append(area("norm AUC", run.norms[rare], run.norms[~rare]))
+        figures += [_separated(f"{name} AUC", looks, rare) for name, looks in run.added.items()]
     figures.append(Measured("ceiling", ceiling(follower.eps, follower.shares)))
     return Finding(
         attack="labels",
@@ -82,11 +85,16 @@ def _protection(privacy: PrivacySettings) -> str:
 
 @dataclass(frozen=True)
 class _Begun:
-    """Some of a run's steps: directions, each example's norms added up, and its true label."""
+    """Some of a run's steps: directions, each example's norms added up, and its true label.
+
+    `added` has gradients added up over epochs and cuts, [examples, values] each: all epochs'
+    (`sum`), and the later half's less the earlier half's (`change`).
+    """
 
     windows: list[Window]
     norms: Float64s
     true: Int64s
+    added: Mapping[str, Float64s] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,8 @@ class _Follower:
             joined = [np.concatenate(look) for look in zip(*looks[within], strict=True)]
             windows.append(Window(places, directions(joined)))
             np.add.at(norms, places, by_norm(joined))
-        return _Begun(windows, norms, self.true[examples])
+        added = _added(examples, came, looks)
+        return _Begun(windows, norms, self.true[examples], added)
 
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """The classes by directions and the labels known at `known`.
@@ -191,6 +200,35 @@ def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
         watch.step(number + 1, batches, "first steps")
     everything = np.concatenate(guesses), np.concatenate(truth), np.concatenate(judged)
     return follower.share("step 1", *everything)
+
+
+def _added(
+    examples: Int64s, came: Sequence[Int64s], looks: Sequence[Sequence[Float64s]]
+) -> dict[str, Float64s]:
+    """Return each example's gradients of all cuts, added up over the steps.
+
+    Each step's gradients are divided by their root mean square length, so that all epochs count
+    alike. Noise that is drawn anew averages out of `sum`; noise that an example keeps cancels in
+    `change`, the mean over its later steps less that over its earlier ones.
+    """
+    width = sum(look.shape[1] for look in looks[0])
+    halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))
+    for number, (positions, step) in enumerate(zip(came, looks, strict=True)):
+        places, half = np.searchsorted(examples, positions), int(2 * number >= len(came))
+        lengths = [np.sqrt((look**2).sum(axis=1).mean()) or 1.0 for look in step]
+        rows = np.concatenate([k / length for k, length in zip(step, lengths, strict=True)], axis=1)
+        halves[half][places] += rows
+        counts[half][places] += 1
+    means = halves / np.maximum(counts, 1)
+    both = (counts > 0).all(axis=0)
+    return {"sum": halves.sum(axis=0), "change": np.where(both, means[1] - means[0], 0.0)}
+
+
+def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
+    """Return the AUC of the rows' first singular vector, turned so that it is above 1/2."""
+    scores = by_sign(rows)
+    found = area(name, scores[rare], scores[~rare])
+    return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])
 
 
 def _spread(labels: Int64s, count: int, drawn: np.random.Generator) -> Int64s:

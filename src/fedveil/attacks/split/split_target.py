@@ -30,7 +30,7 @@ from fedveil.vertical.crossing import from_wire
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.party import Party
-from fedveil.vertical.returned_gradients import ReturnedGradients
+from fedveil.vertical.returned_gradients import ReturnedGradients, drawn_key
 from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.schedule import Transfer, micro_sizes
 from fedveil.vertical.split import Crossing, SplitModel, module_of
@@ -188,7 +188,8 @@ class SplitTarget:
 
     @cached_property
     def _returned(self) -> ReturnedGradients:
-        return ReturnedGradients(self.job.privacy.label_protection, report_entropy(self.job))
+        key = drawn_key(report_entropy(self.job))
+        return ReturnedGradients(self.job.privacy.label_protection, key)
 
     def _read(self, party: str) -> Rows:
         return self.told if party == self.split.leader else self.rows["train"][party]
