@@ -224,8 +224,9 @@ def test_nothing_of_a_round_is_left_when_it_is_over(tmp_path):
     grid = federation()
     start(grid, ProtectedStrategy(FedAvg(), **PW))
     assert not list(Path(tmp_path, "fedveil").iterdir())
-    kept = Counter(path.suffix for path in Path(tmp_path, "home", "fedveil").iterdir())
-    assert kept.keys() <= {".answered", ".lock", ".account"}
+    lasting = [p for p in Path(tmp_path, "home", "fedveil").iterdir() if p.stem != "seal-key"]
+    kept = Counter(path.suffix for path in lasting)
+    assert kept.keys() <= {".answered", ".lock", ".account", ".seal"}
     assert kept[".answered"] == 6
     for node in grid.nodes.values():
         assert not node.context.state

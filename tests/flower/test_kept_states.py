@@ -20,7 +20,9 @@ from fedveil.flower.job.deploy import deployable
 from fedveil.flower.job.kept_states import RUN
 from fedveil.flower.records import COMMON, encoded_records
 from fedveil.learning.weight_layout import Layout
-from fedveil.message import decode, encode
+from fedveil.message import decode, encode, take_array
+from fedveil.record.recorder import LOST
+from fedveil.record.sealed_message import unsealed
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -52,7 +54,7 @@ def end(grid: LocalGrid, tmp_path: Path, name: str = "run") -> Any:
 
 def kept(tmp_path: Path) -> dict[str, bytes]:
     found = (tmp_path / "state").glob("*.kept/clients/*")
-    return {path.name: path.read_bytes() for path in found}
+    return {path.name: path.read_bytes() for path in found if path.suffix != ".seal"}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -185,3 +187,39 @@ def test_what_has_no_meaning_there_is_refused_in_an_app_that_was_edited(tmp_path
     (app / JOB).write_text(settings.to_yaml())
     with pytest.raises(DeploymentError, match=r"evaluation.clients = 0.2: on other machines"):
         LocalGrid(app, tmp_path / "state")
+
+
+@pytest.mark.parametrize("edit", ["all of 7", "another client's", "of the round before"])
+def test_a_state_that_was_edited_is_refused_and_moves_nothing(tmp_path: Path, edit: str) -> None:
+    """A control variate from elsewhere would move the client's update without any bound."""
+    settings = job_of("scaffold", clients={"number": CLIENTS, "fraction": 1.0}, rounds=4)
+    grid, edited = deploy(tmp_path, settings), []
+
+    def change(message: Any) -> Any:
+        asked = message.has_content() and COMMON in message.content and not edited
+        if asked and decode(message.content[COMMON]["encoded"])["round"] == 4:
+            edited.append(edit)
+            forge(tmp_path / "state", edit)
+        return message
+
+    grid.tamper = change
+    run = end(grid, tmp_path)
+    assert [record["reports"] for record in run.metrics] == [CLIENTS] * 3 + [CLIENTS - 1]
+    assert sum(sum(run.metrics[-1][kind].values()) for kind in LOST) == 1
+
+
+def forge(state: Path, edit: str) -> None:
+    """Replace what client 0 keeps of round 3, without its key."""
+    (folder,) = state.glob("*-0.kept/clients")
+    if edit == "all of 7":
+        sevens = np.full_like(vector_of(folder / "0-3"), 7)
+        ClientStates(folder.parent).save(0, 3, sevens)
+    elif edit == "of the round before":
+        (folder / "0-3").write_bytes((folder / "0-2").read_bytes())
+    else:
+        (other,) = state.glob("*-1.kept/clients")
+        (folder / "0-3").write_bytes((other / "1-3").read_bytes())
+
+
+def vector_of(path: Path) -> np.ndarray:
+    return take_array(unsealed(path.read_bytes()), "kept", np.float32, (None,))

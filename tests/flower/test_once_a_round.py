@@ -49,9 +49,12 @@ def test_the_number_only_grows_and_outlives_whoever_wrote_it(tmp_path: Path):
                 refused(round)
     AnsweredFile(path).note(7)
     assert path.read_text() == "7"
-    path.write_text("seven")
-    with pytest.raises(DeploymentError, match="is damaged: it does not hold a number"):
+    path.write_text("5")
+    with pytest.raises(DeploymentError, match="answered was edited or replaced by an older copy"):
         AnsweredFile(path).note(8)
+    path.unlink()
+    with pytest.raises(DeploymentError, match="answered is missing: its seal names another"):
+        AnsweredFile(path).check(8)
 
 
 def granted(path: Path) -> list[int]:

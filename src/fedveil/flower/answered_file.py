@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedveil._files import alone, write_whole
+from fedveil._files import alone
 from fedveil.errors import AnsweredBefore
-from fedveil.flower.sealed_state import number_in
+from fedveil.flower.own_file import OwnFile, number_in
 from fedveil.protections.answered import Answered
 
 
@@ -20,11 +20,15 @@ class AnsweredFile(Answered):
         self._path = path
 
     def check(self, round: int) -> None:
-        last = number_in(self._path)
-        if last is not None and round <= last:
-            raise AnsweredBefore(last)
+        with alone(self._path):
+            self._check(round)
 
     def note(self, round: int) -> None:
         with alone(self._path):
-            self.check(round)
-            write_whole(self._path, str(round).encode(), 0o600)
+            self._check(round)
+            OwnFile(self._path).write(str(round).encode())
+
+    def _check(self, round: int) -> None:
+        last = number_in(self._path)
+        if last is not None and round <= last:
+            raise AnsweredBefore(last)

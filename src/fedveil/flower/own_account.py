@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil._files import alone, write_whole
+from fedveil._files import alone
 from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
-from fedveil.flower.sealed_state import number_in
+from fedveil.flower.own_file import OwnFile, number_in
 from fedveil.message import Message, Value, decode, encode
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Spending
@@ -38,7 +38,7 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
                 f"this client has given {given} reports of this job, rounds + "
                 f"deployment.repeats = {limit} are all that it gives"
             )
-        write_whole(path, str(given + 1).encode(), 0o600)
+        OwnFile(path).write(str(given + 1).encode())
 
 
 class OwnLedger:
@@ -83,13 +83,14 @@ class OwnLedger:
         state: dict[str, Value] = {"reports": reports}
         for part, ledger in zip(_PARTS, ledgers, strict=True):
             state |= {f"{part}{name}": value for name, value in ledger.to_state().items()}
-        write_whole(self._path, encode(state), 0o600)
+        OwnFile(self._path).write(encode(state))
 
     def _read(self) -> tuple[int, list[Ledger]]:
-        if not self._path.exists():
+        data = OwnFile(self._path).read()
+        if data is None:
             return 0, [Ledger(), Ledger(adaptive=True)]
         try:
-            state: dict[str, Any] = decode(self._path.read_bytes())
+            state: dict[str, Any] = decode(data)
             return state["reports"], [Ledger.from_state(_part(state, p)) for p in _PARTS]
         except (KeyError, ValueError, FedveilError) as error:
             raise DeploymentError(f"{self._path} is damaged: {error}") from None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 from pathlib import Path
 from secrets import token_hex
@@ -30,7 +29,6 @@ STATE_FOLDER = "state-folder"
 _RECORD = "fedveil.state"
 _FIELD = "sealed"
 _KEY_BYTES = 32
-_NUMBER = re.compile(rb"[0-9]{1,30}")
 # A key seals one state and is never used again: the nonce never meets it twice.
 _NONCE = bytes(12)
 
@@ -77,16 +75,6 @@ class StateFolder:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         return cls(Path(home, "fedveil"))
-
-
-def number_in(path: Path) -> int | None:
-    """The number that a client keeps in a file of its own; None where there is no file."""
-    if not path.exists():
-        return None
-    data = path.read_bytes()
-    if not _NUMBER.fullmatch(data):
-        raise DeploymentError(f"{path} is damaged: it does not hold a number")
-    return int(data)
 
 
 class SealedState:

@@ -52,7 +52,7 @@ class ClientStates:
             return None
         path = self._path(client, max(before))
         with intact(path):
-            held = unsealed(path.read_bytes())
+            held = unsealed(self._read(path))
             only_fields(held, "kept")
             kept = take_array(held, "kept", np.float32, (dimension,)).copy()
             finite_vector("kept", kept)
@@ -61,7 +61,7 @@ class ClientStates:
     def save(self, client: ClientId, round: int, kept: Float32s) -> None:
         """Keep this of the round for later ones."""
         with explained(self._folder):
-            write_whole(self._path(client, round), sealed({"kept": kept}), 0o600)
+            self._write(self._path(client, round), sealed({"kept": kept}))
 
     def clients(self) -> list[ClientId]:
         """Those that have kept anything."""
@@ -79,7 +79,7 @@ class ClientStates:
     def _drop(self, files: Iterator[tuple[ClientId, int]]) -> None:
         with explained(self._folder):
             for client, round in list(files):
-                self._path(client, round).unlink(missing_ok=True)
+                self._remove(self._path(client, round))
 
     def _rounds(self, client: ClientId, most: int | None = None) -> list[int]:
         rounds = [round for other, round in self._files(f"{client}-*[0-9]") if other == client]
@@ -90,6 +90,17 @@ class ClientStates:
             if _NAME.fullmatch(path.name):  # else it is nobody's
                 client, _, round = path.name.partition("-")
                 yield int(client), int(round)
+
+    # What a subclass does otherwise, where files are a client's own.
+
+    def _read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def _write(self, path: Path, data: bytes) -> None:
+        write_whole(path, data, 0o600)
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
 
     def _path(self, client: ClientId, round: int) -> Path:
         return self._folder / f"{client}-{round}"

@@ -16,6 +16,7 @@ from fedveil.engine.round_checkpoint import LATEST
 from fedveil.entropy import Secure
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.federated.job import Job
+from fedveil.flower.own_file import OwnFile
 from fedveil.flower.sealed_state import StateFolder
 from fedveil.message import Message, take
 from fedveil.record.run_folder import explained
@@ -42,6 +43,25 @@ def run_name(folder: Path) -> str:
     return name
 
 
+class _OwnStates(ClientStates):
+    """States in files that are sealed with the key of the client's state folder."""
+
+    def __init__(self, run: Path, folder: Path) -> None:
+        super().__init__(run)
+        self._key_folder = folder
+
+    def _read(self, path: Path) -> bytes:
+        data = OwnFile(path, self._key_folder).read()
+        assert data is not None, "it was listed"
+        return data
+
+    def _write(self, path: Path, data: bytes) -> None:
+        OwnFile(path, self._key_folder).write(data)
+
+    def _remove(self, path: Path) -> None:
+        OwnFile(path, self._key_folder).remove()
+
+
 def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId) -> ClientStates:
     """What the client has kept in this run, less what no round of it reads any more."""
     name = take(common, KEPT_FIELD, str)
@@ -49,7 +69,7 @@ def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId
         raise MessageInvalid("field run is no run's name")
     path = folder.file(job_digest(job) + bytes.fromhex(name), client, "kept")
     path.mkdir(mode=0o700, exist_ok=True)
-    states = ClientStates(path)
+    states = _OwnStates(path, folder.path)
     every, round = job.checkpoint.every, take(common, "round", int)
     states.forget_after(round - 1)
     states.forget_before((round - 1) // every * every)
