@@ -114,7 +114,10 @@ def test_an_account_that_is_set_back_or_deleted_grants_nothing(tmp_path: Path, k
         (path.unlink, "account is missing: its seal names another content"),
         ((tmp_path / "account.seal").unlink, "account.seal is missing: it vouches for account"),
         ((tmp_path / "seal-key").unlink, "account.seal was edited, or made with another seal-key"),
-        (lambda: (tmp_path / "account.seal").write_bytes(seal[:-1] + bytes([seal[-1] ^ 1])), "was edited, or made"),
+        (
+            lambda: (tmp_path / "account.seal").write_bytes(seal[:-1] + bytes([seal[-1] ^ 1])),
+            "was edited, or made",
+        ),
         (lambda: (tmp_path / "account.seal").write_bytes(b""), "was edited, or made with another"),
     ):
         happens()

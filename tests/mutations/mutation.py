@@ -54,6 +54,6 @@ def read() -> list[Mutation]:
 
 
 def spread(mutations: list[Mutation], count: int, turn: int) -> list[Mutation]:
-    """So many of them, from all rooms alike; another `turn` gives others."""
-    step = len(mutations) / count
-    return [mutations[int(i * step + turn) % len(mutations)] for i in range(count)]
+    """Return `count` of them, from all rooms alike; another `turn` gives others."""
+    total = len(mutations)
+    return [mutations[(i * total // count + turn) % total] for i in range(count)]

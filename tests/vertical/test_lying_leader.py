@@ -70,6 +70,21 @@ def test_an_honest_leader_is_believed() -> None:
     assert THEIRS[agreed.examples.positions["train"]].tolist() == [3, 8, 41]
 
 
+def test_a_followers_log_says_what_the_leader_has_guessed() -> None:
+    agreed = played({}, standing("bank", THEIRS, brought={"lead": 11}), standing("lead", MINE))
+    assert agreed.notes[-1] == (
+        "lead has brought 19 ids in all, and knows of each whether bank has it: "
+        "alignment.most_ids = 40"
+    )
+
+
+def test_a_resumed_run_keeps_its_name() -> None:
+    """Under another name the honest leader could not resume it."""
+    renamed = {"begin": lambda message: {**message, "run": bytes(16)}}
+    refused(renamed, "it resumes another run than bank holds", run=RUN)
+    played({}, standing("bank", THEIRS, run=RUN), standing("lead", MINE))
+
+
 def test_all_rows_cannot_be_claimed_without_the_exchange() -> None:
     """The leader skips its ids and claims every customer of the bank."""
     bank, sent = standing("bank", THEIRS), []
@@ -87,6 +102,16 @@ def test_all_rows_cannot_be_claimed_without_the_exchange() -> None:
     }  # fmt: skip
     with pytest.raises(ExchangeError, match="claims 9 train examples before the exchange of ids"):
         follower.send(agreed)
+
+
+@pytest.mark.parametrize(
+    "kind", ["apply", "blinded", "raised", "tensor", "ready", "commit", "done", "farewell", "abort"]
+)
+def test_after_the_exchange_only_its_end_is_due(kind: str) -> None:
+    refused(
+        {"agreed": lambda message: {**message, "kind": kind}},
+        f"it sent '{kind}' where 'agreed' or 'begin' was due",
+    )
 
 
 def all_rows(message: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _STEPS = 16
 _TRIED = 2001
 
 
-#: Gives so many standard normal numbers for each example of a batch.
+#: Gives k standard normal numbers for each example of a batch, [examples, k].
 Own: TypeAlias = Callable[[int], Float64s]
 
 

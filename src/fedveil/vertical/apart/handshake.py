@@ -296,6 +296,8 @@ def _understood(
         raise MessageInvalid(f"it goes on from step {step}, which {own.party} does not hold")
     if len(run) != RUN_BYTES:
         raise MessageInvalid(f"its run is named in {len(run)} bytes")
+    if own.run not in (b"", run):
+        raise MessageInvalid(f"it resumes another run than {own.party} holds")
     name = take(agreed, "examples", bytes)
     if len(name) != NAME_BYTES:
         raise MessageInvalid(f"its examples are named in {len(name)} bytes")
@@ -317,8 +319,17 @@ def _understood(
         step=step,
         order_seed=take(begin, "order_seed", int),
         examples=examples,
-        notes=() if known else tuple(_left_out(own, examples)),
+        notes=() if known else (*_left_out(own, examples), *_guesses(own, exchanged)),
     )
+
+
+def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
+    """Yield what each other party has learnt of this party's ids, for this party's own log."""
+    for party, many in own.brought.items() if exchanged else ():
+        yield (
+            f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
+            f"it: alignment.most_ids = {own.most_ids:,}"
+        )
 
 
 def _left_out(own: Standing, examples: FoundExamples) -> Iterator[str]:
