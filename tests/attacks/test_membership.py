@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -320,6 +321,19 @@ def test_clients_of_one_example_each_are_fewer_in_a_half() -> None:
     half = pool.target(target, np.arange(EXAMPLES // 2), seed=1)
     assert (half.job.clients.number, half.partition.clients) == (EXAMPLES // 2, EXAMPLES // 2)
     assert pool.target(Target.of(job()), np.arange(20), seed=1).job.clients == job().clients
+
+
+def test_an_invalid_record_is_no_member() -> None:
+    target = Target.of(job())
+    usable = np.arange(EXAMPLES) % 3 > 0
+    train = replace(target.dataset.train, usable=usable)
+    dataset = replace(target.dataset, train=train, owners=np.arange(EXAMPLES))
+    inside, everything = Pool.training(dataset), Pool.everything(dataset)
+    assert (inside.x == train.x[usable]).all()
+    assert (inside.y == train.y[usable]).all()
+    assert inside.owners is not None
+    assert (inside.owners == np.flatnonzero(usable)).all()
+    assert len(everything) == len(inside) + len(dataset.test)
 
 
 def owned() -> dict[str, object]:

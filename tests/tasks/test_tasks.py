@@ -124,6 +124,14 @@ def test_classification_figures_are_scikit_learn_s():
     assert figures["accuracy"] == accuracy_score(labels, outputs.argmax(1))
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
+def test_scores_that_tie_at_infinity_tell_no_class(order: list[int]) -> None:
+    """A model that masks a class gives it a score of minus infinity."""
+    outputs = np.array([[0.0, -np.inf]] * 4)
+    labels = np.array([0, 1, 0, 1])[order]
+    assert build("tabular", None, 1).figures(outputs.astype(np.float32), labels)["ks"] == 0
+
+
 def test_figures_of_all_examples_together_are_scikit_learn_s():
     task = build("tabular", None, 1)
     labels = task.owned("leader", "train").labels.numpy()

@@ -83,7 +83,8 @@ def _distance(scores: Float64s, inside: Bools) -> float | None:
     if inside.all() or not inside.any():
         return None
     order = np.argsort(scores)
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    ranked = scores[order]
+    ends = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), len(order) - 1)
     below = [np.cumsum(part[order])[ends] / part.sum() for part in (inside, ~inside)]
     return float(np.abs(below[0] - below[1]).max())
 

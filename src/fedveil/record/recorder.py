@@ -164,7 +164,11 @@ def strict(value: Any) -> Any:
 
 
 def revived(value: Any) -> Any:
-    """A figure that `strict` gave a name to, as a float again."""
+    """Return what `strict` was given: a figure's name is the float again."""
+    if isinstance(value, Mapping):
+        return {key: revived(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [revived(item) for item in value]
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 

@@ -15,12 +15,18 @@ from scipy.special import log_softmax
 from fedveil._arrays import Array, Float64s, Int64s
 
 
+#: Scores beyond this size count as this size: e^-2000 is 0.
+_LARGEST = 1000.0
+
+
 def calibrated(outputs: Array, labels: Array) -> Float64s:
     """Probabilities [examples, classes] of outputs that are logits.
 
     Every second example's are fitted on the labels of the others: none on its own.
     """
-    scores, truth = outputs.astype(np.float64), labels.reshape(-1).astype(np.int64)
+    # A model may mask a class with minus infinity, whose product with 0 is not a number.
+    scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
+    truth = labels.reshape(-1).astype(np.int64)
     found = np.empty_like(scores)
     halves = slice(0, None, 2), slice(1, None, 2)
     for told, fitted in (halves, halves[::-1]):

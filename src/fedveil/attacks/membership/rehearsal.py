@@ -34,13 +34,16 @@ class Pool:
 
     @classmethod
     def training(cls, dataset: Dataset) -> Pool:
-        """The training examples."""
-        return cls(dataset.train.x, dataset.train.y, dataset.owners)
+        """Return the training examples that a run trains on: no invalid record is a member."""
+        train, owners = dataset.train, dataset.owners
+        usable = np.ones(len(train), bool) if train.usable is None else train.usable
+        return cls(train.x[usable], train.y[usable], None if owners is None else owners[usable])
 
     @classmethod
     def everything(cls, dataset: Dataset) -> Pool:
         """The training examples and then the test examples, dealt to the owners in turn."""
-        train, test, owners = dataset.train, dataset.test, dataset.owners
+        train, test = cls.training(dataset), dataset.test
+        owners = train.owners
         x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
         if owners is not None:
             owners = np.concatenate([owners, np.arange(len(test)) % (owners.max() + 1)])

@@ -1,8 +1,8 @@
 """MagRR: estimates the size of the clients' updates from one perturbed bit each.
 
-phase    a client's bit is 1 if     majority B = 0         majority B = 1 growth   r < 2 * estimate
-estimate *= growth     phase becomes shrink shrink   r < estimate               estimate stays
-estimate /= 2
+phase    a client's bit is 1 if   majority B = 0         majority B = 1
+growth   r < 2 * estimate         estimate *= growth     phase becomes shrink
+shrink   r < estimate             estimate stays         estimate /= 2
 
 The estimate stays within the range of normal float32 numbers. At either end it does not move.
 """
