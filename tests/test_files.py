@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from fedveil._files import PARTIAL, write_new, write_whole
+from fedveil._files import PARTIAL, alone, open_in_place, open_to_append, write_new, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -26,3 +27,28 @@ def test_a_new_file_is_its_owners_alone_and_never_replaces_one(tmp_path: Path) -
     with pytest.raises(FileExistsError):
         write_new(file, b"another")
     assert file.read_bytes() == b"secret"
+
+
+def test_a_file_grows_at_its_end_and_never_through_a_link(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    for data in (b"old", b"new"):
+        with open_to_append(file) as stream:
+            stream.write(data)
+    link.symlink_to(file)
+    with pytest.raises(OSError, match="it is a link, and nothing is written through links"):
+        open_to_append(link)
+    with pytest.raises(OSError, match="it is a link, and nothing is written through links"):
+        open_in_place(link, os.O_WRONLY | os.O_TRUNC)
+    assert file.read_bytes() == b"oldnew"
+
+
+def test_a_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "file.lock").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="it is a link"), alone(tmp_path / "file"):
+        pass
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_device_is_not_changed_in_place() -> None:
+    with pytest.raises(OSError, match="it is a device, not a regular file"):
+        open_in_place(Path("/dev/null"), os.O_WRONLY)

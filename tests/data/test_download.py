@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import resource
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_files import idx
+from data_files import idx, write
 from fedveil.data import datasets, download, mnist
 from fedveil.data.download import fetch_files
 from fedveil.data.idx import IdxFile, IdxSet, read_idx
@@ -374,12 +374,26 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, mirrors):
     assert_one_sentence(e)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_told(tmp_path, mirrors):
-    (tmp_path / f"{IMAGES}.gz.part").symlink_to("/dev/full")
-    with pytest.raises(DataUnavailable, match="cannot be written: No space left on device") as e:
-        fetch_images(tmp_path, mirrors[0])
+    """Let a file have 8 bytes at most, as on a disk with no more room."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))
+    try:
+        with pytest.raises(DataUnavailable, match="cannot be written: File too large") as e:
+            fetch_images(tmp_path, mirrors[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert_one_sentence(e)
+
+
+@pytest.mark.parametrize("left", [b"what is somebody else's", b""])
+def test_a_download_is_not_written_through_a_link(tmp_path, mirrors, left):
+    other = write(tmp_path / "other", left)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / f"{IMAGES}.gz.part").symlink_to(other)
+    with pytest.raises(DataUnavailable, match="cannot be written: it is a link, and nothing is wr"):
+        fetch_images(tmp_path / "tiny", mirrors[0])
+    assert other.read_bytes() == left
 
 
 # --- fetch(name) ---

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_files import refused, write
-from fedveil.data import datasets
+from fedveil.data import datasets, femnist
 from fedveil.data.partition import by_client
 from fedveil.errors import DataUnavailable
 
@@ -107,3 +107,19 @@ def test_what_is_not_json_is_told(folder, content):
     write(folder / "femnist" / "train" / "a.json", content)
     with refused("a.json is not JSON"):
         datasets.load("femnist")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 200_000,
+        b'{"users": ' * 100_000,
+        json.dumps(
+            {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[10**400]], "y": [1]}}}
+        ).encode(),
+        b'{"users": [1' + b"0" * 5_000 + b"]}",
+    ],
+)
+def test_json_that_nests_too_deeply_is_told(tmp_path, content):
+    with refused("file.json is not "):
+        femnist._read_file(write(tmp_path / "file.json", content))

@@ -10,6 +10,7 @@ from data_files import npz, refused, write
 from fedveil.data import datasets, purchase100
 from fedveil.data.examples import holdout
 from fedveil.errors import DataUnavailable
+from hostile_files import bounded
 from statistical_checks import ERROR_RATE
 
 BITS = np.arange(300 * 600).reshape(300, 600) % 7 % 2
@@ -127,3 +128,14 @@ def test_the_synthetic_set_has_the_stated_law(synthetic):
     own = int((profiles != common).sum())  # redrawn with 0.1, and then different with 0.5
     assert stats.binomtest(own, profiles.size, 0.05).pvalue > ERROR_RATE
     assert stats.binomtest(int(common.sum()), 600, 0.5).pvalue > ERROR_RATE
+
+
+def test_a_line_without_an_end_is_refused(tmp_path):
+    """Play a file of gigabytes without a line end, which takes no room on the disk."""
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(1 << 31)
+    with (
+        bounded(),
+        refused(r"lines of a label and 0/1 features: line 1 has more than 16,384 chara"),
+    ):
+        purchase100._read_text(tmp_path / "file")

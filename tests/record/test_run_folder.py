@@ -7,17 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
+from fedveil._files import PARTIAL
+from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
+from fedveil.pages.read_run import read_run
+from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Metrics, Recorder, read_metrics
-from fedveil.record.run_folder import RunFolder, explained, uninterrupted
+from fedveil.record.run_folder import MODEL, RunFolder, explained, in_use, uninterrupted
+from hostile_files import bounded
 
 
 def test_a_folder_is_locked_while_it_is_open(tmp_path: Path) -> None:
@@ -207,3 +213,102 @@ def test_shared_arrays_are_one_memory_without_a_name() -> None:
     assert not any("fedveil" in name for name in os.listdir("/dev/shm"))  # noqa: PTH208
     block.close()
     other.close()
+
+
+# --- a folder that a stranger has made ---
+
+
+def recorded(folder: RunFolder) -> None:
+    Recorder(folder).close()
+
+
+def locked(folder: RunFolder) -> None:
+    RunFolder.reopen(folder.path).close()
+
+
+def kept(folder: RunFolder) -> None:
+    folder.write_atomically("checkpoint/latest", b"mine")
+
+
+def in_a_party(folder: RunFolder) -> None:
+    folder.within("leader")
+
+
+def clients_states(folder: RunFolder) -> None:
+    ClientStates(folder.path)
+
+
+def board(folder: RunFolder) -> None:
+    Recorder(folder, tensorboard=True).close()
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("events.log", recorded), ("metrics.jsonl", recorded), (".lock", locked)]
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_nothing_is_written_through_a_link(
+    name: str, write: Callable[[RunFolder], None], there: bool, tmp_path: Path
+) -> None:
+    """Play a folder that was unpacked with a link to a file of its new owner."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    (run / "job.yaml").touch()
+    (run / name).symlink_to(other)
+    if there:
+        other.write_bytes(b"the owner's")
+    with pytest.raises(RunFolderError, match=f"{name} cannot be written: it is a link, and noth"):
+        write(RunFolder(run, None))  # type: ignore[arg-type]
+    assert other.exists() is there
+    assert not there or other.read_bytes() == b"the owner's"
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("checkpoint", kept),
+        ("leader", in_a_party),
+        ("clients", clients_states),
+        ("tensorboard", board),
+    ],
+)
+def test_no_folder_is_written_through_a_link(
+    name: str, write: Callable[[RunFolder], None], tmp_path: Path
+) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    other.mkdir()
+    (run / name).symlink_to(other)
+    with pytest.raises(RunFolderError, match=f"{name} cannot be written: it is a link, and noth"):
+        write(RunFolder(run, None))  # type: ignore[arg-type]
+    assert list(other.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["events.log", "metrics.jsonl", ".lock"])
+def test_a_pipe_in_a_runs_folder_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").touch()
+    os.mkfifo(tmp_path / name)
+    with bounded():
+        assert not in_use(tmp_path)
+        with pytest.raises(RunFolderError, match=f"{name} cannot be written: it is a named pipe"):
+            (locked if name == ".lock" else recorded)(RunFolder(tmp_path, None))  # type: ignore[arg-type]
+
+
+def test_a_model_is_not_written_through_a_link(tmp_path: Path) -> None:
+    folder, other = RunFolder.create(tmp_path / "run"), tmp_path / "other"
+    other.write_bytes(b"the owner's")
+    (folder.path / f"{MODEL}{PARTIAL}").symlink_to(other)
+    write_model(folder, nn.Linear(2, 3))
+    folder.close()
+    assert other.read_bytes() == b"the owner's"
+    assert (folder.path / MODEL).stat().st_size > 0
+
+
+@pytest.mark.parametrize("line", ["[" * 200_000, '{"a": ' * 200_000, "7" * 5_000, "3", '{"a": 1'])
+def test_a_record_that_nests_too_deeply_is_told(line: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").touch()
+    for name in ("metrics.jsonl", "attacks.jsonl", "accounts.jsonl"):
+        (tmp_path / name).write_text(f"{line}\n")
+        with pytest.raises(RunFolderError) as caught:
+            read_run(tmp_path)
+        assert "\n" not in str(caught.value)
+        (tmp_path / name).unlink()

@@ -330,3 +330,28 @@ def test_aliases_within_the_bound_are_read():
     assert problems(text)[0].startswith("list = ['x', 'x', ")
     (sentence,) = problems(text.replace("]", ", *n]"))
     assert sentence.endswith("the aliases up to here stand for more than 10000 values")
+
+
+def test_a_file_with_more_values_than_anybody_writes_is_refused(tmp_path: Path):
+    keys = [f"key{number}: {number}" for number in range(5_000)]
+    assert len(problems("\n".join(keys[:-1]))) == 4_999  # with the mapping itself 9,999
+    (sentence,) = problems("\n".join([*keys, "one: more"]))
+    assert sentence.endswith(
+        "line 5001, column 1: there are more than 10,000 keys and values up to here"
+    )
+
+
+def test_a_job_of_megabytes_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def parsed(*_: object) -> None:
+        raise AssertionError("it is parsed")
+
+    monkeypatch.setattr(yaml_file, "_parse", parsed)
+    (tmp_path / "job.yaml").write_text("a: b # comment\n" * 3_500_000)
+    with pytest.raises(JobError, match="it has 52,500,000 bytes; the limit is 1,048,576"):
+        Job.load(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("text", ['name: "\\uD800"', '"\\uDFFF": 1', 'name: ["a\\uDC80b"]'])
+def test_half_of_a_character_is_refused(text: str):
+    (sentence,) = problems(text)
+    assert sentence.endswith(r"a text holds half of a character (\uD800 to \uDFFF)")

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import fcntl
 import http.client
+import os
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
-from fedveil._files import put_in_place
+from fedveil._files import open_in_place, open_to_append, put_in_place
 from fedveil.data.data_folders import writing
 from fedveil.data.idx import IdxFile, IdxSet, read_idx
 from fedveil.errors import DataInvalid, DataUnavailable
@@ -50,7 +51,7 @@ def fetch_files(
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = open_to_append(folder / ".lock")
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         wanted = [file for file in files if not _genuine(target(folder, file), file)]
@@ -143,7 +144,7 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
             raise _MirrorFailed("sent another range than was asked for")
         announced = response.headers.get("Content-Length", "")
         size = have + int(announced) if announced.isdigit() else None
-        with writing(part), part.open("ab" if have else "wb") as stream:
+        with writing(part), _grown(part, anew=not have) as stream:
             while chunk := _read(response):
                 have += len(chunk)
                 if have > file.content_bytes + _PACKING_BYTES:
@@ -152,6 +153,12 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
                 stream.write(chunk)
                 report(have, size or max(have, file.download_bytes))
     return chunk is not None and (size is None or have == size)
+
+
+def _grown(part: Path, *, anew: bool) -> IO[bytes]:
+    """Open a file to append what comes, after emptying it if `anew`."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if anew else os.O_APPEND)
+    return os.fdopen(open_in_place(part, flags), "wb" if anew else "ab")
 
 
 def _read(response: http.client.HTTPResponse) -> bytes | None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedveil._arrays import Array
+from fedveil._untrusted import MALFORMED, MOST_DATA_BYTES, read_text
 from fedveil.data.data_folders import find, reading
 from fedveil.data.examples import Dataset, centred, make_dataset
 from fedveil.errors import DataInvalid, DataUnavailable
@@ -58,8 +59,9 @@ def _read_part(folder: Path) -> dict[str, tuple[Array, Array]]:
 
 def _read_file(path: Path) -> dict[str, tuple[Array, Array]]:
     try:
-        with reading(path), path.open(encoding="utf-8") as stream:
-            document = json.load(stream)
+        with reading(path):
+            text = read_text(path, MOST_DATA_BYTES)
+        document = json.loads(text)
         users, counts = document["users"], document["num_samples"]
         data = document["user_data"]
         if sorted(users) != sorted(data) or len(counts) != len(users):
@@ -71,7 +73,9 @@ def _read_file(path: Path) -> dict[str, tuple[Array, Array]]:
         }
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataInvalid(f"{path} is not JSON: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
+    except DataInvalid:
+        raise
+    except MALFORMED as error:
         raise DataInvalid(f"{path} is not in LEAF's layout: {error!r}") from None
 
 

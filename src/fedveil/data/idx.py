@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil._arrays import Uint8s
+from fedveil._untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import find, reading
 from fedveil.errors import DataInvalid
 
@@ -72,7 +73,7 @@ def _content(path: Path, longest: int) -> bytes:
     Its first bytes tell whether a file is compressed: a server may have unpacked what it is
     called .gz for.
     """
-    with reading(path), path.open("rb") as stream:
+    with reading(path), opened(path, MOST_STREAMED_BYTES) as stream:
         if stream.read(len(_GZIP)) != _GZIP:
             stream.seek(0)
             return stream.read(longest + 1)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.errors import RunFolderError
 from fedveil.message import Message, decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, METRICS, RunFolder
@@ -63,7 +64,7 @@ class Checkpoint:
                 _check_begins(folder, every)
             return None
         with intact(path):
-            held: dict[str, Any] = unsealed(path.read_bytes())
+            held: dict[str, Any] = unsealed(read_bytes(path, MOST_STATE_BYTES))
             for name in _RARE:
                 held.setdefault(name, encode({}))
             only_fields(held, *(field.name for field in fields(cls)))
@@ -79,7 +80,9 @@ def _check_begins(folder: RunFolder, every: int) -> None:
     A checkpoint follows the record of every `every`-th round: a killed run has no more without one.
     """
     metrics = folder.path / METRICS
-    rounds = len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+    with intact(metrics):
+        lines = read_bytes(metrics, MOST_LINES_BYTES) if metrics.exists() else b""
+    rounds = len(lines.splitlines())
     if rounds > every:
         raise RunFolderError(
             f"{folder.path / LATEST} is missing, but {METRICS} holds the records of {rounds} "

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from fedveil._files import alone, write_whole
+from fedveil._untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import DeploymentError
 
@@ -38,12 +39,12 @@ class OwnFile:
 
     def read(self) -> bytes | None:
         """Return the content, or None if there never was one."""
-        data = self.path.read_bytes() if self.path.exists() else None
+        data = _content(self.path, MOST_STATE_BYTES) if self.path.exists() else None
         if not self._seal.exists():
             if data is None:
                 return None
             raise DeploymentError(f"{self._seal} is missing: it vouches for {self.path.name}")
-        sealed = self._seal.read_bytes()
+        sealed = _content(self._seal, MOST_KEY_BYTES)
         digest = _NOTHING if data is None else hashlib.sha256(data).digest()
         allowed = sealed[:32], sealed[32:64]
         key = self._key()
@@ -78,10 +79,17 @@ class OwnFile:
         with alone(self._key_file):
             if not self._key_file.exists():
                 write_whole(self._key_file, Secure().token(_KEY_BYTES), 0o600)
-        key = self._key_file.read_bytes()
+        key = _content(self._key_file, MOST_KEY_BYTES)
         if len(key) != _KEY_BYTES:
             raise DeploymentError(f"{self._key_file} is damaged: it does not hold a key")
         return key
+
+
+def _content(path: Path, most: int) -> bytes:
+    try:
+        return read_bytes(path, most)
+    except OSError as error:
+        raise DeploymentError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def number_in(path: Path) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._untrusted import MOST_TEXT_BYTES, read_bytes
 from fedveil._validate import integer, within
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
@@ -55,7 +56,7 @@ def read(source: str | Path | None) -> list[bytes]:
     documents = []
     for file in files:
         with reading(file):
-            documents.append(file.read_bytes())
+            documents.append(read_bytes(file, MOST_TEXT_BYTES))
     return documents
 
 

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedveil._files import write_whole
+from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil._validate import integer
 from fedveil.errors import CertificateError
 from fedveil.link.names import check_name
@@ -220,7 +221,7 @@ def _load_key(pem: bytes, path: Path) -> ec.EllipticCurvePrivateKey:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path, MOST_KEY_BYTES)
     except OSError as error:
         raise CertificateError(
             f"{path} cannot be read: {error.strerror}; `fedveil vertical certificates` makes it"

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedveil._untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
@@ -113,5 +114,5 @@ def _read(path: Path, job: Mapping[str, Any]) -> ReadRun:
 def _whole_lines(path: Path) -> str:
     """A file's text without a last line that is being written; empty where there is no file."""
     with intact(path):
-        data = path.read_bytes() if path.exists() else b""
+        data = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
         return data[: data.rfind(b"\n") + 1].decode()

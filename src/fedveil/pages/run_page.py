@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from fedveil._untrusted import MOST_JOB_BYTES, read_bytes, read_text
 from fedveil.pages import curves
 from fedveil.pages.ending import best_round, ending
 from fedveil.pages.page import Code, Fold, Page, Part, Picture, Points, Section
@@ -227,9 +228,12 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
 def _png(folder: Path, name: str) -> bytes | None:
     """A picture in the run's folder; none where it is gone, is no PNG or lies elsewhere."""
     path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+    if not path.is_relative_to(folder.resolve()):
         return None
-    data = path.read_bytes() if path.stat().st_size <= _LONGEST_PICTURE else b""
+    try:
+        data = read_bytes(path, _LONGEST_PICTURE)
+    except OSError:
+        return None
     return data if data.startswith(_PNG) else None
 
 
@@ -241,7 +245,7 @@ def repeat(run: ReadRun, command: str) -> Iterator[Section]:
             "The job alone repeats a simulation: with seeded randomness to the byte, on the same "
             "kind of machine.",
             Code(command),
-            Fold(JOB, [Code((run.folder / JOB).read_text("utf-8"))]),
+            Fold(JOB, [Code(read_text(run.folder / JOB, MOST_JOB_BYTES))]),
             *([Fold(EVENTS, [Code("\n".join(run.events))])] if run.events else []),
         ],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from fedveil._untrusted import MOST_JOB_BYTES, read_text
 from fedveil.pages import curves
 from fedveil.pages.ending import best_round, worst_of
 from fedveil.pages.page import Code, Fold, Page, Section
@@ -52,7 +53,7 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
         for section in found(run)
     ]
     jobs = [
-        Fold(name, [says(run), Code((run.folder / JOB).read_text("utf-8"), JOB)])
+        Fold(name, [says(run), Code(read_text(run.folder / JOB, MOST_JOB_BYTES), JOB)])
         for name, run in named.items()
         for says in [what_it_is if name in vertical else how_far]
     ]

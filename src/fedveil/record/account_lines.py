@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from fedveil._untrusted import MOST_LINES_BYTES, read_text
 from fedveil.privacy.ledger import Line
 from fedveil.record.recorder import strict
 from fedveil.record.run_folder import RunFolder
@@ -29,5 +30,5 @@ def read_accounts(path: Path) -> list[Line]:
     file = path / ACCOUNTS
     if not file.exists():
         return []
-    found = (json.loads(line) for line in file.read_text("utf-8").splitlines())
+    found = (json.loads(line) for line in read_text(file, MOST_LINES_BYTES).splitlines())
     return [Line(float(f["epsilon"]), float(f["delta"]), str(f["what"])) for f in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedveil._untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.message import Value, encode, take, take_array
 from fedveil.privacy.client_tally import Kind
@@ -32,7 +33,7 @@ class Attempts:
         path = folder.path / _FILE
         if path.exists():
             with intact(path):
-                since, begun = _read(unsealed(path.read_bytes()))
+                since, begun = _read(unsealed(read_bytes(path, MOST_STATE_BYTES)))
                 if since == done:
                     self.begun = begun
         elif has_begun:

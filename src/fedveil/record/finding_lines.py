@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedveil._untrusted import MALFORMED, MOST_LINES_BYTES, read_bytes, read_text
 from fedveil.errors import MessageInvalid
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.recorder import revived, strict
@@ -19,7 +20,7 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
     """Append a line, unless it is there; one that was cut off by a killed process is dropped."""
     path = folder.path / FINDINGS
     with explained(folder.path):
-        old = path.read_bytes() if path.exists() else b""
+        old = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
     whole = old[: old.rfind(b"\n") + 1]
     line = json.dumps(strict(dataclasses.asdict(finding)), allow_nan=False) + "\n"
     if line.encode() not in whole.splitlines(keepends=True):
@@ -31,7 +32,7 @@ def read_findings(path: Path) -> list[Finding]:
     file = path / FINDINGS
     if not file.exists():
         return []
-    return [_finding(line, file) for line in file.read_text("utf-8").splitlines()]
+    return [_finding(line, file) for line in read_text(file, MOST_LINES_BYTES).splitlines()]
 
 
 def _finding(line: str, file: Path) -> Finding:
@@ -39,7 +40,7 @@ def _finding(line: str, file: Path) -> Finding:
         fields = json.loads(line)
         figures = [Measured(**_numbers(figure)) for figure in fields.pop("figures")]
         return Finding(figures=figures, **_numbers(fields))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except MALFORMED as error:
         raise MessageInvalid(f"{file} holds a line that is no finding: {error}") from None
 
 

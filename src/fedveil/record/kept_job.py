@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
+from fedveil._untrusted import MOST_JOB_BYTES, read_bytes, read_text
 from fedveil.errors import RunFolderError
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.run_folder import CHECKPOINT, IMPORTS, JOB, RunFolder
@@ -55,7 +56,8 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
     began = folder.path / _BEGAN
     if began.exists():
         with intact(began):
-            alike = began.read_bytes() == (folder.path / JOB).read_bytes()
+            now = read_bytes(folder.path / JOB, MOST_JOB_BYTES)
+            alike = read_bytes(began, MOST_JOB_BYTES) == now
             changes = [] if alike else job.changes(load(began))
         if changes:
             raise RunFolderError(
@@ -86,7 +88,7 @@ def look_where_a_run_looked(path: Path) -> bool:
     if not imports.exists():
         return False
     with intact(imports):
-        roots = imports.read_text("utf-8").splitlines()
+        roots = read_text(imports, MOST_JOB_BYTES).splitlines()
     sys.path += [root for root in roots if root not in sys.path]
     return True
 

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedveil._files import PARTIAL, put_in_place
+from fedveil._untrusted import MALFORMED, MOST_STREAMED_BYTES, check_regular
 from fedveil.errors import ModelInvalid, RunFolderError
 from fedveil.learning.weight_layout import tied_names
 from fedveil.record.run_folder import MODEL, RunFolder, explained
@@ -24,6 +25,7 @@ def write_model(folder: RunFolder, model: nn.Module) -> None:
     partial = target.with_name(target.name + PARTIAL)
     with explained(folder.path):
         try:
+            partial.unlink(missing_ok=True)  # a link there would be written through
             metadata = {"tied": json.dumps(tied, sort_keys=True)}
             safetensors.torch.save_file(tensors, partial, metadata)
         except SafetensorError as error:
@@ -34,9 +36,12 @@ def write_model(folder: RunFolder, model: nn.Module) -> None:
 def read_model(path: Path, model: nn.Module) -> None:
     """Give `model` the tensors of a file that `write_model` made of one like it."""
     try:
+        check_regular(path, MOST_STREAMED_BYTES)
         tensors = safetensors.torch.load_file(path)
         tied = tied_names(model)
         held = {name: tensors[tied.get(name, name)] for name in model.state_dict()}
         model.load_state_dict(held)
-    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+    except OSError as error:
+        raise ModelInvalid(f"{path} cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, RuntimeError, *MALFORMED) as error:
         raise ModelInvalid(f"{path} does not hold the tensors of this model: {error}") from None

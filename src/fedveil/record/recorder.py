@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+from fedveil._files import open_to_append
+from fedveil._untrusted import MALFORMED, MOST_LINES_BYTES, opened, read_text
 from fedveil._validate import integer
 from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
@@ -46,13 +48,13 @@ class Recorder:
         self._durable = durable
         with explained(folder.path):
             # Unbuffered: a line that found no room is not tried again when the file is closed.
-            self._metrics: IO[bytes] = (folder.path / METRICS).open("ab", buffering=0)
+            self._metrics: IO[bytes] = open_to_append(folder.path / METRICS)
             self._metrics.truncate(kept.size)
             self._metrics.seek(kept.size)
-            self._events: IO[bytes] = (folder.path / EVENTS).open("ab", buffering=0)
+            self._events: IO[bytes] = open_to_append(folder.path / EVENTS)
         self._board = None
         if tensorboard:
-            target = str(folder.path / "tensorboard")
+            target = str(folder.within("tensorboard").path)
             self._board = find_board()(target, purge_step=len(self.records) + 1)
 
     @property
@@ -112,11 +114,10 @@ class Metrics:
         path = folder.path / METRICS
         if size == 0:
             return cls()
-        with intact(path):
-            if integer("metrics_bytes", size, 0) > path.stat().st_size:
+        with intact(path), opened(path, MOST_LINES_BYTES) as file:
+            if integer("metrics_bytes", size, 0) > os.fstat(file.fileno()).st_size:
                 raise MessageInvalid("it is shorter than its checkpoint says")
-            with path.open("rb") as file:
-                data = file.read(size)
+            data = file.read(size)
             found = hashlib.sha256(data)
             if found.hexdigest() != digest:
                 raise MessageInvalid("it is not what its checkpoint vouches for")
@@ -131,14 +132,14 @@ def _append(file: IO[bytes], text: str) -> None:
 
 def read_metrics(path: Path) -> list[Record]:
     """The records of a run's folder, non-finite figures as floats again."""
-    return _records((path / METRICS).read_text("utf-8"))
+    return _records(read_text(path / METRICS, MOST_LINES_BYTES))
 
 
 def read_whole_lines(text: str, path: Path) -> list[Record]:
     """The records of the metrics in `path`, without a last line that is not whole yet."""
     try:
         return _records(text[: text.rfind("\n") + 1])
-    except (ValueError, MessageInvalid) as error:
+    except MALFORMED as error:
         raise RunFolderError(f"{path} holds a line that is no record: {error}") from None
 
 

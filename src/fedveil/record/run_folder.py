@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from fedveil._files import PARTIAL, Pieces, write_whole
+from fedveil._files import PARTIAL, Pieces, make_inner_folder, open_in_place, write_whole
+from fedveil._untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.errors import FolderInUse, RunFolderError
 
 JOB = "job.yaml"
@@ -29,7 +31,7 @@ _LOCK = ".lock"
 class RunFolder:
     """The folder of one run, locked while it is open."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: IO[bytes]) -> None:
         self.path = path
         self._lock = lock
 
@@ -76,7 +78,7 @@ class RunFolder:
         """A folder in this one, under the same lock; only this one is closed."""
         path = self.path / name
         with explained(path):
-            path.mkdir(exist_ok=True)
+            make_inner_folder(path)
         return RunFolder(path, self._lock)
 
     def close(self) -> None:
@@ -87,7 +89,8 @@ class RunFolder:
         """Replace a file as a whole: whoever reads it sees the old bytes or the new."""
         target = self.path / name
         with explained(self.path):
-            target.parent.mkdir(exist_ok=True)
+            if target.parent != self.path:
+                make_inner_folder(target.parent)
             write_whole(target, data)
 
     def remove(self, name: str) -> None:
@@ -99,7 +102,7 @@ class RunFolder:
 def in_use(path: Path) -> bool:
     """Whether a process of this machine writes in a run's folder."""
     try:
-        with (path / _LOCK).open() as lock:
+        with opened(path / _LOCK, MOST_STREAMED_BYTES) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -179,8 +182,8 @@ def uninterrupted() -> Iterator[None]:
             previous(*pending[0])
 
 
-def _take_lock(path: Path) -> IO[str]:
-    lock = (path / _LOCK).open("w")
+def _take_lock(path: Path) -> IO[bytes]:
+    lock = os.fdopen(open_in_place(path / _LOCK, os.O_RDWR | os.O_CREAT), "rb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedveil._untrusted import MALFORMED
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.message import Message, Value, decode, encoded_parts
 
@@ -42,8 +43,8 @@ def intact(*paths: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(f"{which} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-        reason = "; ".join(str(error).splitlines())
-        raise RunFolderError(f"{which} is damaged: {reason}") from None
     except LookupError as error:  # whose text is a key or an index alone
         raise RunFolderError(f"{which} is damaged: {error!r}") from None
+    except MALFORMED as error:
+        reason = "; ".join(str(error).splitlines()) or type(error).__name__
+        raise RunFolderError(f"{which} is damaged: {reason}") from None

@@ -17,6 +17,7 @@ from typing import Any, get_args
 import numpy as np
 
 from fedveil._files import write_whole
+from fedveil._untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.rehearsal import Pool, play_round
 from fedveil.attacks.membership.report_scores import ReportScores
@@ -35,6 +36,7 @@ from fedveil.pages.table import Table
 from fedveil.privacy.finding import Measured
 from fedveil.privacy.loss import format_epsilon
 from fedveil.record.run_folder import JOB, RunFolder
+from fedveil.record.sealed_message import intact
 from fedveil.reproductions.accuracy_picture import Mark, draw
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.starter import DEFAULT_JOB
@@ -129,7 +131,7 @@ class AccuracyEpsilon(Experiment):
         """Solve, choose, run and attack; each point is kept as soon as it is there."""
         study = Study(folder, scale, tell)
         points = study.points()
-        (folder / "accuracy-epsilon.svg").write_bytes(draw([_mark(point) for point in points]))
+        write_whole(folder / "accuracy-epsilon.svg", draw([_mark(point) for point in points]))
         seeds, job = SEEDS[scale], study.job
         ran = (
             f"{job.clients.number:,} clients, {job.rounds} rounds, {job.model} on {job.data.name}, "
@@ -153,7 +155,9 @@ class Study:
         self._folder, self._scale, self._tell = folder, scale, tell
         self.job = Job.load(DEFAULT_JOB, JOBS[scale])
         self._file = folder / "chosen.json"
-        kept: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
+        with intact(self._file):
+            found = read_bytes(self._file, MOST_LINES_BYTES) if self._file.exists() else b"{}"
+            kept: dict[str, Any] = json.loads(found)
         self._solutions: dict[str, Any] = kept.get("solutions", {})
         self._tried: dict[str, dict[str, float]] = kept.get("tried", {})
         self._dataset = load(self.job.data.name)
@@ -255,7 +259,9 @@ def attacked(run: Path, kept: Path) -> tuple[Measured, Measured]:
     """How well members are told from others: by the model's loss, and by a first round's report."""
     file = kept / f"{run.name}.json"
     if file.exists():
-        model, report = (Measured(**fields) for fields in json.loads(file.read_text()))
+        with intact(file):
+            fields = json.loads(read_bytes(file, MOST_LINES_BYTES))
+            model, report = (Measured(**figure) for figure in fields)
         return model, report
     target = Target.of_run(run)
     pool = Pool.everything(target.dataset)

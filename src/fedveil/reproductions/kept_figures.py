@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil._files import write_whole
+from fedveil._untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.record.sealed_message import intact
 
 
@@ -17,5 +18,5 @@ def kept(folder: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[st
     if not file.exists():
         write_whole(file, json.dumps(make(), indent=1).encode())
     with intact(file):
-        figures: dict[str, Any] = json.loads(file.read_bytes())
+        figures: dict[str, Any] = json.loads(read_bytes(file, MOST_LINES_BYTES))
         return figures

@@ -14,6 +14,7 @@ from statistics import mean
 from typing import Any
 
 from fedveil._files import write_whole
+from fedveil._untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes, read_text
 from fedveil.data.data_folders import find
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
@@ -181,10 +182,13 @@ def _run(
     else:
         together(job, own)
         places = {party: own / party for party in parties}
-    lines = (places[task.leader] / METRICS).read_text("utf-8").splitlines()
+    lines = read_text(places[task.leader] / METRICS, MOST_LINES_BYTES).splitlines()
     records = [record for record in map(json.loads, lines) if "loss" in record][:steps]
     crossed = [r["bytes_sent_per_step"] + r["bytes_received_per_step"] for r in records]
-    models = {p: hashlib.sha256((at / MODEL).read_bytes()).hexdigest() for p, at in places.items()}
+    models = {
+        p: hashlib.sha256(read_bytes(at / MODEL, MOST_STATE_BYTES)).hexdigest()
+        for p, at in places.items()
+    }
     took = sum(record["seconds_per_unit"] for record in records) * task.units_per_example
     return {
         "losses": [record["loss"] for record in records], "models": models,

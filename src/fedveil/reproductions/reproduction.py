@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from fedveil._untrusted import MALFORMED, MOST_KEY_BYTES, read_text
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.pages.svg import svg
 from fedveil.record.run_folder import RunFolder
@@ -59,9 +60,9 @@ def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
         _write(folder, name, scale, 0.0)
         return 0.0
     try:
-        begun = json.loads(file.read_text("utf-8"))
+        begun = json.loads(read_text(file, MOST_KEY_BYTES))
         which, spent_s = (begun["name"], begun["scale"]), float(begun["seconds"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise RunFolderError(f"{file} cannot be read: {error!r}") from None
     if which != (name, scale):
         raise RunFolderError(

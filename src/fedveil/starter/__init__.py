@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from fedveil._files import write_new
 from fedveil.errors import InvalidValue, RunFolderError, nearest
 from fedveil.record.run_folder import make_folder
 
@@ -50,7 +51,7 @@ def write_starter(directory: Path, name: str = "table") -> list[Path]:
     make_folder(directory)
     try:
         for target, source in sources.items():
-            (directory / target).write_text(files(__package__).joinpath(source).read_text())
+            write_new(directory / target, files(__package__).joinpath(source).read_bytes(), 0o666)
     except OSError as error:
         raise RunFolderError(f"{directory} cannot be written: {error.strerror}") from error
     return [directory / name for name in sources]

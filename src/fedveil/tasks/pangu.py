@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from fedveil._untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.data.data_folders import reading
 from fedveil.errors import InvalidValue
 from fedveil.language import text, transformer
@@ -114,7 +115,7 @@ class Pangu:
         kept = None if self._folder is None else self._folder / TOKENIZER
         if kept is not None and kept.exists():
             with reading(kept):
-                data = kept.read_bytes()
+                data = read_bytes(kept, MOST_DATA_BYTES)
             return text.PairTokenizer.from_bytes(data, self.shape.vocabulary)
         return text.PairTokenizer.train(self._documents[0], self.shape.vocabulary)
 

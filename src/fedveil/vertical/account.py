@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._files import open_in_place
+from fedveil._untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil._validate import integer
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
@@ -124,7 +126,7 @@ class Releases:
             return
         if self._begun is None:
             path = self._folder.path / _BEGUN
-            self._begun = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+            self._begun = open_in_place(path, os.O_WRONLY | os.O_CREAT)
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
@@ -140,15 +142,16 @@ class Releases:
         if missing:
             return 0, 0, 0
         with intact(counts):
-            fields = unsealed(counts.read_bytes())
+            fields = unsealed(read_bytes(counts, MOST_STATE_BYTES))
             only_fields(fields, "step", "train")
             base = integer("step", take(fields, "step", int), 0, self._last)
             self.train = take_array(fields, "train", np.int64, self.train.shape).copy()
             integer("train", int(self.train.min(initial=0)), 0)
             integer("train", int(self.train.max(initial=0)), 0, _MOST)
         with intact(begun):
-            step, looks = np.frombuffer(begun.read_bytes()[:16], "<i8").tolist()
-            if begun.read_bytes() != _noted(step, looks):
+            noted = read_bytes(begun, MOST_KEY_BYTES)
+            step, looks = np.frombuffer(noted[:16], "<i8").tolist()
+            if noted != _noted(step, looks):
                 raise MessageInvalid("its digest does not match")
             return base, integer("step", step, 0, self._last), integer("looks", looks, 0, _MOST)
 

@@ -15,6 +15,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil._files import open_to_append
+from fedveil._untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Entropy
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP, Packed
@@ -106,13 +108,13 @@ class _KeptMemory(ReportMemory):
     def __init__(self, width: int, path: Path) -> None:
         super().__init__(width)
         record = _KEY_BYTES + width
-        raw = path.read_bytes() if path.exists() else b""
+        raw = read_bytes(path, MOST_STATE_BYTES) if path.exists() else b""
         whole = len(raw) - len(raw) % record  # a killed process may have left a part of one
         records = np.frombuffer(raw[:whole], np.uint8).reshape(-1, record)
         keys = np.ascontiguousarray(records[:, :_KEY_BYTES]).view("<i8").reshape(-1)
         self._file: IO[bytes] | None = None
         self.reports(keys, lambda places: records[places, _KEY_BYTES:])
-        self._file = path.open("ab", buffering=0)
+        self._file = open_to_append(path)
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:

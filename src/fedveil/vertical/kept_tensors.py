@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from fedveil._arrays import Array
+from fedveil._untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.errors import MessageInvalid
 from fedveil.message import Message, Value, take, take_array
 from fedveil.record.sealed_message import unsealed
@@ -28,7 +29,7 @@ _LAYOUT, _TENSOR = "layout", "tensor/"
 
 def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
     """A sealed file's other fields, and its tensors; of the file one at a time is in memory."""
-    with path.open("rb") as file:
+    with opened(path, MOST_STREAMED_BYTES) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def let_go() -> None:

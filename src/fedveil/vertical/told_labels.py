@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil._untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.label_dp import LabelDP
@@ -30,7 +31,7 @@ def drawn(rows: Rows, mechanism: LabelDP, classes: int, entropy: Entropy) -> Row
 def kept(path: Path, rows: Rows, classes: int) -> Rows:
     """The rows with the labels that a file holds."""
     with intact(path):
-        fields = unsealed(path.read_bytes())
+        fields = unsealed(read_bytes(path, MOST_STATE_BYTES))
         only_fields(fields, "labels")
         told = take_array(fields, "labels", np.int64, (rows.count,))
         if (told < 0).any() or (told >= classes).any():

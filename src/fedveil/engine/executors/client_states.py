@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from fedveil._arrays import Float32s
-from fedveil._files import write_whole
+from fedveil._files import make_inner_folder, write_whole
+from fedveil._untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil._validate import finite_vector
 from fedveil.errors import RunFolderError
 from fedveil.message import only_fields, take_array
@@ -43,7 +44,7 @@ class ClientStates:
     def __init__(self, run: Path) -> None:
         self._folder = run / CLIENTS
         with explained(run):
-            self._folder.mkdir(exist_ok=True)
+            make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
         """What the client kept before the round; None where it has kept nothing."""
@@ -94,7 +95,7 @@ class ClientStates:
     # What a subclass does otherwise, where files are a client's own.
 
     def _read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        return read_bytes(path, MOST_STATE_BYTES)
 
     def _write(self, path: Path, data: bytes) -> None:
         write_whole(path, data, 0o600)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedveil._files import alone, write_whole
+from fedveil._untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil._validate import integer
 from fedveil.errors import DeploymentError, RunFolderError
 from fedveil.message import Message, Value, take
@@ -46,7 +47,7 @@ class KeptRounds:
             return None
         try:
             with intact(self._path):
-                self._written = self._path.read_bytes()
+                self._written = read_bytes(self._path, MOST_STATE_BYTES)
                 fields = unsealed(self._written)
                 terms = take(fields, "terms", str)
                 rounds = integer("rounds", take(fields, "rounds", int), 1, MAX_ROUND)
@@ -70,7 +71,7 @@ class KeptRounds:
         }  # fmt: skip
         data = sealed(fields)
         with alone(self._path):
-            found = self._path.read_bytes() if self._path.exists() else None
+            found = read_bytes(self._path, MOST_STATE_BYTES) if self._path.exists() else None
             if found != self._written:
                 raise DeploymentError(
                     f"{self._path} was changed while this strategy ran: another one keeps its "

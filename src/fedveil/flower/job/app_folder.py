@@ -13,6 +13,9 @@ from fedveil.settings import yaml_file
 JOB = "job.yaml"
 ROSTER = "roster.yaml"
 
+#: A roster is read in some ten seconds at most; a line has about 85 bytes.
+_MOST_CLIENTS = 100_000
+_MOST_ROSTER_BYTES = 100 * _MOST_CLIENTS
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,7 +62,7 @@ def read_roster(path: Path) -> dict[ClientId, bytes]:
     if not path.exists():
         return {}
     try:
-        data = yaml_file.read(path)
+        data = yaml_file.read(path, _MOST_ROSTER_BYTES, 2 * _MOST_CLIENTS + 1)
     except JobError as error:
         raise DeploymentError(str(error)) from None
     roster = {}

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from fedveil import own_code
+from fedveil._files import write_whole
+from fedveil._untrusted import MOST_DATA_BYTES, read_bytes, read_text
 from fedveil._version import __version__
 from fedveil.engine.assembly import load_data, make_partition
 from fedveil.errors import DeploymentError
@@ -53,8 +55,7 @@ def write_app(folder: Path, job: Job) -> list[Path]:
     taken = [
         path
         for path, text in files.items()
-        if (folder / path).exists()
-        and ((folder / path).is_dir() or (folder / path).read_bytes() != text.encode())
+        if (folder / path).exists() and not _holds(folder / path, text)
     ]
     if taken:
         raise DeploymentError(
@@ -65,10 +66,18 @@ def write_app(folder: Path, job: Job) -> list[Path]:
         target = folder / path
         make_folder(target.parent)
         try:
-            target.write_text(text, encoding="utf-8")
+            write_whole(target, text.encode())
         except OSError as error:
             raise DeploymentError(f"{target} cannot be written: {error.strerror}") from None
     return [folder / path for path in files]
+
+
+def _holds(path: Path, text: str) -> bool:
+    """Return True if a file holds just this text."""
+    try:
+        return read_bytes(path, MOST_DATA_BYTES) == text.encode()
+    except OSError:
+        return False
 
 
 def _app_name(name: str) -> str:
@@ -88,11 +97,11 @@ def _own_modules(names: list[str]) -> dict[str, str]:
             raise DeploymentError(f"{name}: the module {top} is no file that could be copied")
         path = Path(file)
         if path.name != "__init__.py":
-            files[path.name] = path.read_text(encoding="utf-8")
+            files[path.name] = read_text(path, MOST_DATA_BYTES)
             continue
         for source in sorted(path.parent.rglob("*.py")):
             inside = source.relative_to(path.parent.parent)
-            files[inside.as_posix()] = source.read_text(encoding="utf-8")
+            files[inside.as_posix()] = read_text(source, MOST_DATA_BYTES)
     return files
 
 

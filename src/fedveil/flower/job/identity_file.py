@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil._files import write_new
+from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.errors import DeploymentError
 from fedveil.secagg.secret import Secret
 
@@ -31,7 +32,7 @@ def make_identity(path: Path) -> str:
 def read_identity(path: Path) -> Secret:
     """The private key in `path`; refuses a file that other users can read."""
     try:
-        pem = path.read_bytes()
+        pem = read_bytes(path, MOST_KEY_BYTES)
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as error:
         raise DeploymentError(f"identity {path} cannot be read: {error.strerror}") from None

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from fedveil._files import write_whole
+from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.job_protection import job_digest
 from fedveil.engine.round_checkpoint import LATEST
@@ -20,6 +21,7 @@ from fedveil.flower.own_file import OwnFile
 from fedveil.flower.sealed_state import StateFolder
 from fedveil.message import Message, take
 from fedveil.record.run_folder import explained
+from fedveil.record.sealed_message import intact
 from fedveil.rounds.answers import ClientId
 
 #: The field of a message that names the run, and the file that holds the name.
@@ -30,8 +32,9 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 def run_name(folder: Path) -> str:
     """The name of the run in `folder`."""
     path = folder / RUN
-    if path.is_file():
-        name = path.read_text("utf-8", "replace")
+    if path.exists():
+        with intact(path):
+            name = read_bytes(path, MOST_KEY_BYTES).decode("utf-8", "replace")
         if not _NAME.fullmatch(name):
             raise RunFolderError(f"{path} is damaged: it does not hold a run's name")
         return name

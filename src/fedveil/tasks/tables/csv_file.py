@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TextIO, TypeAlias
 
+from fedveil._untrusted import MOST_STREAMED_BYTES, lines, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import shown
@@ -16,7 +18,12 @@ from fedveil.tasks.tables.table_piece import Piece
 
 Record: TypeAlias = tuple[int, list[str]]
 
-_AT_ONCE = 8192
+#: A table of all transcripts of a genome has some 60,000 columns.
+MOST_COLUMNS: Final = 100_000
+#: A row of that many numbers of 17 digits has about 2 million characters.
+MOST_LINE_CHARACTERS: Final = 1 << 24
+#: Rows in memory at a time, and their cells: 2 million of some 60 bytes each.
+_AT_ONCE, _CELLS_AT_ONCE = 8192, 1 << 21
 
 
 class _Records(Piece):
@@ -25,11 +32,12 @@ class _Records(Piece):
     unit = "line"
 
     def __init__(self, path: str, columns: Sequence[str], records: Sequence[Record]) -> None:
-        self.path, self._columns, self._records = path, columns, records
+        self.path, self._records = path, records
+        self._place = {name: place for place, name in enumerate(columns)}
         self.places = [line for line, _ in records]
 
     def cells(self, column: str) -> list[str]:
-        place = self._columns.index(column)
+        place = self._place[column]
         return [cells[place].strip() for _, cells in self._records]
 
 
@@ -42,7 +50,8 @@ def pieces(path: str) -> Iterator[Piece]:
     with _opened(path) as reader:
         columns = _header(path, reader)
         records = _records(path, reader, len(columns))
-        while chunk := list(islice(records, _AT_ONCE)):
+        rows = max(1, min(_AT_ONCE, _CELLS_AT_ONCE // len(columns)))
+        while chunk := list(islice(records, rows)):
             yield _Records(path, columns, chunk)
 
 
@@ -50,8 +59,9 @@ def pieces(path: str) -> Iterator[Piece]:
 def _opened(path: str) -> Iterator[Any]:
     reader: Any = None
     try:
-        with reading(Path(path)), Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+        with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
+            file = io.TextIOWrapper(raw, "utf-8-sig", newline="")
+            reader = csv.reader(_lines(path, file), strict=True)
             yield reader
     except UnicodeDecodeError:
         raise DataInvalid(f"{path} is not UTF-8 text") from None
@@ -59,15 +69,32 @@ def _opened(path: str) -> Iterator[Any]:
         raise DataInvalid(f"{path}, line {reader.line_num}: {error}, this is not CSV") from None
 
 
+def _lines(path: str, file: TextIO) -> Iterator[str]:
+    """Yield the file's lines; raises DataInvalid for one that is too long."""
+    try:
+        yield from lines(file, MOST_LINE_CHARACTERS)
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:
+        raise DataInvalid(f"{path}: {error}, and a row of a table has fewer") from None
+
+
 def _header(path: str, reader: Any) -> list[str]:
     columns = [name.strip() for name in next(reader, [])]
     if not columns:
         raise DataInvalid(f"{path} has no header: its first line names the columns")
+    if len(columns) > MOST_COLUMNS:
+        raise DataInvalid(
+            f"{path} has {len(columns):,} columns; the limit is {MOST_COLUMNS:,}: leave out those "
+            f"that no party trains on"
+        )
+    known = set[str]()
     for number, name in enumerate(columns):
         if not name:
             raise DataInvalid(f"{path}: column {number + 1} of the header has no name")
-        if name in columns[:number]:
+        if name in known:
             raise DataInvalid(f"{path}: the header names {shown(name)} twice")
+        known.add(name)
     return columns
 
 

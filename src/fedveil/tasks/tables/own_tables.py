@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil._arrays import Array, Float64s
+from fedveil._untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, JobError
 from fedveil.link.names import check_name
@@ -201,7 +202,7 @@ class _Held:
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
         with reading(kept):
-            encoding = Encoding.read(kept.read_bytes(), str(kept))
+            encoding = Encoding.read(read_bytes(kept, MOST_DATA_BYTES), str(kept))
         if list(encoding.columns) != features:
             raise DataInvalid(
                 f"{self._path} has other features than when this run began: "

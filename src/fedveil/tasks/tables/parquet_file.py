@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedveil._arrays import Float64s
+from fedveil._untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, MissingExtra
 from fedveil.settings.allowed import plain, shown
@@ -69,9 +70,11 @@ class _Batch(Piece):
 def header(path: str) -> list[str]:
     with _opened(path) as file:
         columns: list[str] = file.schema_arrow.names
-    for number, name in enumerate(columns):
-        if name in columns[:number]:
+    known = set[str]()
+    for name in columns:
+        if name in known:
             raise DataInvalid(f"{path}: the column {shown(name)} is there twice")
+        known.add(name)
     return columns
 
 
@@ -100,7 +103,7 @@ def _opened(path: str) -> Iterator[Any]:
     with (
         _whole(path),
         reading(Path(path)),
-        Path(path).open("rb") as raw,
+        opened(path, MOST_STREAMED_BYTES) as raw,
         parquet.ParquetFile(raw) as file,
     ):
         yield file

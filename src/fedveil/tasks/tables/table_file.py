@@ -82,8 +82,9 @@ def header(path: str) -> list[str]:
 
 def check_known(path: str, wanted: Collection[str], columns: Collection[str], key: str) -> None:
     """Refuse a name that no column has; `key` is where it comes from."""
+    known = set(columns)
     for name in wanted:
-        if name not in columns:
+        if name not in known:
             first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
             more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
             raise DataInvalid(
@@ -101,7 +102,7 @@ def read(path: str, wanted: Wanted) -> Table:
     unit = ""
     for piece in _pieces(path, names):
         unit = piece.unit
-        ids.append(np.array(piece.words(wanted.id, False), np.str_))
+        ids.append(np.array(piece.ids(wanted.id), np.str_))
         places.append(np.array(piece.places, np.int64))
         for name in wanted.numbers:
             spool.append(name, piece.numbers(name, name in wanted.may_lack))

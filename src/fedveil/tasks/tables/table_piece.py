@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from fedveil._arrays import Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 
+#: All ids of a table take as much memory as the longest: NumPy's texts have one width, of 4 bytes
+#: a letter. A UUID has 36 letters, and a SHA-512 in hexadecimal digits 128.
+MOST_ID_LETTERS: Final = 256
 #: How a number that is not there is written, besides as nothing.
 _NO_NUMBER = ("", "na", "nan")
 
@@ -37,6 +40,17 @@ class Piece(ABC):
         if not may_lack and "" in cells:
             self.refuse(column, cells.index(""), "")
         return cells
+
+    def ids(self, column: str) -> list[str]:
+        """A column as ids, none empty and none longer than `MOST_ID_LETTERS`."""
+        found = self.words(column, False)
+        for row, cell in enumerate(found):
+            if len(cell) > MOST_ID_LETTERS:
+                raise DataInvalid(
+                    f"{self.path}, {self.unit} {self.places[row]}: {plain(column)} = {shown(cell)} "
+                    f"has {len(cell):,} letters, and an id has at most {MOST_ID_LETTERS}"
+                )
+        return found
 
     def numbers(self, column: str, may_lack: bool) -> Float64s:
         """A column as finite numbers, or NaN where they may lack."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedveil._untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
 from fedveil.learning.device import check_device
@@ -174,7 +175,7 @@ class Machine:
         if not path.exists():
             return
         with intact(path):
-            counts = json.loads(take(unsealed(path.read_bytes()), "brought", str))
+            counts = json.loads(take(unsealed(read_bytes(path, MOST_STATE_BYTES)), "brought", str))
             if not all(type(many) is int and many >= 0 for many in counts.values()):
                 raise InvalidValue("it holds counts that are none")
             self._brought = counts
@@ -229,12 +230,14 @@ class Machine:
         named = self.folder.path / RUN
         if named.exists():
             with intact(named):
-                self._run = named.read_bytes()
+                self._run = read_bytes(named, MOST_KEY_BYTES)
                 if len(self._run) != handshake.RUN_BYTES:
                     raise InvalidValue(f"it holds {len(self._run)} bytes")
         if (found := self.folder.path / EXAMPLES).exists():
             with intact(found):
-                self._examples = FoundExamples.from_bytes(found.read_bytes(), self._ids)
+                self._examples = FoundExamples.from_bytes(
+                    read_bytes(found, MOST_STATE_BYTES), self._ids
+                )
 
     def keep_run(self) -> None:
         """Have the run's identity on the disk: whoever else has it may be killed or not, it is."""
@@ -311,7 +314,7 @@ def _kept_seed(path: Path) -> int | None:
     if not path.exists():
         return None
     with intact(path):
-        raw = path.read_bytes()
+        raw = read_bytes(path, MOST_KEY_BYTES)
         if len(raw) != SEED_BYTES:
             raise InvalidValue(f"it holds {len(raw)} bytes")
     return int.from_bytes(raw, "little")

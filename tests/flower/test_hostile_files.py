@@ -1,0 +1,45 @@
+"""Files of a deployment that are none: each is refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedveil.errors import DeploymentError, FedveilError, RunFolderError
+from fedveil.flower.app.kept_rounds import KeptRounds
+from fedveil.flower.job.app_folder import read_roster
+from fedveil.flower.job.identity_file import read_identity
+from fedveil.flower.job.kept_states import run_name
+from fedveil.flower.own_account import OwnLedger
+from fedveil.flower.sealed_state import number_in
+from hostile_files import HOSTILE, bounded
+
+READERS: dict[str, tuple[str, type[FedveilError], Callable[[Path], object]]] = {
+    "ledger": ("file", DeploymentError, lambda p: KeptRounds(p, "terms").read()),
+    "account": ("file", DeploymentError, lambda p: OwnLedger(p).note([])),
+    "number": ("file", DeploymentError, number_in),
+    "identity": ("file", DeploymentError, read_identity),
+    "roster": ("file", DeploymentError, read_roster),
+    "name": ("run", RunFolderError, lambda p: run_name(p.parent)),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_of_its_kind_is_refused(reader: str, hostile: str, tmp_path: Path) -> None:
+    name, error, read = READERS[reader]
+    make, reason = HOSTILE[hostile]
+    make(tmp_path / name)
+    with bounded(), pytest.raises(error) as caught:
+        read(tmp_path / name)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_roster_of_too_many_lines_is_refused(tmp_path: Path) -> None:
+    roster = tmp_path / "roster.yaml"
+    roster.write_text("".join(f"client-{n}: {n}\n" for n in range(100_001)))
+    with pytest.raises(DeploymentError, match="there are more than 200,001 keys and values"):
+        read_roster(roster)

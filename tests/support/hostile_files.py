@@ -1,0 +1,60 @@
+"""Files that a stranger may have put where one of fedveil's is expected."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+#: Long enough for every test here on a loaded machine: whoever is not done by then waits forever.
+_HANGS_S = 60
+_MOST_MORE_BYTES = 1 << 31
+
+
+def pipe(path: Path) -> None:
+    """Make a named pipe that nobody writes to."""
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    """Make a link to a device that never ends."""
+    path.symlink_to("/dev/zero")
+
+
+def vast(path: Path) -> None:
+    """Make a file of 8 TiB that takes no room on the disk."""
+    with path.open("wb") as file:
+        file.truncate(1 << 43)
+
+
+#: What a reader meets -> the reason that it states.
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "pipe": (pipe, "it is a named pipe, not a regular file"),
+    "device": (endless, "it is a device, not a regular file"),
+    "vast": (vast, "it has 8,796,093,022,208 bytes; the limit is "),
+}
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Fail instead of waiting forever, or of filling the memory."""
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        raise AssertionError("it waits forever")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + _MOST_MORE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    signal.alarm(_HANGS_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
