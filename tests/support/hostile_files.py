@@ -40,7 +40,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
+def bounded(most_s: int = _HANGS_S) -> Iterator[None]:
     """Fail instead of waiting forever, or of filling the memory."""
 
     def give_up(number: int, frame: FrameType | None) -> None:
@@ -51,7 +51,7 @@ def bounded() -> Iterator[None]:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + _MOST_MORE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
-    signal.alarm(_HANGS_S)
+    signal.alarm(most_s)
     try:
         yield
     finally:

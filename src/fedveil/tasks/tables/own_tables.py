@@ -222,7 +222,7 @@ class _Held:
         numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
-        may_lack = self._chosen.names if self._table.missing == "mean" else ()
+        may_lack = frozenset(self._chosen.names if self._table.missing == "mean" else ())
         return Wanted(self._table.id, tuple(numbers), tuple(words), may_lack)
 
     def _subsets(self, wanted: Wanted) -> dict[Subset, Table]:

@@ -45,11 +45,14 @@ class Piece(ABC):
         """A column as ids, none empty and none longer than `MOST_ID_LETTERS`."""
         found = self.words(column, False)
         for row, cell in enumerate(found):
+            problem = ""
             if len(cell) > MOST_ID_LETTERS:
-                raise DataInvalid(
-                    f"{self.path}, {self.unit} {self.places[row]}: {plain(column)} = {shown(cell)} "
-                    f"has {len(cell):,} letters, and an id has at most {MOST_ID_LETTERS}"
-                )
+                problem = f"has {len(cell):,} letters, and an id has at most {MOST_ID_LETTERS}"
+            elif "\0" in cell:  # NumPy drops it at a text's end: two ids would become one
+                problem = "holds a NUL character, and an id has none"
+            if problem:
+                where = f"{self.path}, {self.unit} {self.places[row]}"
+                raise DataInvalid(f"{where}: {plain(column)} = {shown(cell)} {problem}")
         return found
 
     def numbers(self, column: str, may_lack: bool) -> Float64s:
