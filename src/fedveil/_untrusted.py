@@ -1,4 +1,4 @@
-"""Opens every file whose content a stranger may have made.
+"""Opens every file whose content a stranger may have made, and escapes the names in it.
 
 Only a regular file is read: a named pipe would block its reader forever, and a device such as
 /dev/zero never ends. A file is read up to the size that it had when it was opened, and no file
@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
 import struct
 import tokenize
@@ -52,6 +53,20 @@ _KINDS = (
     (stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )  # fmt: skip
+
+
+#: Characters that act on a terminal or reorder a line instead of being shown (control characters
+#: but tabs and line ends, separators and directions of lines), and those that no file or XML may
+#: hold.
+_UNSHOWN = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069"
+    "\\ud800-\\udfff\\ufffe\\uffff]"
+)
+
+
+def escaped(text: str) -> str:
+    """Return `text` with what would act on a terminal written out, as `\\x1b`."""
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def read_bytes(path: str | Path, most: int) -> bytes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from fedveil._untrusted import escaped
 from fedveil.attacks.effort import Effort, Watch
 from fedveil.errors import JobError
 from fedveil.job_arguments import Overrides, load
@@ -282,7 +283,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
     task = bar.add_task("starting", total=None)
 
     def step(done: int, total: int, what: str) -> None:
-        bar.update(task, completed=done, total=total, description=what)
+        bar.update(task, completed=done, total=total, description=escaped(what))
 
     if not shown.is_terminal:
         yield lambda done, total, what: None

@@ -312,7 +312,7 @@ def _print_job(job: Job, *, json: bool) -> None:
     if json:
         answer(job.model_dump(mode="json"))
     else:
-        typer.echo(job.to_yaml(), nl=False)
+        document(job.to_yaml())
 
 
 @job_app.command()

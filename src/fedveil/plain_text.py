@@ -1,21 +1,42 @@
-"""Consoles that print text as it is: what a user has named is neither markup nor an emoji."""
+"""Consoles that print text as it is: what a user has named is no markup, emoji or command."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from fedveil._untrusted import escaped
 
 #: Whether what would go to standard output goes to standard error (`json_answer`).
 to_stderr = False
 
 
+class _EscapingConsole(Console):
+    """A console to which no text gives a command; rich's own styles stay.
+
+    Texts are escaped before they are measured, and whatever renders itself when it is printed.
+    """
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(escaped(text), **how)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else escaped(text), style, control)
+
+
 def console(**settings: Any) -> Console:
-    """A console on which `[red]` and `:train:` stand for themselves."""
+    """A console on which `[red]` and `:train:` stand for themselves, and commands are escaped."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
-    return Console(markup=False, emoji=False, highlight=False, **settings)
+    return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)
 
 
 def say(text: str) -> None:
@@ -24,9 +45,12 @@ def say(text: str) -> None:
 
 
 def document(text: str) -> None:
-    """A text that is a command's whole answer, as it is; under `--json` another stands for it."""
+    """Write a text that is a command's whole answer, escaped on a terminal alone.
+
+    Under `--json` another answer takes its place.
+    """
     if not to_stderr:
-        sys.stdout.write(text)
+        sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 

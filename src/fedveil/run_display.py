@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedveil._untrusted import escaped
 from fedveil.engine.canaries import BY_NOISE
 from fedveil.engine.run_records import CANARIES, without_report
 from fedveil.pages.ending import Ending, best_round, ending
@@ -87,7 +88,7 @@ class RunDisplay:
     def starting(self, what: str) -> None:
         """Show a step that comes before the first round."""
         self._doing = what
-        self._bar.update(self._task, description=what)
+        self._bar.update(self._task, description=escaped(what))
 
     def warn(self, text: str) -> None:
         """Print a warning about a run that starts."""
@@ -95,7 +96,7 @@ class RunDisplay:
 
     def show(self, record: Record) -> None:
         """Show a finished round."""
-        line = describe(record)
+        line = escaped(describe(record))
         room = self._console.width - self._before
         self._bar.update(self._task, completed=record["round"], description=fitted(line, room))
         reason = without_report(record)

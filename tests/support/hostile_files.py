@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 #: Long enough for every test here on a loaded machine: whoever is not done by then waits forever.
-_HANGS_S = 60
+_HANGS_S = 30
 _MOST_MORE_BYTES = 1 << 31
 
 

@@ -38,5 +38,5 @@ def markdown(shown: Page) -> str:
     for section in shown.sections:
         parts += [part.markdown() for part in section.parts if isinstance(part, Table)]
     for plot in shown.plots:
-        parts.append(f"![{plot.title}](report-{plot.name}.svg)\n\n{plot.note}\n")
+        parts.append(f"![{plot.title}](report-{plot.file}.svg)\n\n{plot.note}\n")
     return "\n".join(parts)

@@ -47,7 +47,7 @@ def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:
     What hinders it is an event: the run has a model and records, and is not lost over its page.
     """
     try:
-        folder.write_atomically(PAGE, page_of(folder.path).html().encode())
+        folder.write_atomically(PAGE, page_of(folder.path).html().encode(errors="backslashreplace"))
     except Exception as error:
         with suppress(RunFolderError):
             event(f"{NO_PAGE}{error}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +13,10 @@ from fedveil.errors import InvalidValue
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#8C6BB1", "#7F7F7F",
 )  # fmt: skip
+
+
+#: A name that is a part of a file's name on every system, and of a link to it.
+_OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves on one pair of axes. `name` is its file's, `note` what a reader must know of it."""
+    """Curves on one pair of axes. `note` is what a reader must know of it."""
 
     name: str
     title: str
@@ -54,3 +60,11 @@ class Plot:
     y: Axis
     curves: Sequence[Curve]
     note: str = ""
+
+    @property
+    def file(self) -> str:
+        """Return the name as part of a file's: it may be a metric's, which can be any text."""
+        if _OF_A_FILE.fullmatch(self.name):
+            return self.name
+        digest = hashlib.sha256(self.name.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{re.sub('[^A-Za-z0-9]+', '-', self.name)[:40]}-{digest[:16]}"

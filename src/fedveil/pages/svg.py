@@ -6,10 +6,12 @@ import io
 import math
 from typing import Any
 
+from fedveil._untrusted import escaped
 from fedveil.errors import MissingExtra
 from fedveil.pages.plot import COLOURS, Plot
 
 _MARKERS = "osD^vPX*"
+_LONGEST = 100
 _LOOKS: dict[Any, Any] = {
     "svg.hashsalt": "fedveil",  # or the names of its parts are drawn at random
     "svg.fonttype": "none",
@@ -38,8 +40,11 @@ def svg(plot: Plot) -> bytes:
             if curve.marks:
                 look["marker"] = _MARKERS[number % len(_MARKERS)]
             style = "--" if curve.dashed else "-"
-            axes.plot(curve.x, [_drawn(y) for y in curve.y], style, label=curve.name, **look)
-        axes.set(title=plot.title, xlabel=plot.x.title, ylabel=plot.y.title)
+            axes.plot(
+                curve.x, [_drawn(y) for y in curve.y], style, label=text_of(curve.name), **look
+            )
+        axes.set_title(text_of(plot.title))
+        axes.set(xlabel=text_of(plot.x.title), ylabel=text_of(plot.y.title))
         axes.set_xscale("log" if plot.x.log else "linear")
         axes.set_yscale("log" if plot.y.log else "linear")
         if plot.y.zero:
@@ -49,6 +54,16 @@ def svg(plot: Plot) -> bytes:
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
+
+
+def text_of(name: str) -> str:
+    """Return a text that matplotlib draws as it is, on one line.
+
+    A name may come from a record: `$` would begin a formula, `_` hide a curve from the legend.
+    """
+    line = escaped(name.replace("\n", "\\n").replace("\t", " "))
+    line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+    return (" " if line.startswith("_") else "") + line.replace("$", r"\$")
 
 
 def _drawn(y: float) -> float:

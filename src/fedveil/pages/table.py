@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedveil._untrusted import escaped
+
 
 @dataclass(frozen=True)
 class Table:
@@ -42,7 +44,7 @@ class Table:
         """For a terminal."""
         table = RichTable(box=None, pad_edge=False)
         for column in self.columns:
-            table.add_column(Text(column), overflow="fold")
+            table.add_column(Text(escaped(column)), overflow="fold")
         for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(escaped(cell)) for cell in row))
         return table

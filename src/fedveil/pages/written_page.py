@@ -21,9 +21,9 @@ def write_page(page: Page, file: Path) -> Iterator[Path]:
         raise RunFolderError(
             f"{file} is a folder, and the page a file: {file / 'report.html'}, say"
         )
-    data = {file: page.html().encode()}
+    data = {file: page.html().encode(errors="backslashreplace")}
     for plot in page.plots:
-        data[file.with_name(f"{file.stem}-{plot.name}.svg")] = svg(plot)
+        data[file.with_name(f"{file.stem}-{plot.file}.svg")] = svg(plot)
     for path, content in data.items():
         make_folder(path.parent)
         with explained(path):

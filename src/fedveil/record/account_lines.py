@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedveil._untrusted import MOST_LINES_BYTES, read_text
 from fedveil.privacy.ledger import Line
-from fedveil.record.recorder import strict
+from fedveil.record.recorder import read_line, strict
 from fedveil.record.run_folder import RunFolder
 
 ACCOUNTS = "accounts.jsonl"
@@ -30,5 +30,5 @@ def read_accounts(path: Path) -> list[Line]:
     file = path / ACCOUNTS
     if not file.exists():
         return []
-    found = (json.loads(line) for line in read_text(file, MOST_LINES_BYTES).splitlines())
+    found = (read_line(line) for line in read_text(file, MOST_LINES_BYTES).splitlines())
     return [Line(float(f["epsilon"]), float(f["delta"]), str(f["what"])) for f in found]

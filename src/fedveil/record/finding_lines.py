@@ -10,7 +10,7 @@ from typing import Any
 from fedveil._untrusted import MALFORMED, MOST_LINES_BYTES, read_bytes, read_text
 from fedveil.errors import MessageInvalid
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.record.recorder import revived, strict
+from fedveil.record.recorder import read_line, revived, strict
 from fedveil.record.run_folder import RunFolder, explained
 
 FINDINGS = "attacks.jsonl"
@@ -37,7 +37,7 @@ def read_findings(path: Path) -> list[Finding]:
 
 def _finding(line: str, file: Path) -> Finding:
     try:
-        fields = json.loads(line)
+        fields = read_line(line)
         figures = [Measured(**_numbers(figure)) for figure in fields.pop("figures")]
         return Finding(figures=figures, **_numbers(fields))
     except MALFORMED as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedveil._files import open_to_append
-from fedveil._untrusted import MALFORMED, MOST_LINES_BYTES, opened, read_text
+from fedveil._untrusted import MALFORMED, MOST_LINES_BYTES, escaped, opened, read_text
 from fedveil._validate import integer
 from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
@@ -87,10 +87,10 @@ class Recorder:
             os.fsync(self._metrics.fileno())
 
     def event(self, text: str) -> None:
-        """Append a line of text with the time."""
+        """Append a line of text with the time; other lines in it, and commands, are escaped."""
         stamp = datetime.now().isoformat(timespec="seconds")
         with explained(self._folder.path):
-            _append(self._events, f"{stamp} {text}\n")
+            _append(self._events, f"{stamp} {escaped('; '.join(text.splitlines()))}\n")
 
     def close(self) -> None:
         """Finish the files."""
@@ -144,7 +144,15 @@ def read_whole_lines(text: str, path: Path) -> list[Record]:
 
 
 def _records(text: str) -> list[Record]:
-    return [_record(json.loads(line)) for line in text.splitlines()]
+    return [_record(read_line(line)) for line in text.splitlines()]
+
+
+def read_line(line: str) -> Any:
+    """Return what a line of JSON holds; raises ValueError for half of a character in it."""
+    found = json.loads(line)
+    if "\\u" in line:
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def _record(line: Any) -> Record:

@@ -39,7 +39,7 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
         again = (path / f"{name}.md").exists()
         with _timed(folder, name, scale, spent_s, again) as clock:
             outcome = experiment.run(path, scale, tell)
-        figures = {plot.name: f"{name}-{plot.name}.svg" for plot in outcome.plots}
+        figures = {plot.name: f"{name}-{plot.file}.svg" for plot in outcome.plots}
         for plot in outcome.plots:
             folder.write_atomically(figures[plot.name], svg(plot))
         for file, table in long_tables(name, outcome).items():
