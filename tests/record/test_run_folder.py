@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from torch import nn
 
 from fedveil._files import PARTIAL
@@ -293,7 +295,15 @@ def test_a_pipe_in_a_runs_folder_is_not_waited_for(name: str, tmp_path: Path) ->
             (locked if name == ".lock" else recorded)(RunFolder(tmp_path, None))  # type: ignore[arg-type]
 
 
-def test_a_model_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_a_model_is_not_written_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Write the file as safetensors 0.4 does, which opens what is there."""
+
+    def opens(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        path.write_bytes(safetensors.torch.save(tensors, metadata))
+
+    monkeypatch.setattr(safetensors.torch, "save_file", opens)
     folder, other = RunFolder.create(tmp_path / "run"), tmp_path / "other"
     other.write_bytes(b"the owner's")
     (folder.path / f"{MODEL}{PARTIAL}").symlink_to(other)
