@@ -97,6 +97,18 @@ def test_a_line_is_read_up_to_its_limit() -> None:
     assert text.most == 4
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "a" * 5_000])
+def test_a_name_that_no_file_has_is_one_sentence(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"null|surrogates|File name too long"):
+        read_bytes(tmp_path / name, 1)
+    with pytest.raises(DataUnavailable):
+        text.read(tmp_path / name)
+    with pytest.raises(DataUnavailable):
+        table_file.read(str(tmp_path / name), Wanted("id"))
+    with pytest.raises(JobError):
+        Job.load(tmp_path / name)
+
+
 def test_neither_a_folder_nor_a_socket_is_read(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         read_bytes(tmp_path, 1)

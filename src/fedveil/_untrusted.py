@@ -100,7 +100,11 @@ def check_regular(path: str | Path, most: int) -> None:
     For a library that opens files itself. All others use `opened`, which leaves no time between
     the check and the reading.
     """
-    _check(Path(path).stat(), path, most)
+    try:
+        status = Path(path).stat()
+    except ValueError as error:  # a NUL character, or half of one, which no name of a file has
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    _check(status, path, most)
 
 
 def lines(file: TextIO, most: int) -> Iterator[str]:

@@ -9,6 +9,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -29,7 +30,7 @@ from fedveil.pages.table import Table
 from fedveil.pages.written_page import write_page
 from fedveil.record.recorder import Recorder
 from fedveil.record.run_folder import RunFolder
-from page_parts import EVIL, small_job
+from page_parts import EVIL, edit_last, small_job
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -187,6 +188,20 @@ def test_half_of_a_character_is_no_record(name: str, run_with: Callable[[str], P
     (folder / name).write_text('{"what": "\\ud800", "epsilon": 1, "delta": 0, "round": 1}\n')
     with pytest.raises(RunFolderError, match=r"surrogates not allowed|that is no finding"):
         read_run(folder)
+
+
+@pytest.mark.parametrize("field", ["round", "loss", "auc", "bytes_up", "seconds_training"])
+@pytest.mark.parametrize("value", ["abc", "1" * 400, None, [1.0], {"a": 1}])
+def test_a_figure_that_is_none_is_told(
+    field: str, value: Any, run_with: Callable[[str], Path], command: Command
+) -> None:
+    folder = run_with("accuracy")
+    number = int(value) if str(value).isdigit() else value
+    edit_last(folder, measures={"accuracy": "higher", "auc": "higher"}, **{field: number})
+    code, _, err = command("report", folder, "--out", "told/page.html")
+    assert code == Exit.FAILED
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
 def test_a_run_may_have_any_folder(run_with: Callable[[str], Path], tmp_path: Path) -> None:

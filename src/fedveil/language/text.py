@@ -48,9 +48,10 @@ def read(source: str | Path | None) -> list[bytes]:
 
         return [topics[name].encode() for name in sorted(topics)]
     path = Path(source).expanduser()
-    files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
-    if not path.exists():
-        raise DataUnavailable(f"text = {str(source)!r} is neither a file nor a folder")
+    with reading(path):
+        if not path.exists():
+            raise DataUnavailable(f"text = {str(source)!r} is neither a file nor a folder")
+        files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
     if not files:
         raise DataUnavailable(f"text = {str(source)!r} holds no .txt file")
     documents = []

@@ -6,6 +6,8 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import SupportsFloat
 
 from fedveil.errors import InvalidValue
 
@@ -48,6 +50,10 @@ class Curve:
         for other in (self.y, self.low or self.x, self.high or self.x):
             if len(other) != len(self.x):
                 raise InvalidValue(f"the curve {self.name} has {len(self.x)} x and {len(other)} y")
+        for value in chain(self.x, self.y, self.low, self.high):
+            if not isinstance(value, SupportsFloat):  # a record may hold anything
+                raise InvalidValue(f"the curve {self.name} has a point that is no number")
+            float(value)  # OverflowError for a whole number that no float holds
 
 
 @dataclass(frozen=True)
