@@ -191,13 +191,12 @@ def test_half_of_a_character_is_no_record(name: str, run_with: Callable[[str], P
 
 
 @pytest.mark.parametrize("field", ["round", "loss", "auc", "bytes_up", "seconds_training"])
-@pytest.mark.parametrize("value", ["abc", "1" * 400, None, [1.0], {"a": 1}])
+@pytest.mark.parametrize("value", ["abc", "12", 10**400, None, [1.0], {"a": 1}])
 def test_a_figure_that_is_none_is_told(
     field: str, value: Any, run_with: Callable[[str], Path], command: Command
 ) -> None:
     folder = run_with("accuracy")
-    number = int(value) if str(value).isdigit() else value
-    edit_last(folder, measures={"accuracy": "higher", "auc": "higher"}, **{field: number})
+    edit_last(folder, measures={"accuracy": "higher", "auc": "higher"}, **{field: value})
     code, _, err = command("report", folder, "--out", "told/page.html")
     assert code == Exit.FAILED
     assert err.startswith("error: ")

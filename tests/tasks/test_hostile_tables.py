@@ -124,3 +124,29 @@ def test_other_content_that_is_no_table_is_refused(content: bytes) -> None:
     Path("t.csv").write_bytes(content)
     with pytest.raises(DataInvalid, match=r"^t\.csv"):
         read("t.csv", Wanted("id", ("x",)))
+
+
+@pytest.mark.parametrize("as_dictionary", [True, False])
+@pytest.mark.parametrize("column", ["id", "city", "x"])
+def test_a_text_that_parquet_repeats_is_in_memory_once(column: str, as_dictionary: bool) -> None:
+    """A file of less than 200 KB, whose column of equal texts would have 3 GB."""
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = 30_000
+    long = arrow.array(["1" * 100_000])
+    repeated = arrow.DictionaryArray.from_arrays(arrow.array([0] * rows, arrow.int32()), long)
+    columns = {"id": list(range(rows)), "city": ["Oslo"] * rows, "x": [1.5] * rows}
+    table = arrow.table({**columns, column: repeated})
+    parquet.write_table(table, "t.parquet", store_schema=as_dictionary)
+    assert Path("t.parquet").stat().st_size < 400_000
+    with bounded():
+        if column == "city":
+            found = read("t.parquet", Wanted("id", ("x",), ("city",)))
+            assert [len(word) for word in found.known["city"]] == [100_000]
+            assert not found.codes("city").any()
+            return
+        with pytest.raises(DataInvalid) as caught:
+            read("t.parquet", Wanted("id", ("x",), ("city",)))
+    end = "has 100,000 letters, and an id has at most 256"
+    assert str(caught.value).endswith(end if column == "id" else "is not a finite number")

@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import ConfigRecord, RecordDict
 
 from fedveil._files import write_new
-from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.message import Message, decode, encode
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,41 +30,56 @@ class _Batch(Piece):
         self.places = range(first, first + batch.num_rows)
 
     def cells(self, column: str) -> list[str]:
-        import pyarrow.compute as pc
         from pyarrow import types
 
-        found = self._column(column)
-        if not (_is_text(found.type) or types.is_integer(found.type)):
+        found, kind = self._batch.column(column), self._kind(column)
+        if not (_is_text(kind) or types.is_integer(kind)):
             self._refuse_type(column, "a text or a whole number")
         with _whole(self.path):
-            trimmed = pc.utf8_trim_whitespace(found.cast("string"))
-            texts: list[str] = trimmed.fill_null("").to_pylist()
-        return texts
+            if not types.is_dictionary(found.type):
+                return _texts(found)
+            # Each text is there once, however often the column repeats it.
+            words = _texts(found.dictionary)
+            return ["" if place is None else words[place] for place in found.indices.to_pylist()]
 
     def text(self, column: str, row: int) -> str:
-        return str(self._column(column)[row])
+        from pyarrow import DictionaryScalar
+
+        cell = self._batch.column(column)[row]
+        return str(cell.value if isinstance(cell, DictionaryScalar) else cell)
 
     def raw_numbers(self, column: str) -> Float64s:
         from pyarrow import types
 
-        found = self._column(column)
-        if _is_text(found.type):
+        found, kind = self._batch.column(column), self._kind(column)
+        if _is_text(kind):
             return super().raw_numbers(column)
         kinds = (types.is_integer, types.is_floating, types.is_decimal)
-        if not any(is_kind(found.type) for is_kind in kinds):
+        if not any(is_kind(kind) for is_kind in kinds):
             self._refuse_type(column, "a number")
+        found = found.dictionary_decode() if types.is_dictionary(found.type) else found
         numbers = found.cast("float64", safe=False).to_numpy(zero_copy_only=False)
         return np.asarray(numbers, np.float64)
 
-    def _column(self, name: str) -> Any:
+    def _kind(self, column: str) -> Any:
+        """The type of a column's values, which may be kept as a dictionary and places in it."""
         from pyarrow import types
 
-        found = self._batch.column(name)
-        return found.dictionary_decode() if types.is_dictionary(found.type) else found
+        kind = self._batch.column(column).type
+        return kind.value_type if types.is_dictionary(kind) else kind
 
     def _refuse_type(self, column: str, needed: str) -> None:
-        kind = self._batch.column(column).type
+        kind = self._kind(column)
         raise DataInvalid(f"{self.path}: {plain(column)} is of type {kind}, and {needed} is needed")
+
+
+def _texts(values: Any) -> list[str]:
+    """The values as texts, without spaces around."""
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim_whitespace(values.cast("string"))
+    texts: list[str] = trimmed.fill_null("").to_pylist()
+    return texts
 
 
 def header(path: str) -> list[str]:
@@ -80,9 +95,11 @@ def header(path: str) -> list[str]:
 
 def pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
     """The file's rows, of these columns alone."""
-    first = 1
+    first, chosen = 1, list(dict.fromkeys(names))
     with _opened(path) as file:
-        for batch in file.iter_batches(_AT_ONCE, columns=list(dict.fromkeys(names))):
+        schema = file.schema_arrow
+    with _opened(path, [name for name in chosen if _is_text(schema.field(name).type)]) as file:
+        for batch in file.iter_batches(_AT_ONCE, columns=chosen):
             if batch.num_rows:
                 yield _Batch(path, batch, first)
             first += batch.num_rows
@@ -95,7 +112,8 @@ def _is_text(kind: Any) -> bool:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
+    """Open a file. Of the columns `texts` each different value is in memory once."""
     try:
         from pyarrow import parquet
     except ImportError:
@@ -104,7 +122,7 @@ def _opened(path: str) -> Iterator[Any]:
         _whole(path),
         reading(Path(path)),
         opened(path, MOST_STREAMED_BYTES) as raw,
-        parquet.ParquetFile(raw) as file,
+        parquet.ParquetFile(raw, read_dictionary=list(texts)) as file,
     ):
         yield file
 
