@@ -13,7 +13,7 @@ from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.job.kept_states import run_name
 from fedveil.flower.own_account import OwnLedger
-from fedveil.flower.sealed_state import number_in
+from fedveil.flower.own_file import number_in
 from hostile_files import HOSTILE, bounded
 
 READERS: dict[str, tuple[str, type[FedveilError], Callable[[Path], object]]] = {

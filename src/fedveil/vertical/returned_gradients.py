@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil._arrays import Float64s
+from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.mechanisms.label_gradients import (
@@ -114,7 +115,7 @@ def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
     path = folder.path / NOISE_KEY
     if path.exists():
         with intact(path):
-            fields = unsealed(path.read_bytes())
+            fields = unsealed(read_bytes(path, MOST_KEY_BYTES))
             only_fields(fields, "key")
             key: bytes = take(fields, "key", bytes)
             if len(key) != _KEY_BYTES:
