@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedveil.errors import CertificateError, InvalidValue, SplitInvalid
 from fedveil.link import tls
-from fedveil.link.tls import Credentials, named_in, party_of, write_certificates
+from fedveil.link.certificate_chain import names_in
+from fedveil.link.tls import Credentials, named_in, write_certificates
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,8 @@ def test_each_party_gets_its_own_folder_and_only_the_key_files_are_secret(made: 
         ).read_bytes()
         own = x509.load_pem_x509_certificate((made / party / "certificate.pem").read_bytes())
         own.verify_directly_issued_by(authority)
-        assert party_of(own) == named_in(made / party) == party
+        assert names_in(own) == [party]
+        assert named_in(made / party, ["lead", "bank"]) == party
         basics = own.extensions.get_extension_for_class(x509.BasicConstraints).value
         assert not basics.ca, "a party must not be able to make certificates"
 
@@ -58,7 +60,8 @@ def test_credentials_are_read_from_the_partys_folder_or_the_one_above(made: Path
     assert Credentials.read(made, "bank").certificate == (
         Credentials.read(made / "bank", "bank").certificate
     )
-    assert named_in(made) is None
+    assert named_in(made, ["lead", "bank"]) is None
+    assert named_in(made / "bank", ["lead", "shop"]) is None
 
 
 def test_a_party_can_be_added_under_the_same_authority(folder: Path) -> None:
@@ -101,15 +104,22 @@ def test_a_certificate_of_another_party(folder: Path) -> None:
         Credentials.read(folder / "bank", "lead")
 
 
-def test_a_certificate_that_names_several_parties_is_nobodys() -> None:
+def test_a_certificate_that_names_several_parties_is_nobodys(folder: Path) -> None:
+    own = Credentials.read(folder, "lead", ["bank", "shop"])
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "bank")])
-    for parties, who in ((["bank"], "bank"), (["bank", "shop"], None), ([], None)):
+    for names, who in (
+        (["bank"], "bank"),
+        (["BANK", "fl.bank.example"], "bank"),
+        (["fl.bank.example", "bank", "shop"], None),
+        (["fl.bank.example"], None),
+        ([], None),
+    ):
         builder = tls._builder(name, name, key.public_key(), 1)
-        if parties:
-            named = x509.SubjectAlternativeName([x509.DNSName(party) for party in parties])
+        if names:
+            named = x509.SubjectAlternativeName([x509.DNSName(one) for one in names])
             builder = builder.add_extension(named, critical=False)
-        assert party_of(builder.sign(key, hashes.SHA256())) == who
+        assert own.party_of(builder.sign(key, hashes.SHA256())) == who
 
 
 def test_a_key_that_others_can_read(folder: Path) -> None:
@@ -135,7 +145,7 @@ def test_files_of_different_certificates(folder: Path, tmp_path: Path) -> None:
     [
         ("certificate.pem", "is not a certificate in PEM"),
         ("authority.pem", "is not a certificate in PEM"),
-        ("key.pem", "is not an unencrypted private key in PEM"),
+        ("key.pem", "is not a private key in PEM"),
     ],
 )
 def test_files_that_are_damaged_or_missing(folder: Path, file: str, why: str) -> None:

@@ -1,4 +1,9 @@
-"""A follower's end of the stream: it dials the leader, and dials again when the stream breaks."""
+"""A follower's end of the stream: it dials the leader, and dials again when the stream breaks.
+
+gRPC checks a certificate's path and name, and nothing else. So the follower first looks at the
+leader's certificate by Python's own TLS, which checks the revocation lists too, and then lets gRPC
+trust that one certificate and no other: nobody can put another in its place in between.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,28 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 from cryptography import x509
 
-from fedveil.errors import LinkLost, MessageInvalid, PeerRefused
+from fedveil.errors import CertificateError, LinkLost, MessageInvalid, PeerRefused
+from fedveil.link.certificate_chain import described, pem_of, weakness
 from fedveil.link.link import Link
 from fedveil.link.streams import CALL, OPTIONS, SERVICE, Address, Greeting, check_plaintext
-from fedveil.link.tls import Credentials, party_of
+from fedveil.link.tls import Credentials
 
 import grpc  # isort: skip  (after streams, which quiets it)
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
-_PROBE_S = 2.0
+_PROBE_S = 5.0
 #: A leader that dies at the wrong moment looks once as one that refuses.
 _TIMES_SURE = 3
+#: OpenSSL's X509_V_ERR_*: what it found of a certificate.
+_REVOKED, _NO_LIST = 23, (3, 8)
+_NO_PATH = (2, 7, 18, 19, 20, 21)
 
 
 class Dialer:
@@ -33,6 +43,8 @@ class Dialer:
     ) -> None:
         if credentials is None:
             check_plaintext("--connect", address)
+        else:
+            credentials.check_usage(listens=False)
         self._address, self._link, self._party = address, link, party
         self._credentials = credentials
         self._stopped = threading.Event()
@@ -54,35 +66,56 @@ class Dialer:
     def _keep(self) -> None:
         wait_s = FIRST_WAIT_S
         while not self._stopped.is_set() and not self._link.is_over:
-            with self._channel() as channel:
-                if self._stream(channel):
-                    wait_s = FIRST_WAIT_S
-                    self._verdicts.clear()
-                else:
-                    self._consider()
+            if self._dial():
+                wait_s = FIRST_WAIT_S
+                self._verdicts.clear()
             self._stopped.wait(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _consider(self) -> None:
-        """Find out why there was no welcome; the link fails once the answer is plain."""
+    def _dial(self) -> bool:
+        """Open a stream, and carry it to its end. Return True if the leader welcomed it."""
+        certificate, verdict = b"", None
+        try:
+            if self._credentials is not None:
+                certificate = self._look(self._credentials)
+            with self._channel(certificate) as channel:
+                if self._stream(channel):
+                    return True
+            if self._credentials is None:
+                check_no_tls(self._address)
+        except PeerRefused as error:
+            verdict = error
+        except CertificateError as error:
+            self._link.fail(error)
+        except OSError as error:
+            self._link.absent(str(error.strerror or error))
+        self._consider(verdict)
+        return False
+
+    def _consider(self, verdict: PeerRefused | None) -> None:
+        """Remember why there was no welcome; the link fails once the answer is sure."""
         if self._stopped.is_set() or self._link.is_over:
             return
-        verdict = diagnose(self._address, self._link.peer, self._credentials)
-        if verdict is None or verdict not in self._verdicts:
+        reason = None if verdict is None else str(verdict)
+        if reason is None or reason not in self._verdicts:
             self._verdicts.clear()
-        if verdict is not None:
-            self._verdicts.append(verdict)
+        if reason is not None:
+            self._verdicts.append(reason)
             if len(self._verdicts) == _TIMES_SURE:
-                self._link.fail(PeerRefused(verdict))
+                self._link.fail(PeerRefused(reason))
 
-    def _channel(self) -> Any:
+    def _look(self, own: Credentials) -> bytes:
+        return look(self._address, self._link.peer, own)
+
+    def _channel(self, certificate: bytes) -> Any:
+        """A channel to the leader with this certificate; in plaintext without credentials."""
         # Else a new channel would go on with the pauses that an earlier one has come to.
         options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         own = self._credentials
         if own is None:
             return grpc.insecure_channel(str(self._address), options)
-        options.append(("grpc.ssl_target_name_override", self._link.peer))
-        secure = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
+        options.append(("grpc.ssl_target_name_override", own.name_of(self._link.peer)))
+        secure = grpc.ssl_channel_credentials(certificate, own.key, own.certificate)
         return grpc.secure_channel(str(self._address), secure, options)
 
     def _stream(self, channel: Any) -> bool:
@@ -129,47 +162,66 @@ class Dialer:
         return details.rpartition("last error: ")[2]
 
 
-def diagnose(address: Address, leader: str, credentials: Credentials | None) -> str | None:
-    """What is wrong for good at `address`, where gRPC says only that there is no connection.
+def look(address: Address, leader: str, own: Credentials) -> bytes:
+    """Return the certificate, in PEM, of the leader that listens at `address`.
 
-    None where nobody is there, or where all is well: then trying again may help.
+    Raises PeerRefused if it is not the leader's, not valid or revoked, or if the leader does not
+    accept this party's, and OSError if nobody is there: then trying again may help.
     """
-    if credentials is None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    else:
-        context = credentials.client_context()
+    context = own.client_context()
     context.set_alpn_protocols(["h2"])
     try:
-        with (
-            socket.create_connection((address.host, address.port), _PROBE_S) as plain,
-            context.wrap_socket(plain) as secure,
-        ):
-            if credentials is None:
-                return f"what listens at {address} speaks TLS: --insecure does not, --tls DIR does"
-            return _judge_names(secure, address, leader)
+        with _connect(address) as plain, context.wrap_socket(plain) as secure:
+            return _judge(secure, address, leader, own)
     except ssl.SSLCertVerificationError as error:
-        return (
-            f"the certificate at {address} is not of the authority in "
-            f"{credentials.folder if credentials else ''}: {error.verify_message}"
-        )
+        raise PeerRefused(_why_not(error, address, own)) from None
     except ssl.SSLError as error:
-        if credentials is not None and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
-            return f"what listens at {address} does not speak TLS"
-    except OSError:
-        pass
-    return None
+        if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+            raise PeerRefused(f"what listens at {address} does not speak TLS") from None
+        raise
 
 
-def _judge_names(secure: ssl.SSLSocket, address: Address, leader: str) -> str | None:
-    der = secure.getpeercert(binary_form=True)
-    named = party_of(x509.load_der_x509_certificate(der)) if der else None
-    if named != leader:
-        return (
-            f"the certificate at {address} is that of {named or 'nobody'}, not that of the "
-            f"leader, {leader}"
+def check_no_tls(address: Address) -> None:
+    """Raise PeerRefused if what listens at `address` speaks TLS, which this side does not."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with suppress(OSError), _connect(address) as plain, context.wrap_socket(plain):
+        raise PeerRefused(
+            f"what listens at {address} speaks TLS: --insecure does not, --tls DIR does"
         )
+
+
+def _connect(address: Address) -> socket.socket:
+    return socket.create_connection((address.host, address.port), _PROBE_S)
+
+
+def _why_not(error: ssl.SSLCertVerificationError, address: Address, own: Credentials) -> str:
+    what, lists = f"the certificate at {address}", own.settings.crl
+    if error.verify_code == _REVOKED:
+        return f"{what}, or that of an authority above it, is revoked by the list in {lists}"
+    if error.verify_code in _NO_LIST:
+        return f"{what} cannot be checked: {lists} does not have the lists of all its authorities"
+    if error.verify_code in _NO_PATH:
+        return f"{what} is not of the authority in {own.folder}: {error.verify_message}"
+    return f"{what} is refused: {error.verify_message}"
+
+
+def _judge(secure: ssl.SSLSocket, address: Address, leader: str, own: Credentials) -> bytes:
+    """Check who the certificate names, and that the leader goes on with this side's."""
+    der = secure.getpeercert(binary_form=True)
+    assert der is not None, "a handshake that asks for a certificate has one"
+    certificate = x509.load_der_x509_certificate(der)
+    if own.party_of(certificate, [leader]) != leader:
+        name = own.name_of(leader)
+        named = leader if name == leader.lower() else f"{leader} ({name})"
+        raise PeerRefused(
+            f"the certificate at {address} is that of {described(certificate)}, not that of the "
+            f"leader, {named}"
+        )
+    if (weak := weakness(certificate)) is not None:
+        raise PeerRefused(f"the certificate at {address} is weak: {weak}")
     # A server that likes this side's certificate speaks first; one that does not hangs up.
     if secure.recv(1) == b"":
-        return f"{leader} at {address} does not accept this party's certificate"
-    return None
+        raise PeerRefused(f"{leader} at {address} does not accept this party's certificate")
+    return pem_of([certificate])

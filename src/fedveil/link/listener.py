@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fedveil.errors import LinkLost, MessageInvalid, PeerRefused
+from cryptography import x509
+
+from fedveil.errors import CertificateError, LinkLost, MessageInvalid, PeerRefused
+from fedveil.link.certificate_chain import described
 from fedveil.link.link import Link
 from fedveil.link.streams import CALL, OPTIONS, SERVICE, Address, Greeting, check_plaintext
 from fedveil.link.tls import Credentials
@@ -24,8 +27,10 @@ _STOP_S = 1.0
 class Listener:
     """A gRPC server with one method, for the followers that `links` names and no others.
 
-    With credentials a follower is who its certificate says, without it is who it says it is. What
-    is refused is told to the one who asked and, as one sentence, to `report`.
+    With credentials a follower is who its certificate says, without it is who it says it is. The
+    TLS library checks the certificate's path; who it names, its strength and its revocation are
+    checked here, before anything that the follower says is read. What is refused is told to the
+    one who asked and, as one sentence, to `report`.
     """
 
     def __init__(
@@ -38,6 +43,8 @@ class Listener:
     ) -> None:
         if credentials is None:
             check_plaintext("--listen", address)
+        else:
+            credentials.check_usage(listens=True)
         self._links, self._party, self._report = links, party, report
         self._handshakes = _Handshakes(report)
         # One thread stays with each stream; those of broken ones may live a little longer.
@@ -53,7 +60,7 @@ class Listener:
                 ("grpc.server_handshake_timeout_ms", int(1000 * _GIVEN_UP_S)),
             ],
         )
-        self._secure = credentials is not None
+        self._own = credentials
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(str(address))
@@ -83,12 +90,13 @@ class Listener:
 
     def _stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """A stream from its greeting to its end; runs in a thread of its own."""
-        self._handshakes.succeeded()
+        # A follower looks at the leader's certificate first, in a handshake of its own.
+        self._handshakes.succeeded(2)
         try:
             link, hello = self._greeted(frames, context)
             welcome = Greeting(self._party, *link.greeting())
             stream = link.attach(hello.session, hello.known, hello.arrived)
-        except (PeerRefused, MessageInvalid) as error:
+        except (PeerRefused, MessageInvalid, CertificateError) as error:
             self._report(f"refused: {error}")
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise AssertionError("abort raises") from None
@@ -106,13 +114,8 @@ class Listener:
             )
 
     def _greeted(self, frames: Iterator[bytes], context: Any) -> tuple[Link, Greeting]:
-        named = _certified(context) if self._secure else None
+        named = None if self._own is None else self._certified(self._own, context)
         who = named or context.peer()
-        if self._secure and named not in self._links:
-            raise PeerRefused(
-                f"{self._party} knows no follower with the certificate of {named or 'nobody'}; "
-                f"its followers are {', '.join(self._links)}"
-            )
         first = next(frames, b"")
         hello = Greeting.from_bytes(first, "hello", who, self._party)
         if named is not None and hello.party != named:
@@ -123,6 +126,31 @@ class Listener:
                 f"{', '.join(self._links)}"
             )
         return self._links[hello.party], hello
+
+    def _certified(self, own: Credentials, context: Any) -> str:
+        """The follower whom the certificate of the other end names, once all of it is checked."""
+        shown = context.auth_context()
+        try:
+            leaf, *others = x509.load_pem_x509_certificates(
+                b"".join([*shown["x509_pem_cert"], *shown.get("x509_pem_cert_chain", [])])
+            )
+            named = own.party_of(leaf, [self._party, *self._links])
+            if named is None or named not in self._links:
+                raise PeerRefused(
+                    f"{self._party} knows no follower with the certificate of {described(leaf)}; "
+                    f"its followers are {', '.join(map(self._shown, self._links))}"
+                )
+            own.check_peer(leaf, others)
+        except (KeyError, ValueError) as error:
+            raise PeerRefused(
+                f"{self._party} cannot read the certificate of {context.peer()}: {error}"
+            ) from None
+        return named
+
+    def _shown(self, follower: str) -> str:
+        """A follower, with the name that its certificate must have if that is another."""
+        name = follower if self._own is None else self._own.name_of(follower)
+        return follower if name == follower.lower() else f"{follower} ({name})"
 
     def _read(self, link: Link, stream: int, frames: Iterator[bytes]) -> None:
         why = "the stream broke"
@@ -152,9 +180,10 @@ class _Handshakes:
             if self._timer is None:
                 self._look_in(_HANDSHAKE_S)
 
-    def succeeded(self) -> None:
+    def succeeded(self, count: int = 1) -> None:
+        """Count that many of the oldest handshakes as done."""
         with self._lock:
-            if self._open:
+            for _ in range(min(count, len(self._open))):
                 self._open.popleft()
 
     def stop(self) -> None:
@@ -179,9 +208,3 @@ class _Handshakes:
             self._report(
                 "refused: a connection that showed no certificate of this authority, or broke off"
             )
-
-
-def _certified(context: Any) -> str | None:
-    """The party that the certificate of the other end names."""
-    names = context.auth_context().get("x509_subject_alternative_name", [])
-    return names[0].decode(errors="replace") if len(names) == 1 else None

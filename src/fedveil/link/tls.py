@@ -4,21 +4,22 @@
     DIR/PARTY/authority.pem  what PARTY trusts
     DIR/PARTY/certificate.pem
     DIR/PARTY/key.pem        PARTY's alone
+    DIR/PARTY/tls.yaml       only if PARTY has a PKI of its own: `tls_settings`
 
-Each party gets its own folder and no other. A certificate names its party as a DNS name among
-the subject's alternative names; both ends of a link show theirs, and both check the other's.
+Each party gets its own folder and no other. A certificate names its party by a DNS name or an IP
+address among the subject's alternative names; it may have other names, but none of another party.
+Both ends of a link show theirs, and both check the other's.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -26,40 +27,129 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedveil._files import write_whole
 from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil._validate import integer
-from fedveil.errors import CertificateError
+from fedveil.errors import CertificateError, PeerRefused
+from fedveil.link.certificate_chain import (
+    ascent,
+    common_name,
+    described,
+    is_root,
+    load_chain,
+    names_in,
+    pem_of,
+    weakness,
+)
 from fedveil.link.names import check_name
+from fedveil.link.private_key import load_key, pem_of_key
+from fedveil.link.revocation import RevocationLists
+from fedveil.link.tls_settings import TlsSettings, read_secret
 from fedveil.record.run_folder import make_folder
 
 AUTHORITY_DAYS = 3650
 _CLOCK_SLACK = timedelta(days=1)
+_MADE_BY = "; `fedveil vertical certificates` makes it"
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a party shows and what it trusts, in PEM; checked when it was read."""
+    """What a party shows and what it trusts, in PEM; checked when it was read.
+
+    `certificate` begins with the party's own and goes on with intermediate ones. `key` is not
+    encrypted, whatever its file is. `parties` are those of the job, this one among them.
+    """
 
     party: str
     folder: Path
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     authority: bytes
+    settings: TlsSettings
+    parties: tuple[str, ...]
 
     @classmethod
-    def read(cls, folder: Path, party: str) -> Credentials:
+    def read(cls, folder: Path, party: str, parties: Iterable[str] = ()) -> Credentials:
         """A party's credentials in its own folder, or in the one of that name in `folder`."""
         folder = folder / party if (folder / party).is_dir() else folder
-        certificate, authority = _read(folder / "certificate.pem"), _read(folder / "authority.pem")
-        found = cls(party, folder, certificate, _read_key(folder / "key.pem"), authority)
-        _check(found)
+        settings = TlsSettings.read(folder)
+        known = tuple(dict.fromkeys([party, *parties]))
+        settings.check_names([*known, *(() if parties else settings.names)])
+        chain, roots = (
+            load_chain(_read(settings.path(file)), settings.path(file))
+            for file in (settings.certificate, settings.authority)
+        )
+        key = load_key(_read_key(settings.path(settings.key)), settings)
+        found = cls(party, folder, pem_of(chain), pem_of_key(key), pem_of(roots), settings, known)
+        _check(found, chain, roots, key.public_key())
         return found
+
+    def name_of(self, party: str) -> str:
+        """The DNS name or IP address that a certificate of `party` must have."""
+        return self.settings.name_of(party)
+
+    def party_of(self, certificate: x509.Certificate, among: Iterable[str] = ()) -> str | None:
+        """The one party that a certificate names; None if it names none of them, or several."""
+        names = names_in(certificate)
+        known = dict.fromkeys([*self.parties, *self.settings.names, *among])
+        found = [party for party in known if self.name_of(party) in names]
+        return found[0] if len(found) == 1 else None
+
+    def check_peer(self, certificate: x509.Certificate, others: Iterable[x509.Certificate]) -> None:
+        """Refuse a peer whose certificate is weak, or is revoked by the lists of this moment.
+
+        `others` are those that the peer sent with it. That they lead to the authority is left to
+        the TLS library, which has found it so before.
+        """
+        chain = ascent(certificate, [*others, *self._roots()])
+        for one in chain:
+            if (weak := weakness(one)) is not None:
+                raise PeerRefused(f"the certificate of {described(certificate)} is weak: {weak}")
+        if (lists := self.revocations()) is not None and (fault := lists.fault(chain)) is not None:
+            raise PeerRefused(fault)
+
+    def check_usage(self, *, listens: bool) -> None:
+        """Refuse one's own certificate if it is not for what this end of the link does."""
+        own = load_chain(self.certificate, self.folder)[0]
+        try:
+            allowed = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except x509.ExtensionNotFound:
+            return
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if listens else ExtendedKeyUsageOID.CLIENT_AUTH
+        if usage not in allowed and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in allowed:
+            raise CertificateError(
+                f"{self.settings.path(self.settings.certificate)} is not for a "
+                f"{'leader' if listens else 'follower'}: its extended key usage lacks "
+                f"{'serverAuth' if listens else 'clientAuth'}"
+            )
+
+    def revocations(self) -> RevocationLists | None:
+        """The revocation lists as their file holds them now; None if the settings name none."""
+        path = self.settings.crl_path
+        return None if path is None else RevocationLists.read(path)
 
     def client_context(self) -> ssl.SSLContext:
         """These credentials for Python's own TLS; names are left to the caller to check."""
+        settings = self.settings
+        self.revocations()  # which refuses an expired list with a better sentence than TLS does
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(cadata=self.authority.decode())
-        context.load_cert_chain(self.folder / "certificate.pem", self.folder / "key.pem")
+        try:
+            context.load_cert_chain(
+                settings.path(settings.certificate),
+                settings.path(settings.key),
+                password=settings.password() or _no_password,
+            )
+            if settings.crl_path is not None:
+                context.load_verify_locations(cafile=settings.crl_path)
+                context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+        except OSError as error:  # an SSLError is one
+            raise CertificateError(
+                f"the files in {self.folder} have changed and cannot be used any more: "
+                f"{error.strerror or error}"
+            ) from None
         return context
+
+    def _roots(self) -> list[x509.Certificate]:
+        return load_chain(self.authority, self.settings.path(self.settings.authority))
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
@@ -73,7 +163,7 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
     try:
         if not (folder / "authority.key").exists():
             _write_authority(folder)
-        authority_key = _load_key(_read_key(folder / "authority.key"), folder / "authority.key")
+        authority_key = _load_authority_key(folder / "authority.key")
         authority = _load(_read(folder / "authority.pem"), folder / "authority.pem")
         return [_write_party(folder, party, authority, authority_key, days) for party in parties]
     except OSError as error:
@@ -81,19 +171,14 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
         raise CertificateError(f"{where} cannot be written: {error.strerror or error}") from None
 
 
-def named_in(folder: Path) -> str | None:
-    """The party whose certificate lies in `folder`; None where none does."""
-    path = folder / "certificate.pem"
-    return party_of(_load(_read(path), path)) if path.exists() else None
-
-
-def party_of(certificate: x509.Certificate) -> str | None:
-    """The one party that a certificate names; None where it names none, or several."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
+def named_in(folder: Path, parties: Sequence[str]) -> str | None:
+    """The party whose certificate lies in `folder`; None if there is none, or it names several."""
+    settings = TlsSettings.read(folder)
+    path = settings.path(settings.certificate)
+    if not path.exists():
         return None
-    found = names.value.get_values_for_type(x509.DNSName)
+    names = names_in(load_chain(_read(path), path)[0])
+    found = [party for party in parties if settings.name_of(party) in names]
     return found[0] if len(found) == 1 else None
 
 
@@ -176,66 +261,108 @@ def _builder(
     )
 
 
-def _check(found: Credentials) -> None:
+def _check(
+    found: Credentials,
+    chain: Sequence[x509.Certificate],
+    roots: Sequence[x509.Certificate],
+    key: object,
+) -> None:
     """Refuse here, with a sentence, what a handshake would refuse with less of one."""
-    certificate = _load(found.certificate, found.folder / "certificate.pem")
-    authority = _load(found.authority, found.folder / "authority.pem")
-    key = _load_key(found.key, found.folder / "key.pem")
-    named = party_of(certificate)
-    if named != found.party:
+    files, own = found.settings, chain[0]
+    if key != own.public_key():
         raise CertificateError(
-            f"the certificate in {found.folder} is {named or 'nobody'}'s, and the party here is "
-            f"{found.party}"
+            f"{files.key} in {found.folder} is not the key of {files.certificate}, in which the "
+            f"party's own certificate comes first"
         )
-    if key.public_key() != certificate.public_key():
-        raise CertificateError(f"key.pem in {found.folder} is not the key of certificate.pem")
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError):
+    if found.party_of(own) != found.party:
+        _refuse_name(found, own)
+    if not any(is_root(root) for root in roots):
         raise CertificateError(
-            f"certificate.pem in {found.folder} is not of the authority in authority.pem"
-        ) from None
-    if certificate.not_valid_after_utc < datetime.now(UTC):
+            f"{files.path(files.authority)} holds no root: add the authority's certificate that "
+            f"is signed by itself"
+        )
+    path = ascent(own, [*chain, *roots])
+    if not any(root in path for root in roots if is_root(root)):
         raise CertificateError(
-            f"the certificate in {found.folder} expired on {certificate.not_valid_after_utc:%F}: "
-            f"`fedveil vertical certificates` makes a new one"
+            f"{files.certificate} in {found.folder} is not of the authority in {files.authority}: "
+            f"intermediate certificates, if there are any, follow the party's own in "
+            f"{files.certificate}"
+        )
+    for certificate in path:
+        _check_dates(found, certificate, certificate is own)
+        if (weak := weakness(certificate)) is not None:
+            raise CertificateError(
+                f"the certificate of {common_name(certificate.subject)} in {found.folder} is "
+                f"weak: {weak}"
+            )
+    if (lists := found.revocations()) is not None and (fault := lists.fault(path)) is not None:
+        raise CertificateError(fault)
+
+
+def _refuse_name(found: Credentials, own: x509.Certificate) -> None:
+    names = names_in(own)
+    if not names:
+        raise CertificateError(
+            f"the certificate in {found.folder} is nobody's, and the party here is {found.party}: "
+            f"it needs a subject alternative name, beside which a common name does not count"
+        )
+    if found.name_of(found.party) in names:
+        raise CertificateError(
+            f"the certificate in {found.folder} names several parties of the job, and so is "
+            f"nobody's: {described(own)}"
+        )
+    wanted = found.name_of(found.party)
+    named = found.party if wanted == found.party.lower() else f"{found.party} ({wanted})"
+    raise CertificateError(
+        f"the certificate in {found.folder} is {described(own)}'s, and the party here is {named}"
+    )
+
+
+def _check_dates(found: Credentials, certificate: x509.Certificate, is_own: bool) -> None:
+    now = datetime.now(UTC)
+    what = f"the certificate in {found.folder}"
+    if not is_own:
+        what = f"the certificate of {common_name(certificate.subject)} in {found.folder}"
+    if certificate.not_valid_after_utc < now:
+        raise CertificateError(
+            f"{what} expired on {certificate.not_valid_after_utc:%F}: get a new one from its "
+            f"authority (`fedveil vertical certificates` makes one, if that made it)"
+        )
+    if certificate.not_valid_before_utc > now:
+        raise CertificateError(
+            f"{what} is valid only from {certificate.not_valid_before_utc:%F %H:%M} UTC on: check "
+            f"the clock"
         )
 
 
 def _load(pem: bytes, path: Path) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError:
-        raise CertificateError(f"{path} is not a certificate in PEM") from None
+    return load_chain(pem, path)[0]
 
 
-def _load_key(pem: bytes, path: Path) -> ec.EllipticCurvePrivateKey:
+def _load_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = serialization.load_pem_private_key(pem, password=None)
+        key = serialization.load_pem_private_key(_read_key(path), password=None)
     except (ValueError, TypeError):
         raise CertificateError(f"{path} is not an unencrypted private key in PEM") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError(f"{path} is not an elliptic-curve key, as certificates here have")
+        raise CertificateError(f"{path} is not the key that `fedveil vertical certificates` made")
     return key
+
+
+def _no_password() -> str:
+    """Answer OpenSSL, which else asks for the password of a key on the terminal."""
+    return ""
 
 
 def _read(path: Path) -> bytes:
     try:
         return read_bytes(path, MOST_KEY_BYTES)
     except OSError as error:
-        raise CertificateError(
-            f"{path} cannot be read: {error.strerror}; `fedveil vertical certificates` makes it"
-        ) from None
+        raise CertificateError(f"{path} cannot be read: {error.strerror}{_MADE_BY}") from None
 
 
 def _read_key(path: Path) -> bytes:
-    data = _read(path)
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise CertificateError(
-            f"{path} has mode {mode:04o}, so that others can read the key: chmod 600 it"
-        )
-    return data
+    return read_secret(path, str(path), "the key")
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:

@@ -342,7 +342,7 @@ def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
         return named
     if len(task.followers) == 1:
         return task.followers[0]
-    certified = None if tls is None else named_in(tls)
+    certified = None if tls is None else named_in(tls, [task.leader, *task.followers])
     if certified in task.followers:
         return certified
     raise InvalidValue(f"--party is missing: the followers of the job are {choices}")

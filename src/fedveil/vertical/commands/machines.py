@@ -196,9 +196,10 @@ def _meeting(
             if insecure
             else "--tls DIR is missing: plaintext needs --insecure, and a loopback address"
         )
+    parties = [machine.split.leader, *machine.split.followers]
     return Meeting(
         address=Address.parse(option, address),
-        credentials=None if tls is None else Credentials.read(tls, machine.party),
+        credentials=None if tls is None else Credentials.read(tls, machine.party, parties),
         patience_s=patience,
         report=remark,
         progress=lambda record: say(line(record)),

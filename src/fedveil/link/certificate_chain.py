@@ -1,0 +1,129 @@
+"""Certificate chains: who a certificate names, which authorities stand above it, how strong it is.
+
+Path validation is left to the TLS library. These functions find every authority that a path can
+lead through, so that a check of all of them covers whichever path the library took.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from fedveil.errors import CertificateError
+
+LEAST_RSA_BITS = 2048
+_LEAST_CURVE_BITS = 256
+_WEAK_HASHES = (hashes.MD5, hashes.SHA1)
+#: A chain that a peer sends is searched no further than this.
+_MOST_CERTIFICATES = 16
+_MOST_SHOWN_NAMES = 3
+
+#: A certificate, and those of its possible issuers that are at hand.
+Ascent = dict[x509.Certificate, list[x509.Certificate]]
+
+
+def load_chain(pem: bytes, path: Path) -> list[x509.Certificate]:
+    """Parse every certificate in a PEM file, in the file's order."""
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise CertificateError(f"{path} is not a certificate in PEM") from None
+
+
+def normal_name(name: str) -> str:
+    """Return the one spelling of a DNS name or an IP address."""
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name.lower()
+
+
+def names_in(certificate: x509.Certificate) -> list[str]:
+    """List the DNS names and IP addresses that a certificate is for; never its common name."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    addresses = [str(address) for address in found.get_values_for_type(x509.IPAddress)]
+    # A DNS name that is spelled as an address must not pass for the address.
+    hosts = [name for name in found.get_values_for_type(x509.DNSName) if not _is_address(name)]
+    return [*(name.lower() for name in hosts), *addresses]
+
+
+def described(certificate: x509.Certificate) -> str:
+    """Name a certificate's holder in a message."""
+    names = [name if name.isprintable() else repr(name) for name in names_in(certificate)]
+    shown = ", ".join(name[:100] for name in names[:_MOST_SHOWN_NAMES])
+    return f"{shown}, ..." if len(names) > _MOST_SHOWN_NAMES else shown or "nobody"
+
+
+def is_root(certificate: x509.Certificate) -> bool:
+    return is_issued_by(certificate, certificate)
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Return True if a certificate may issue others."""
+    try:
+        basics = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+    return basics.value.ca
+
+
+def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
+        return False
+    return True
+
+
+def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
+    """Find all certificates above `leaf` among `others`, each with all of its issuers there."""
+    pool = [other for other in dict.fromkeys(others) if is_authority(other)]
+    found: Ascent = {}
+    waiting = [leaf]
+    while waiting and len(found) < _MOST_CERTIFICATES:
+        certificate = waiting.pop()
+        if certificate not in found:
+            found[certificate] = [one for one in pool if is_issued_by(certificate, one)]
+            waiting += found[certificate]
+    return found
+
+
+def weakness(certificate: x509.Certificate) -> str | None:
+    """Say why nobody should rely on a certificate's key or signature; None if both are sound."""
+    key = certificate.public_key()
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size < LEAST_RSA_BITS:
+        return f"its RSA key has {key.key_size} bits, and {LEAST_RSA_BITS} are the least"
+    if isinstance(key, ec.EllipticCurvePublicKey) and key.key_size < _LEAST_CURVE_BITS:
+        return f"its key is on the curve {key.curve.name}, and P-256 is the least"
+    # Nobody checks the signature of a root: it is trusted by itself.
+    if isinstance(certificate.signature_hash_algorithm, _WEAK_HASHES) and not is_root(certificate):
+        return f"it is signed with {certificate.signature_hash_algorithm.name}"
+    return None
+
+
+def common_name(name: x509.Name) -> str:
+    """Show a subject or an issuer in a message."""
+    return name.rfc4514_string()[:200] or "an authority without a name"
+
+
+def pem_of(certificates: Sequence[x509.Certificate]) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return b"".join(one.public_bytes(Encoding.PEM) for one in certificates)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
