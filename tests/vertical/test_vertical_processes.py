@@ -17,6 +17,7 @@ import pytest
 import vertical_process
 from fedveil.link.tls import write_certificates
 from fedveil.vertical import VerticalJob, train
+from pki import Authority, pem
 
 JOB = """
 name: apart
@@ -46,6 +47,7 @@ class Run:
 
     def __init__(self, place: Path, folder: Path) -> None:
         self.place, self.folder = place, folder
+        self.certificates = place / "certificates"
         self.address = "127.0.0.1:0"
         self.processes: dict[str, BaseProcess] = {}
 
@@ -59,7 +61,7 @@ class Run:
         what = ["--resume", str(own)] if party in self.processes else self._anew(own)
         if arguments:
             command, what = arguments[0], list(arguments[1:])
-        certificates = str(self.place / "certificates" / party)
+        certificates = str(self.certificates / party)
         security = ["--tls", certificates] if tls else ["--insecure"]
         link = [option, self.address, *security, "--patience", "120"]
         self.processes[party] = vertical_process.start(
@@ -225,6 +227,42 @@ def test_plaintext_on_loopback_then_evaluation_and_prediction_with_serving_follo
     run.start("lead", "leader", "--resume", own["lead"])
     assert run.code("lead") == 1
     assert "has ended" in run.log("lead")
+
+
+def test_own_pki_with_encrypted_keys_lists_and_several_names(run: Run, place: Path) -> None:
+    """A run of three processes, one of which is revoked in the end."""
+    root = Authority("Example Root", "rsa2048")
+    issuing = Authority("Example Issuing CA", "rsa2048", root)
+    names = {party: f"fl.{party}.example" for party in PARTIES}
+    secret, run.certificates = "horse-battery-9", run.folder / "pki"
+    leaves = {
+        party: issuing.leaf(f"{party}7.internal", names[party], kind=kind, common="lead")
+        for party, kind in zip(PARTIES, ("rsa2048", "p384", "p256"), strict=True)
+    }
+    for party, leaf in leaves.items():
+        own = leaf.write(
+            run.certificates / party, root, password=secret.encode(), password_file="password",
+            crl="crl.pem", names=names,
+        )  # fmt: skip
+        (own / "password").write_text(f"{secret}\n")
+        (own / "password").chmod(0o600)
+        (own / "crl.pem").write_bytes(pem(root.crl(), issuing.crl()))
+    for party in PARTIES:
+        run.start(party)
+    run.ends_well()
+    assert run.weights() == unbroken(place)
+    for path in run.folder.rglob("*"):
+        if path.is_file() and path.name != "password":
+            assert secret.encode() not in path.read_bytes(), f"{path} shows the password"
+
+    revoked = pem(root.crl(), issuing.crl(leaves["shop"].certificate))
+    (run.certificates / "lead" / "crl.pem").write_bytes(revoked)
+    served = ("follower", "--serve", str(run.folder / "shop"), "--party", "shop")
+    run.start("lead", "evaluate", str(run.folder / "lead"))
+    run.start("shop", *served)
+    assert run.code("shop") == 1
+    said = f"lead refuses: the certificate of shop7.internal, {names['shop']} with the serial"
+    assert said in " ".join(run.log("shop").split())
 
 
 def _command(party: str) -> tuple[str, ...]:

@@ -99,14 +99,17 @@ def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent
 
 def weakness(certificate: x509.Certificate) -> str | None:
     """Say why nobody should rely on a certificate's key or signature; None if both are sound."""
-    key = certificate.public_key()
+    try:
+        key, signed_with = certificate.public_key(), certificate.signature_hash_algorithm
+    except (UnsupportedAlgorithm, ValueError):
+        return "its key or its signature is of a kind that is not known"
     if isinstance(key, rsa.RSAPublicKey) and key.key_size < LEAST_RSA_BITS:
         return f"its RSA key has {key.key_size} bits, and {LEAST_RSA_BITS} are the least"
     if isinstance(key, ec.EllipticCurvePublicKey) and key.key_size < _LEAST_CURVE_BITS:
         return f"its key is on the curve {key.curve.name}, and P-256 is the least"
     # Nobody checks the signature of a root: it is trusted by itself.
-    if isinstance(certificate.signature_hash_algorithm, _WEAK_HASHES) and not is_root(certificate):
-        return f"it is signed with {certificate.signature_hash_algorithm.name}"
+    if isinstance(signed_with, _WEAK_HASHES) and not is_root(certificate):
+        return f"it is signed with {signed_with.name}"
     return None
 
 

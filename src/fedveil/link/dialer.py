@@ -7,7 +7,6 @@ trust that one certificate and no other: nobody can put another in its place in 
 
 from __future__ import annotations
 
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from cryptography import x509
 from fedveil.errors import CertificateError, LinkLost, MessageInvalid, PeerRefused
 from fedveil.link.certificate_chain import described, pem_of, weakness
 from fedveil.link.link import Link
+from fedveil.link.proxy import connect
 from fedveil.link.streams import CALL, OPTIONS, SERVICE, Address, Greeting, check_plaintext
 from fedveil.link.tls import Credentials
 
@@ -171,7 +171,7 @@ def look(address: Address, leader: str, own: Credentials) -> bytes:
     context = own.client_context()
     context.set_alpn_protocols(["h2"])
     try:
-        with _connect(address) as plain, context.wrap_socket(plain) as secure:
+        with connect(address, _PROBE_S) as plain, context.wrap_socket(plain) as secure:
             return _judge(secure, address, leader, own)
     except ssl.SSLCertVerificationError as error:
         raise PeerRefused(_why_not(error, address, own)) from None
@@ -179,6 +179,8 @@ def look(address: Address, leader: str, own: Credentials) -> bytes:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
             raise PeerRefused(f"what listens at {address} does not speak TLS") from None
         raise
+    except ValueError as error:
+        raise PeerRefused(f"the certificate at {address} cannot be read: {error}") from None
 
 
 def check_no_tls(address: Address) -> None:
@@ -186,14 +188,10 @@ def check_no_tls(address: Address) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    with suppress(OSError), _connect(address) as plain, context.wrap_socket(plain):
+    with suppress(OSError), connect(address, _PROBE_S) as plain, context.wrap_socket(plain):
         raise PeerRefused(
             f"what listens at {address} speaks TLS: --insecure does not, --tls DIR does"
         )
-
-
-def _connect(address: Address) -> socket.socket:
-    return socket.create_connection((address.host, address.port), _PROBE_S)
 
 
 def _why_not(error: ssl.SSLCertVerificationError, address: Address, own: Credentials) -> str:

@@ -37,6 +37,8 @@ class RevocationLists:
         try:
             blocks = _BLOCK.findall(path.read_bytes())
             lists = [x509.load_pem_x509_crl(block) for block in blocks]
+            for one in lists:
+                _check_kind(one, path)
         except OSError as error:
             raise CertificateError(f"{path} cannot be read: {error.strerror or error}") from None
         except ValueError:
@@ -46,8 +48,6 @@ class RevocationLists:
                 f"{path} is not a revocation list in PEM: `openssl crl -inform DER -in FILE -out "
                 f"{path.name}` converts one in DER"
             )
-        for one in lists:
-            _check_kind(one, path)
         newest = tuple(_newest(lists))
         for one in newest:
             _check_dates(one, path)
