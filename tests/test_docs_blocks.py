@@ -32,7 +32,10 @@ NOT_RUN = {
     "return TensorDataset": "loaded in tests/data/test_datasets.py",
 }
 #: Blocks of YAML that are no job -> what they are.
-NO_JOB = {'client-0: "29e8': "a roster of public keys"}
+NO_JOB = {
+    'client-0: "29e8': "a roster of public keys",
+    "password_file: password": "a party's tls.yaml, read in tests/link/test_own_pki.py",
+}
 
 #: What blocks of Python take as given.
 GIVEN = """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from doc_blocks import blocks
 from fedveil.errors import CertificateError, FedveilError
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
 from fedveil.link.listener import Listener
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, named_in
+from folders import DOCS
 from pki import KINDS, Authority, Leaf, pem
 
 SECRET = "correct-horse-7"
@@ -294,3 +298,35 @@ def test_files_of_other_names(pki: Pki, tmp_path: Path) -> None:
 def test_a_key_of_another_certificate(pki: Pki, tmp_path: Path) -> None:
     other = Leaf(pki.bank.certificate, pki.issuing.leaf("bank", kind="rsa2048").key, pki.bank.chain)
     assert "is not the key of certificate.pem" in refusal(other.write(tmp_path / "bank", pki.root))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_commands_of_the_docs_make_a_pki(tmp_path: Path) -> None:
+    page = (DOCS / "vertical-machines.md").read_text("utf-8")
+    section = page.partition("## Use your own PKI\n")[2].partition("\n## ")[0]
+    held = list(blocks(section, "vertical-machines"))
+    (config,) = (block.text for block in held if block.language == "text")
+    (settings,) = (block.text for block in held if block.language == "yaml")
+    *making, revoking = (block.text for block in held if block.language == "bash")
+    (tmp_path / "ca.cnf").write_text(config)
+
+    def typed(text: str) -> None:
+        done = subprocess.run(["bash", "-ec", text], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    for text in making:
+        typed(text)
+    (tmp_path / "bank" / "tls.yaml").write_text(settings)
+    own = Credentials.read(tmp_path / "bank", "bank", ["leader", "bank"])
+    assert own.revocations() is not None
+    assert own.name_of("leader") == "fl07.leader.example"
+    own.client_context()
+    own.check_usage(listens=True)
+    own.check_usage(listens=False)
+    typed(revoking)
+    with pytest.raises(CertificateError) as error:
+        Credentials.read(tmp_path / "bank", "bank", ["leader", "bank"])
+    shown = next(block.text for block in held if block.language == "indented")
+    assert re.sub(r"number \S+ was revoked on \S+", "", str(error.value)) == (
+        re.sub(r"number \S+ was revoked on \S+", "", shown.strip())
+    )

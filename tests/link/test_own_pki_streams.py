@@ -154,6 +154,34 @@ def test_a_look_at_the_leader_is_not_reported_as_a_stranger(pki: Pki, meet: Meet
         assert list(listener._handshakes._open) == []
 
 
+@pytest.mark.parametrize("spelled", ["10.9.9.9", "2001:DB8:0::7", "LEAD.Internal"])
+def test_a_leader_by_an_address_or_another_spelling(pki: Pki, meet: Meeting, spelled: str) -> None:
+    leaf = pki.left.leaf("lead.internal", "10.9.9.9", "2001:db8::7", "x.example")
+    names = {**NAMES, "lead": spelled}
+    port, links = meet.listen(meet.read("lead", leaf, names=names))
+    talk(links["bank"], meet.dial(port, meet.read("bank", names=names)))
+
+
+def test_a_list_that_is_half_written_is_read_again(
+    pki: Pki, meet: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, links = meet.listen(meet.read("lead"))
+    bank, whole = meet.read("bank", lists=pki.lists()), pki.lists()
+    path, reads = bank.settings.crl_path, list[int]()
+    assert path is not None
+    path.write_bytes(whole[:100])
+
+    def revocations(own: Credentials) -> object:
+        reads.append(1)
+        if len(reads) == 3:
+            path.write_bytes(whole)
+        return plain(own)
+
+    plain = Credentials.revocations
+    monkeypatch.setattr(Credentials, "revocations", revocations)
+    talk(links["bank"], meet.dial(port, bank))
+
+
 @pytest.mark.parametrize("kind", ["p521", "ed25519"])
 def test_authorities_with_keys_that_parties_cannot_have(tmp_path: Path, kind: str) -> None:
     pki = Pki.__new__(Pki)

@@ -100,8 +100,9 @@ def test_an_authority_that_was_cut_short_in_the_making_is_made_again(tmp_path: P
 
 
 def test_a_certificate_of_another_party(folder: Path) -> None:
-    with pytest.raises(CertificateError, match=r"is bank's, and the party here is lead$"):
-        Credentials.read(folder / "bank", "lead")
+    for known in ((), ("lead", "bank", "shop")):
+        with pytest.raises(CertificateError, match=r"is bank's, and the party here is lead$"):
+            Credentials.read(folder / "bank", "lead", known)
 
 
 def test_a_certificate_that_names_several_parties_is_nobodys(folder: Path) -> None:

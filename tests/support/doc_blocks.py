@@ -18,7 +18,19 @@ from folders import DOCS, ROOT
 #: Programs of others whose options are those of the script that starts them all, for real.
 LOOPBACK = ("flwr", "flower-superlink", "flower-supernode")
 #: Words that begin a line of a shell's own.
-SHELL = {"export", "cat", "for", "mkdir", "ls", "cd", "kill", "ssh-keygen"}
+SHELL = {
+    "export",
+    "cat",
+    "for",
+    "mkdir",
+    "ls",
+    "cd",
+    "kill",
+    "ssh-keygen",
+    "umask",
+    "touch",
+    "openssl",
+}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from cryptography import x509
 
-from fedveil.errors import CertificateError, LinkLost, MessageInvalid, PeerRefused
+from fedveil.errors import CertificateError, FedveilError, LinkLost, MessageInvalid, PeerRefused
 from fedveil.link.certificate_chain import described, pem_of, weakness
 from fedveil.link.link import Link
 from fedveil.link.proxy import connect
@@ -74,38 +74,34 @@ class Dialer:
 
     def _dial(self) -> bool:
         """Open a stream, and carry it to its end. Return True if the leader welcomed it."""
-        certificate, verdict = b"", None
+        certificate, wrong = b"", None
         try:
             if self._credentials is not None:
-                certificate = self._look(self._credentials)
+                certificate = look(self._address, self._link.peer, self._credentials)
             with self._channel(certificate) as channel:
                 if self._stream(channel):
                     return True
             if self._credentials is None:
                 check_no_tls(self._address)
-        except PeerRefused as error:
-            verdict = error
-        except CertificateError as error:
-            self._link.fail(error)
+        # A file of this side's that is being replaced is whole again at the next attempt.
+        except (PeerRefused, CertificateError) as error:
+            wrong = error
         except OSError as error:
             self._link.absent(str(error.strerror or error))
-        self._consider(verdict)
+        self._consider(wrong)
         return False
 
-    def _consider(self, verdict: PeerRefused | None) -> None:
+    def _consider(self, wrong: FedveilError | None) -> None:
         """Remember why there was no welcome; the link fails once the answer is sure."""
         if self._stopped.is_set() or self._link.is_over:
             return
-        reason = None if verdict is None else str(verdict)
-        if reason is None or reason not in self._verdicts:
+        verdict = None if wrong is None else str(wrong)
+        if verdict is None or verdict not in self._verdicts:
             self._verdicts.clear()
-        if reason is not None:
-            self._verdicts.append(reason)
+        if wrong is not None and verdict is not None:
+            self._verdicts.append(verdict)
             if len(self._verdicts) == _TIMES_SURE:
-                self._link.fail(PeerRefused(reason))
-
-    def _look(self, own: Credentials) -> bytes:
-        return look(self._address, self._link.peer, own)
+                self._link.fail(wrong)
 
     def _channel(self, certificate: bytes) -> Any:
         """A channel to the leader with this certificate; in plaintext without credentials."""

@@ -38,7 +38,8 @@ Listen = Annotated[
 Tls = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="This party's folder, as written by `fedveil vertical certificates`."
+        metavar="DIR",
+        help="This party's folder: of `fedveil vertical certificates`, or of your own PKI.",
     ),
 ]
 Insecure = Annotated[
