@@ -179,6 +179,25 @@ def test_no_path_that_a_library_could_take_is_left_out(pki: Pki, tmp_path: Path)
     assert lists.fault(alone) is None
 
 
+def test_a_revoked_authority_cannot_be_hidden_among_many(pki: Pki, tmp_path: Path) -> None:
+    """Anybody can certify another authority's name and public key by one of his own."""
+    own, issuing = Authority("Mallory"), pki.issuing.certificate
+    builder = x509.CertificateBuilder().subject_name(issuing.subject).issuer_name(own.name)
+    builder = builder.public_key(pki.issuing.key.public_key())
+    builder = builder.not_valid_before(issuing.not_valid_before_utc)
+    builder = builder.not_valid_after(issuing.not_valid_after_utc)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    hash_ = own.certificate.signature_hash_algorithm
+    twins = [builder.serial_number(n + 1).sign(own.key, hash_) for n in range(20)]  # type: ignore[arg-type]
+    lists = lists_of(tmp_path, pki.root.crl(issuing), pki.issuing.crl())
+    true = [issuing, pki.root.certificate]
+    for count in (1, 12):
+        for others in ([*twins[:count], *true], [*true, *twins[:count]]):
+            assert lists.fault(ascent(pki.leaf.certificate, others)) is not None
+    with pytest.raises(CertificateError, match="of bank comes with more than 15 authorities"):
+        ascent(pki.leaf.certificate, [*twins, *true])
+
+
 def test_an_authority_that_may_sign_no_lists(pki: Pki, tmp_path: Path) -> None:
     issuing = pki.issuing.certificate
     builder = x509.CertificateBuilder().subject_name(issuing.subject).issuer_name(issuing.issuer)

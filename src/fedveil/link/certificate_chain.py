@@ -20,7 +20,7 @@ from fedveil.errors import CertificateError
 LEAST_RSA_BITS = 2048
 _LEAST_CURVE_BITS = 256
 _WEAK_HASHES = (hashes.MD5, hashes.SHA1)
-#: A chain that a peer sends is searched no further than this.
+#: No chain is as long; a peer may send as many certificates as it likes.
 _MOST_CERTIFICATES = 16
 _MOST_SHOWN_NAMES = 3
 
@@ -85,11 +85,19 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Find all certificates above `leaf` among `others`, each with all of its issuers there."""
+    """Find all certificates above `leaf` among `others`, each with all of its issuers there.
+
+    Raises CertificateError if there are too many to check.
+    """
     pool = [other for other in dict.fromkeys(others) if is_authority(other)]
     found: Ascent = {}
     waiting = [leaf]
-    while waiting and len(found) < _MOST_CERTIFICATES:
+    while waiting:
+        if len(found) == _MOST_CERTIFICATES:
+            raise CertificateError(
+                f"the certificate of {described(leaf)} comes with more than "
+                f"{_MOST_CERTIFICATES - 1} authorities: send those of one chain"
+            )
         certificate = waiting.pop()
         if certificate not in found:
             found[certificate] = [one for one in pool if is_issued_by(certificate, one)]

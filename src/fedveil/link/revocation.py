@@ -133,7 +133,11 @@ def _newest(
     found: dict[object, x509.CertificateRevocationList] = {}
     for one in lists:
         authority, scope = _extension(one, x509.AuthorityKeyIdentifier), _scope(one)
-        mark = (one.issuer, authority and authority.key_identifier, scope)
+        mark = (
+            one.issuer,
+            authority and authority.key_identifier,
+            scope and scope.public_bytes(),  # which, unlike the scope, every version can hash
+        )
         before = found.get(mark)
         if before is None or before.last_update_utc < one.last_update_utc:
             found[mark] = one
