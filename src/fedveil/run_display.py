@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedveil._untrusted import escaped
-from fedveil.engine.canaries import BY_NOISE
+from fedveil.engine.canary_bounds import BY_NOISE
 from fedveil.engine.run_records import CANARIES, without_report
 from fedveil.pages.ending import Ending, best_round, ending
 from fedveil.pages.kept_page import where

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.engine.canaries import BY_NOISE, CanaryTraining, Directions, Evidence
+from fedveil.engine.canaries import CanaryTraining
+from fedveil.engine.canary_bounds import BY_NOISE
+from fedveil.engine.canary_directions import Directions
 from fedveil.engine.executors.client_side import Trained
 from fedveil.engine.round_checkpoint import LATEST
 from fedveil.errors import DeploymentError, InvalidValue, JobError, ModelInvalid

@@ -129,9 +129,10 @@ class Distinguished:
     def figures(self) -> Iterator[Measured]:
         """As a finding has them; `distance` is what is left to the ledger's epsilon."""
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
-        bound, cases = self.audit.bound, self.audit.trials
-        yield Measured(f"epsilon at least: {of}", bound, cases=cases)
-        yield Measured(f"distance to the ledger: {of}", self.audit.claim.epsilon - bound)
+        bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
+        own = {"epsilon": claim.epsilon, "delta": claim.delta}
+        yield Measured(f"epsilon at least: {of}", bound, cases=cases, **own)
+        yield Measured(f"distance to the ledger: {of}", claim.epsilon - bound)
         yield Measured(f"most that {cases} trials can show: {of}", self.audit.reachable)
         yield self.right
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedveil._validate import choice
 from fedveil.errors import InvalidValue
+from fedveil.privacy.audit import rounded_down
 
 #: How much work an attack may do, and how many cases it is tried on.
 EFFORTS = ("quick", "standard", "full")
@@ -28,6 +29,10 @@ class Measured:
 
     `cases` is how many cases it was measured on. A figure without an interval has NaN there, and
     one that guessing says nothing of has it in `guess`.
+
+    A lower bound on epsilon is compared with `epsilon` at `delta`, or with its finding's where
+    these are NaN. `unseen`: a true epsilon up to which this bound would probably not have refuted
+    the claim, infinite where it could refute none; NaN where nobody worked it out.
     """
 
     name: str
@@ -36,9 +41,25 @@ class Measured:
     high: float = math.nan
     guess: float = math.nan
     cases: int = 1
+    epsilon: float = math.nan
+    delta: float = math.nan
+    unseen: float = math.nan
+
+    @property
+    def is_bound(self) -> bool:
+        """True for a lower bound on epsilon."""
+        return self.name.startswith(BOUND)
+
+    def claim(self, finding: float) -> float:
+        """Return the epsilon that a bound is compared with; `finding` is its finding's."""
+        return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:
-        text = f"{self.name} {self.value:.3g}"
+        down = self.is_bound and math.isfinite(self.value)
+        shown = rounded_down(self.value, 6) if down else f"{self.value:.3g}"
+        text = f"{self.name} {shown}"
+        if not math.isnan(self.epsilon):
+            text += f" of {self.epsilon:.6g} claimed"
         if not math.isnan(self.low):
             text += f" [{self.low:.3g}, {self.high:.3g}]"
         return text if math.isnan(self.guess) else f"{text}, guessing {self.guess:.3g}"
@@ -67,23 +88,40 @@ class Finding:
         choice("effort", self.effort, EFFORTS)
 
     @property
-    def bound(self) -> float | None:
-        """The largest lower bound on epsilon; None where it has none."""
-        bounds = [figure.value for figure in self.figures if figure.name.startswith(BOUND)]
-        return max(bounds, default=None)
+    def bounds(self) -> Sequence[Measured]:
+        """The lower bounds on epsilon."""
+        return [figure for figure in self.figures if figure.is_bound]
+
+    @property
+    def excesses(self) -> Sequence[Measured]:
+        """The lower bounds that are above what they are compared with."""
+        return [bound for bound in self.bounds if bound.value > bound.claim(self.epsilon)]
 
     @property
     def refutes(self) -> bool:
-        """Whether a lower bound on epsilon is above what the ledger states."""
-        return self.bound is not None and self.bound > self.epsilon
+        """Whether any lower bound is above its claim, by however little."""
+        return bool(self.excesses)
+
+    @property
+    def unseen(self) -> Sequence[str]:
+        """What each bound could not have seen at this effort, a sentence each."""
+        said = []
+        for bound in self.bounds:
+            claim = bound.claim(self.epsilon)
+            if not math.isnan(bound.unseen) and math.isfinite(claim):
+                least = f"an epsilon up to {bound.unseen:.4g}"
+                missed = "any epsilon" if math.isinf(bound.unseen) else least
+                said.append(f"{bound.name}: misses {missed} where {claim:.4g} is claimed")
+        return said
 
     @property
     def distance(self) -> str:
-        """In words, how far what the ledger states is from the largest bound; else nothing."""
-        if self.bound is None or math.isinf(self.epsilon):
+        """How far what is claimed is from the bound that is closest to it or farthest above."""
+        gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
+        gap = min(gaps, default=math.inf)
+        if math.isinf(gap):
             return ""
-        side = "below" if self.refutes else "above"
-        return f", {abs(self.epsilon - self.bound):.4g} {side} the largest bound"
+        return f", {abs(gap):.4g} {'below' if gap < 0 else 'above'} the closest bound"
 
     @property
     def verdict(self) -> str:

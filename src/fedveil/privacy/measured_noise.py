@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fedveil._arrays import Float64s
 from fedveil._lazy import special
 from fedveil._validate import integer, within
 from fedveil.message import Message, take
@@ -56,15 +57,41 @@ class MeasuredNoise:
         It is above that of a client in so many `rounds` with probability at most `error`, of which
         the noise of all releases together takes one half, and the least noised of them the other.
         """
+        return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
+
+    def distance(self, moved: float, rounds: int, *, error: float) -> float:
+        """Return the same as a distance in standard deviations; 0 if nothing was released."""
         if not self.releases:
             return 0.0
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("rounds", rounds, 1)
-        of_all = _most(self.squares, self.releases * self.entries, error / 2)
         of_one = _most(self.fewest, self.entries, error / 2 / self.releases)
-        distances = (moved * math.sqrt(rounds), of_all), (moved, of_one)
-        farthest = max(_ratio(distance, sigma) for distance, sigma in distances)
-        return epsilon_of_distance(farthest, delta)
+        distances = (moved * math.sqrt(rounds), self.sigma(error / 2)), (moved, of_one)
+        return max(_ratio(distance, sigma) for distance, sigma in distances)
+
+    def sigma(self, error: float) -> float:
+        """Return the largest sigma that the noise of all releases does not refute."""
+        return _most(self.squares, self.releases * self.entries, error)
+
+
+def moved_distance(
+    moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
+) -> tuple[float, float]:
+    """Return the distance at which so many rounds tell a client's two updates apart, and its error.
+
+    `moves`: how far a release was found to lie on the side of each client's update, on average
+    over the rounds, in the units of `noise`. Nothing is assumed of how far it should. The distance
+    is too large with probability at most `error`, half of it for the mean of the moves (Student)
+    and half for the noise. The second number is what the mean's uncertainty took from it.
+    """
+    count = len(moves)
+    if count < 2 or not noise.releases:
+        return 0.0, math.inf
+    quantile = -float(special().stdtrit(count - 1, error / 2))
+    uncertain = quantile * float(moves.std(ddof=1)) / math.sqrt(count)
+    scale = 2 * math.sqrt(rounds)
+    sigma, least = noise.sigma(error / 2), float(moves.mean()) - uncertain
+    return _ratio(scale * max(0.0, least), sigma), _ratio(scale * uncertain, sigma)
 
 
 def _most(squares: float, entries: int, error: float) -> float:

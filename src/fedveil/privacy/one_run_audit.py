@@ -20,6 +20,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from fedveil._lazy import special
 from fedveil._validate import finite_vector, integer, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.audit import rounded_down
+from fedveil.privacy.choices import told_true
 from fedveil.privacy.finding import CONFIDENCE
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.privacy.promise import Figure
@@ -115,7 +117,8 @@ class OneRunAudit:
 
     `bound`: epsilon is at least that, whatever else holds. `alone`: the same if canaries tell
     nothing of each other. Both hold at once at `confidence`. `reachable`: what `bound` could have
-    been at most, every guess being right.
+    been at most, every guess being right. `unseen` and `unseen_alone`: the true epsilon up to which
+    either would probably not have refuted the claim, infinite where it never can.
     """
 
     claim: Figure
@@ -126,6 +129,8 @@ class OneRunAudit:
     bound: float
     alone: float
     reachable: float
+    unseen: float = math.nan
+    unseen_alone: float = math.nan
     confidence: float = CONFIDENCE
 
     @property
@@ -163,14 +168,68 @@ def audit_run(
     bound = gaussian_lower_bound if gaussian else lower_bound
     guesses = planned(m, claim, gaussian=gaussian, confidence=each)
     right = right_guesses(scores, included, *surest(scores, guesses))
-    of_all = right_guesses(scores, included, *surest(scores, m))
+    coins = alone(scores, included, claim, gaussian=gaussian, confidence=each)
+    error = 1 - each
+
+    def refutes(hits: int) -> bool:
+        if gaussian:
+            return _curve_refuted(m, guesses, hits, _mu(claim.epsilon, delta), error)
+        return p_value(m, guesses, hits, claim.epsilon, delta) <= error
+
+    def share(epsilon: float) -> float:
+        return _expected_share(_mu(epsilon, delta), guesses / m) if gaussian else told_true(epsilon)
+
     return OneRunAudit(
-        claim, m, guesses, right, of_all,
+        claim, m, guesses, right, coins.right,
         bound=bound(m, guesses, right, delta=delta, confidence=each),
-        alone=independent_lower_bound(m, of_all, delta=delta, gaussian=gaussian, confidence=each),
+        alone=coins.bound,
         reachable=bound(m, guesses, guesses, delta=delta, confidence=each),
+        unseen=_unseen(refutes, guesses, share, claim),
+        unseen_alone=coins.unseen,
         confidence=confidence,
     )  # fmt: skip
+
+
+class Alone(NamedTuple):
+    """The bound from all coins guessed, how many were right, and what it does not see."""
+
+    bound: float
+    right: int
+    unseen: float
+
+
+def alone(
+    scores: Float64s, included: Bools, claim: Figure, *, gaussian: bool, confidence: float
+) -> Alone:
+    """Guess all coins by their scores, for canaries that tell nothing of each other."""
+    m, delta = len(scores), claim.delta
+
+    def bound(right: int) -> float:
+        return independent_lower_bound(
+            m, right, delta=delta, gaussian=gaussian, confidence=confidence
+        )
+
+    def share(epsilon: float) -> float:
+        if not (gaussian and delta > 0):
+            return told_true(epsilon)
+        return float(special().ndtr(_mu(epsilon, delta) / 2))
+
+    right = right_guesses(scores, included, *surest(scores, m))
+    unseen = _unseen(lambda hits: bound(hits) > claim.epsilon, m, share, claim)
+    return Alone(bound(right), right, unseen)
+
+
+def _unseen(
+    refutes: Callable[[int], bool], guesses: int, share: Callable[[float], float], claim: Figure
+) -> float:
+    """Return the epsilon at which so many right guesses are expected that the claim is refuted."""
+    if claim.epsilon >= _MOST or not refutes(guesses):
+        return math.inf
+    low, high = -1, guesses
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if refutes(middle) else (middle, high)
+    return max(claim.epsilon, _largest(lambda epsilon: share(epsilon) < high / guesses))
 
 
 @functools.lru_cache(maxsize=16)
@@ -226,6 +285,11 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 def _mu(epsilon: float, delta: float) -> float:
     """The distance, in standard deviations, at which Gaussian noise is (epsilon, delta)-private."""
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
+
+
+def distance_of_epsilon(figure: Figure) -> float:
+    """Return the distance at which Gaussian noise has this epsilon, at a delta above 0."""
+    return _mu(figure.epsilon, figure.delta)
 
 
 def epsilon_of_distance(mu: float, delta: float) -> float:

@@ -1,7 +1,6 @@
 """The contract between a protection and the engine that drives it.
 
-A protection never sends anything. It is two state machines, and an engine only carries messages
-between them: the simulator, Flower and the tests drive the same two objects.
+A protection sends nothing: an engine carries messages between two state machines.
 
     engine                                   server half              client half
     message = server.opening()               the same for all
@@ -14,7 +13,7 @@ between them: the simulator, Flower and the tests drive the same two objects.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,6 +29,7 @@ from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.answered import Answered
+from fedveil.protections.audited import Audited
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.dialect import Dialect
 from fedveil.protections.reading import Reading
@@ -126,11 +126,12 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The outcome of a round: the averaged update, how many reports are in it, the next state."""
+    """The averaged update, how many reports are in it, the next state; for an audit, the sum."""
 
     update: npt.NDArray[np.float64]
     reports: int
     state: State = field(default_factory=dict)
+    released: npt.NDArray[np.int64] | None = None
 
 
 class ServerRound(ServerHalf, Protocol):
@@ -186,7 +187,7 @@ class Cohort:
 Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 
 
-class Protection(ABC):
+class Protection(Audited):
     """A switch position, made once from the job: what it does, and all that it says of itself.
 
     `protection: package.module:Name` in a job puts a class of one's own in the switch, derived
@@ -246,8 +247,7 @@ class Protection(ABC):
     def always_reports(self) -> bool:
         """Whether a client that is asked sends a report, whatever its update was.
 
-        So it is where reports are perturbed or cost a finite epsilon: that a client has no report
-        would tell of its data what the epsilon does not cover.
+        It does if reports are perturbed or cost a finite epsilon, which covers no missing report.
         """
         return self.perturbs or self.most_of_a_report()[0] < math.inf
 

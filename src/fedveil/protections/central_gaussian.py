@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedveil._arrays import Int32s, Int64s, into_floats
+from fedveil._arrays import Float64s, Int32s, Int64s, into_floats
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.central_noise import CentralNoise
@@ -23,6 +23,7 @@ from fedveil.message import Message, encoded_bytes, only_fields
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
 from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
+from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -177,6 +178,12 @@ class CentralGaussian(Clipped):
             return 0.0 if same else -math.inf
 
         return Reading(estimate, np.ones_like(estimate), log_likelihood=log_likelihood)
+
+    def released(self, aggregate: Outcome) -> Float64s:
+        """The noised sum. Of secret cohorts the mean is over what was expected."""
+        job = self.context
+        summed = job.clients_per_round if job.poisson else aggregate.reports
+        return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
         """The clipped update in steps, of an untrusted report, checked completely."""

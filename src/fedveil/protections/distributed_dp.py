@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedveil._arrays import Int8s, Signed
+from fedveil._arrays import Float64s, Int8s, Signed
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum, NoiseShares
-from fedveil.mechanisms.hadamard import random_signs
+from fedveil.mechanisms.hadamard import random_signs, rotate, unrotate
 from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.message import Message
 from fedveil.privacy.audit import Case
@@ -23,6 +23,7 @@ from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
 from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
+from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -36,6 +37,7 @@ from fedveil.protections.base import (
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.directions import Direction
 from fedveil.protections.noise_rule import check_noised_sum, one_noise
+from fedveil.protections.reading import Domain
 from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
 from fedveil.protections.secure_sum_settings import (
     SecureSumSettings,
@@ -349,3 +351,22 @@ class DistributedDP(Clipped, SecureSum):
             entropy = Seeded(self.context.seed, "rotation", round)
             self._signs = (round, random_signs(self.length, entropy))
         return self._signs[1]
+
+    def domain(self, round: int) -> Domain:
+        """The rotated vectors of the round, where the clip stays."""
+        signs = self.signs(round)
+        if signs is None or self.clipping.moving is not None:
+            return super().domain(round)
+
+        def decode(released: Float64s) -> Float64s:
+            values = released.copy()
+            unrotate(values, signs)
+            return values
+
+        return Domain(self.length, lambda update: rotate(update, signs), decode, moves=True)
+
+    def released(self, aggregate: Outcome) -> Float64s:
+        """The sum as the server has it, in units of updates; where the clip moves, decoded."""
+        if aggregate.released is None or self.clipping.moving is not None:
+            return super().released(aggregate)
+        return aggregate.released * self.noise.step

@@ -6,12 +6,12 @@ position, and any of a user's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil._arrays import Float32s, Float64s
+from fedveil._arrays import Float32s, Float64s, Int8s
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,17 @@ class Reading:
     says nothing of the entry. `scaled` says whether the estimate has the update's size, or only
     its direction. `log_likelihood` is ln Pr[this report | update], up to a constant that is the
     same for all updates; None where a protection does not state it.
+
+    `truths(update)` says of a client that is known to have had `update` which of its report's
+    random choices were told true: for each of `Protection.choices` an array of 1, 0, or -1 where
+    nobody can tell.
     """
 
     estimate: Float64s
     weight: Float64s
     scaled: bool = True
     log_likelihood: Callable[[Float32s], float] | None = field(default=None, compare=False)
+    truths: Callable[[Float32s], Sequence[Int8s]] | None = field(default=None, compare=False)
 
     @classmethod
     def exact(cls, update: Float32s) -> Reading:
@@ -50,3 +55,22 @@ class Reading:
     def empty(self) -> bool:
         """Whether it says nothing of any entry."""
         return not self.weight.any()
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The vectors that a round's sum is released as, before anybody decodes it.
+
+    `encode` takes an update there and changes no length; `decode` is its transpose, and may give
+    more entries than an update has: no update reaches those. `moves`: every round has its own.
+    """
+
+    length: int
+    encode: Callable[[Float64s], Float64s]
+    decode: Callable[[Float64s], Float64s]
+    moves: bool = False
+
+    @classmethod
+    def plain(cls, dimension: int) -> Domain:
+        """That of updates themselves."""
+        return cls(dimension, lambda update: update, lambda released: released)

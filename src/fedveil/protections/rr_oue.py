@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import ROUND_UP, Decimal, localcontext
 from functools import lru_cache, partial
-from typing import ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,13 @@ from fedveil._arrays import Uint8s
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
+from fedveil.mechanisms.unary.choices import choices, truths
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.mechanisms.unary.encoding import Kind, ReportKind, Running, UnaryEncoding
 from fedveil.mechanisms.unary.likelihood import log_rounded, stated_log_likelihood
 from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.audit import Case
+from fedveil.privacy.choices import Choice
 from fedveil.privacy.loss import PrivacyLoss, as_written
 from fedveil.protections.base import (
     Aggregate,
@@ -109,11 +111,7 @@ class Unary(Protection):
 
     @classmethod
     def weaker(
-        cls,
-        asked: UnarySettings,
-        demanded: UnarySettings,
-        clients: int,
-        expected: int | None = None,
+        cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
         """A report's bits say more than their sum."""
         if (asked.report, demanded.report) == ("bits", "sum"):
@@ -215,8 +213,15 @@ class Unary(Protection):
         estimate = encoding.values(sent) if exact else encoding.estimate([sent], 1)
         if self.settings.target == "weights":
             estimate = estimate - context.model
-        told = None if law is None else lambda update: law(self.coded(context.model, update))
-        return Reading(estimate, np.ones_like(estimate), log_likelihood=told)
+        coded = partial(self.coded, context.model)
+        told = None if law is None else lambda update: law(coded(update))
+        true = (lambda update: truths(encoding, sent, coded(update))) if self.choices() else None
+        return Reading(estimate, np.ones_like(estimate), log_likelihood=told, truths=true)
+
+    def choices(self) -> Sequence[Choice]:
+        """Those of a parameter's code; none where the epsilon moves or reports are exact."""
+        fixed = not self.adaptive and self.settings.fidelity == "per_client"
+        return choices(self.encoding(self.settings.eps), self.dimension) if fixed else ()
 
 
 class _ServerRound(OneReportRound):
@@ -298,8 +303,8 @@ class UnaryServerRound(_ServerRound):
 class UnaryCohortRound(_ServerRound):
     """Counts of the clients' exact states; draws the sum of their reports when all are in.
 
-    The draw's key is the exclusive or of a token from each client's own randomness, so that it
-    repeats with a seeded run, whatever the order of arrival, and is fresh otherwise.
+    The draw's key is the exclusive or of a token from each client's own randomness: it repeats in
+    a seeded run, whatever the order of arrival.
     """
 
     sums = ("_cohort", "_key")
@@ -334,12 +339,9 @@ class UnaryCohortRound(_ServerRound):
 
 
 class UnaryClientRound(OneReportClient):
-    """Clips, codes and perturbs the new weights or the update.
+    """Clips, codes and perturbs the new weights or the update."""
 
-    `saturated` is the share of the values that clipping changed. It stays with the client: a
-    figure of exact data has no place in a report.
-    """
-
+    #: The share of the values that clipping changed: exact, so that it stays with the client.
     saturated: float | None = None
 
     def __init__(self, context: ClientContext, protection: Unary) -> None:

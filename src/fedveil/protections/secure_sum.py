@@ -1,8 +1,8 @@
 """Secure aggregation as a protection: the halves of a round, whatever its sum is made of.
 
 A server that follows the protocol learns the sum of the survivors' vectors, and nothing else about
-any of them (`fedveil.secagg`); with `active_security` so does one that lies, under the conditions
-in docs/secure-aggregation.md. What a vector is, and what comes of the sum, a position says.
+any of them (`fedveil.secagg`). With `active_security` this holds for one that lies, too, under the
+conditions in docs/secure-aggregation.md. A position says what a vector is and what the sum becomes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,7 @@ class ImpossibleSum(ValueError):
 class SecureSum(Protection):
     """A position whose clients' vectors of whole numbers are seen in sum alone.
 
-    Two sums of one round that differ by a client say its vector: one leaves it a round, whoever
-    begins the round again.
+    Two sums of a round that differ by a client tell its vector: only one leaves a round.
     """
 
     settings: SecureSumSettings
@@ -169,8 +169,9 @@ class SecureSum(Protection):
     ) -> Aggregate:
         """What comes of a sum; raises `RoundVoid` where nothing does."""
         try:
+            released = total.copy() if self.audited else None
             mean = self.mean(total, survivors, context.round)
-            return self.outcome_of(mean, survivors, context.state)
+            return replace(self.outcome_of(mean, survivors, context.state), released=released)
         except ImpossibleSum as impossible:
             needed = self.least_clients
             raise RoundVoid("unmask", survivors, needed, str(impossible)) from None
@@ -287,10 +288,7 @@ class MaskedServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """The mean of the survivors' vectors.
-
-        Raises `RoundVoid` where no honest clients can have the sum.
-        """
+        """The mean of the survivors' vectors; raises `RoundVoid` if no honest sum is like that."""
         if self._void is not None:
             raise self._void
         if self._told is None:

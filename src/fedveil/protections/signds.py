@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from fedveil._arrays import Int8s
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 from fedveil.mechanisms.signds.dimension_selection import SignDS
@@ -16,6 +17,7 @@ from fedveil.mechanisms.signds.index_code import decode_indices, encode_indices,
 from fedveil.mechanisms.signds.step_estimate import MagnitudeEstimator
 from fedveil.message import Message, Value, encoded_bytes, only_fields, take
 from fedveil.privacy.audit import Case
+from fedveil.privacy.choices import Choice, told_true
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -153,9 +155,28 @@ class SignDSProtection(Protection):
             truth = bool(_told_estimator(context.state).bit(selection.magnitude))
             return selection.log_probability + self.response.log_probability(bool(bit), truth)
 
+        def truths(update: Update) -> list[Int8s]:
+            told = self.mechanism.log_probability(indices, sign, update)
+            favoured = told.log_probability == self.mechanism.most_probable(self.dimension)
+            found = [favoured, sign > 0]
+            if bit is not None:
+                found.append(bool(bit) == bool(_told_estimator(context.state).bit(told.magnitude)))
+            return [np.array([one], np.int8) for one in found]
+
         weight = np.zeros(self.dimension)
         weight[indices] = 1.0
-        return Reading(estimate, weight, scaled=False, log_likelihood=log_likelihood)
+        return Reading(estimate, weight, scaled=False, log_likelihood=log_likelihood, truths=truths)
+
+    def choices(self) -> Sequence[Choice]:
+        """The favoured selection, the sign, which is a fair coin, and the bit where one is sent."""
+        chance = self.mechanism.chance_of_favoured(self.dimension)
+        found = [
+            Choice("a favoured selection", self.mechanism.eps, chance, 1),
+            Choice("the sign", 0.0, told_true, 1),
+        ]
+        if self.estimated:
+            found.append(Choice("the bit of the magnitude", self.response.eps, told_true, 1))
+        return found
 
 
 class SignDSServerRound(OneReportRound):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -125,6 +126,15 @@ class SignDS:
         top = TopSet(vector, plan.topk, sign)
         inliers = int(np.isin(indices, top.members(np.arange(plan.topk))).sum())
         return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
+
+    def most_probable(self, dim: int) -> float:
+        """Return ln Pr[indices, sign] of a favoured selection: the larger of the two values."""
+        plan = self.plan(dim)
+        return math.log(0.5) + plan.law.log_probability(plan.threshold)
+
+    def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
+        """Return the probability of a favoured selection as a function of eps."""
+        return self.plan(dim).law.chance_of_favoured
 
     def _make_plan(self, dim: int) -> SelectionPlan:
         if self.dim_out > dim:

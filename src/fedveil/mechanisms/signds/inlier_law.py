@@ -24,6 +24,8 @@ from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.real_probabilities import ExactDraw, at_least_zero, exp_bounds
 
 _FLOAT_DIGITS = 60
+#: The largest power of e that is a float, nearly.
+_MOST_EXPONENT = 700.0
 
 
 class InlierLaw:
@@ -84,6 +86,13 @@ class InlierLaw:
         """Return ln Pr[J] of one selection J with v dimensions of the top-k set."""
         total = np.logaddexp(_log(self._below), _log(self._above) + self._eps)
         return (self._eps if v >= self._threshold else 0.0) - float(total)
+
+    def chance_of_favoured(self, eps: float) -> float:
+        """Return Pr[v >= threshold] for the same sizes and threshold at another eps."""
+        if not self._below:
+            return 1.0
+        behind = _log(self._below) - _log(self._above) - eps
+        return 1 / (1 + math.exp(min(behind, _MOST_EXPONENT)))
 
     def expected_ratio(self) -> float:
         """Return E[v] / h, rounded once."""

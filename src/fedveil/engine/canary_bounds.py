@@ -1,0 +1,148 @@
+"""What canaries show of a run's claims: lower bounds on epsilon, each beside its own claim.
+
+All bounds hold together at `CONFIDENCE`: which there are follows from the protection alone, and
+each has the same part of the error (Bonferroni). So a single one above its claim refutes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fedveil._arrays import Bools
+from fedveil.engine.canary_reports import WAYS, ReportEvidence
+from fedveil.engine.canary_sums import SumEvidence
+from fedveil.privacy.choices import Choice, Counted, in_pairs
+from fedveil.privacy.finding import BOUND, CONFIDENCE, Measured
+from fedveil.privacy.intervals import share
+from fedveil.privacy.measured_noise import MeasuredNoise, moved_distance
+from fedveil.privacy.one_run_audit import alone, audit_run, distance_of_epsilon, epsilon_of_distance
+from fedveil.privacy.promise import Figure
+
+_GAUSSIAN = "if noise is Gaussian and alike in every entry"
+BY_NOISE = f"{BOUND}, {_GAUSSIAN}"
+BY_LAG = f"{BOUND}, by differences between rounds, {_GAUSSIAN}"
+BY_CALM = f"{BOUND}, by differences between decoded rounds, {_GAUSSIAN}"
+BY_SPARE = f"{BOUND}, by entries that no update reaches, {_GAUSSIAN}"
+BY_MOVE = f"{BOUND}, by how far canaries move it, {_GAUSSIAN}"
+ALONE = f"{BOUND}, if canaries tell nothing of each other"
+TURNED = f"{BOUND}, by coins in differences between rounds, if canaries tell nothing of each other"
+#: A bound, given its part of the error.
+Bound = Callable[[float], Measured]
+
+
+@dataclass(frozen=True)
+class Canvass:
+    """All that was seen of canaries with these coins, and what of it is measured.
+
+    `moved`: how far a client moves a release if the clip holds. `gaussian`: the claim is that of
+    Gaussian noise. `measured`: that noise is the same in every round.
+    """
+
+    included: Bools
+    reports: ReportEvidence
+    sums: SumEvidence
+    moved: float
+    gaussian: bool
+    measured: bool
+
+    def figures(self, claim: Figure) -> list[Measured]:
+        """Return every bound that this protection has, and how many coins were guessed."""
+        bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
+        error = (1 - CONFIDENCE) / (2 + len(bounds))
+        scores = self.reports.scores if self.reports.told else self.sums.scores
+        audit = audit_run(
+            scores, self.included, claim, gaussian=self.gaussian, confidence=1 - 2 * error
+        )
+        m = audit.canaries
+        return [
+            Measured(BOUND, audit.bound, cases=m, unseen=audit.unseen),
+            Measured(ALONE, audit.alone, cases=m, unseen=audit.unseen_alone),
+            Measured("the most that so many could show", audit.reachable, cases=m),
+            share("coins guessed right", audit.right_of_all, m, guess=0.5),
+            *(bound(error) for bound in bounds),
+        ]
+
+    def _by_coins(self, claim: Figure) -> Iterator[Bound]:
+        """The coins in differences between rounds, where these are released in other domains."""
+        sums = self.sums
+        if self.reports.told or not (self.measured and sums.moves):
+            return
+
+        def bound(error: float) -> Measured:
+            found = alone(sums.turned, self.included, claim, gaussian=True, confidence=1 - error)
+            return Measured(TURNED, found.bound, cases=len(self.included), unseen=found.unseen)
+
+        yield bound
+
+    def _by_noise(self, claim: Figure) -> Iterator[Bound]:
+        """The noise around what canaries sent, and how far they moved what was released."""
+        if not self.measured:
+            return
+        told, sums = self.reports.told, self.sums
+        seen = self.reports if told else sums
+        clients = len(self.included) if told else 1
+
+        def by(name: str, noise: MeasuredNoise, moved: float) -> Bound:
+            def bound(error: float) -> Measured:
+                rounds = max(1, noise.releases // clients)
+                distance = noise.distance(moved, rounds, error=error)
+                return self._of_distance(name, distance, 0.0, claim, noise.releases)
+
+            return bound
+
+        yield by(BY_NOISE, seen.noise, self.moved)
+        yield by(BY_LAG, seen.lag, 1.0)
+        if not told and sums.spare.entries:
+            yield by(BY_SPARE, sums.spare, self.moved)
+        if not told and sums.moves:
+            yield by(BY_CALM, sums.calm, 1.0)
+
+        def by_move(error: float) -> Measured:
+            rounds = max(1, seen.noise.releases // clients)
+            signs = 2.0 * self.included - 1
+            moves = signs * seen.scores / rounds
+            distance, uncertain = moved_distance(moves, rounds, seen.noise, error=error)
+            return self._of_distance(BY_MOVE, distance, uncertain, claim, len(moves))
+
+        yield by_move
+
+    def _of_distance(
+        self, name: str, distance: float, uncertain: float, claim: Figure, cases: int
+    ) -> Measured:
+        """A bound from a distance in standard deviations.
+
+        What takes the claim to the claim's own distance, by a factor or by `uncertain`, is unseen.
+        """
+        value = epsilon_of_distance(distance, claim.delta)
+        claimed = distance_of_epsilon(claim)
+        if uncertain:
+            missed = claimed + uncertain
+        else:
+            missed = claimed**2 / distance if distance else math.inf
+        unseen = math.inf if math.isinf(missed) else epsilon_of_distance(missed, claim.delta)
+        refuted = value > claim.epsilon
+        return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
+
+    def _by_choices(self) -> Iterator[Bound]:
+        """The random choices of reports, told true more often than their own claims allow."""
+        tally = self.reports.tally
+        for choice, ways in zip(tally.choices, tally.counts, strict=True):
+            for way, counted in zip(WAYS, ways, strict=True):
+                yield _by_choice(f"{BOUND}, {choice.name} {way}", choice, counted, way != WAYS[0])
+
+
+def _by_choice(name: str, choice: Choice, counted: Counted, pairs: bool) -> Bound:
+    chance = in_pairs(choice.chance) if pairs else choice.chance
+
+    def bound(error: float) -> Measured:
+        value = counted.lower_bound(chance, error=error) if counted.tries else 0.0
+        missed = counted.unseen(chance, choice.claim, error=error) if counted.tries else math.inf
+        refuted = value > choice.claim
+        return Measured(
+            name, value, cases=counted.tries, epsilon=choice.claim, delta=0.0,
+            unseen=math.nan if refuted else missed,
+        )  # fmt: skip
+
+    return bound

@@ -1,0 +1,213 @@
+"""What each canary's own reports show: its coin, the noise in them, and their random choices.
+
+A reader of reports knows everything but the coin, so an auditor who knows the coins, too, knows
+what was noised. That noise is measured, and so is the difference of two rounds' noise, in which
+noise that comes a second time cancels. Of random choices it is counted how often they were told
+true: in one report, in two of a canary's reports, and in two canaries' reports of one round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedveil._arrays import Array, Bools, Float64s, Int8s
+from fedveil._validate import integer
+from fedveil.engine.canary_directions import Directions
+from fedveil.message import Message, take, take_array
+from fedveil.privacy.choices import Choice, Counted
+from fedveil.privacy.measured_noise import MeasuredNoise
+from fedveil.protections.base import Update
+from fedveil.protections.reading import Reading
+
+#: Entries that are kept of all canaries' last reports together.
+_KEPT = 1 << 20
+#: What a single report's log-likelihoods say at most: an impossible report is no infinite score.
+_MOST_SCORE = 1e6
+#: How a choice is counted: by itself, in two rounds, by two canaries.
+WAYS = ("told true", "told true in two rounds", "told true by two canaries")
+
+
+class ChoiceTally:
+    """Counts what reports told true, for each `Choice` of a protection and each of `WAYS`.
+
+    Pairs are disjoint, so that independent choices make independent pairs.
+    """
+
+    def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
+        self.choices = choices
+        self.counts = [[Counted() for _ in WAYS] for _ in choices]
+        share = _KEPT // max(1, canaries * len(choices))
+        self._places = [_spread(choice.count, share) for choice in choices]
+        self._last: dict[int, list[Int8s]] = {}
+        self._now: dict[int, list[Int8s]] = {}
+
+    def read(self, number: int, truths: Sequence[Int8s]) -> None:
+        """Count a canary's report of the round."""
+        kept = [truth[at] for truth, at in zip(truths, self._places, strict=True)]
+        for counts, truth in zip(self.counts, truths, strict=True):
+            counts[0].add(int((truth == 1).sum()), int((truth >= 0).sum()))
+        self._pairs(1, self._last.get(number), kept)
+        if number % 2:
+            self._pairs(2, self._now.get(number - 1), kept)
+        self._now[number] = kept
+
+    def close(self) -> None:
+        """End the round. Its reports are kept for the next one unless they had a partner."""
+        self._last = {} if self._last else self._now
+        self._now = {}
+
+    def _pairs(self, way: int, others: list[Int8s] | None, kept: list[Int8s]) -> None:
+        for counts, a, b in zip(self.counts, others or [], kept, strict=False):
+            counts[way].add(int(((a == 1) & (b == 1)).sum()), int(((a >= 0) & (b >= 0)).sum()))
+
+    def state(self) -> Message:
+        """For a checkpoint, between rounds."""
+        counts = [[n.hits, n.tries] for ways in self.counts for n in ways]
+        rows = [np.concatenate(kept) for _, kept in sorted(self._last.items())]
+        last = np.stack(rows) if rows and self.choices else np.zeros((0, self._width), np.int8)
+        return {"counts": np.array(counts, np.int64).reshape(-1, 2), "last": last}
+
+    def restore(self, state: Message, canaries: int) -> None:
+        """Go on from these fields of `state`, which anything may be."""
+        shape = (len(self.choices) * len(WAYS), 2)
+        counts = iter(take_array(state, "counts", np.int64, shape).tolist())
+        for ways in self.counts:
+            for counted in ways:
+                hits, tries = next(counts)
+                counted.tries = integer("tries", tries, 0)
+                counted.hits = integer("hits", hits, 0, tries)
+        last = take_array(state, "last", np.int8, (None, self._width))
+        if len(last) not in (0, canaries) or (np.abs(last.astype(np.int64)) > 1).any():
+            raise ValueError("field last holds no reports of the canaries")
+        ends = np.cumsum([len(at) for at in self._places])[:-1]
+        self._last = {number: np.split(row, ends) for number, row in enumerate(last)}
+
+    @property
+    def _width(self) -> int:
+        return sum(len(at) for at in self._places)
+
+
+class ReportEvidence:
+    """Scores of canaries by their own reports, larger where a coin is likelier 1, and the noise.
+
+    `moved`: how far a canary's update reaches if the clip holds. `told`: whether reports say
+    anything of an update.
+    """
+
+    def __init__(
+        self,
+        directions: Directions,
+        included: Bools,
+        moved: float,
+        dimension: int,
+        choices: Sequence[Choice],
+    ) -> None:
+        self._directions, self._signs = directions, np.where(included, 1.0, -1.0)
+        self._moved, count = moved, len(included)
+        self.scores, self.told = np.zeros(count), False
+        self._places = _spread(dimension, _KEPT // 8 // count)
+        # One entry fewer than there are: the direction that was sent is left out.
+        self.noise, self.lag = MeasuredNoise(dimension - 1), MeasuredNoise(len(self._places) - 1)
+        self.tally = ChoiceTally(choices, count)
+        self._found, self._shared = np.zeros(count), np.zeros(0)
+        self._rests: dict[int, Float64s] = {}
+        self._last, self._last_turn = np.zeros((0, len(self._places))), 1
+
+    def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
+        """Take a canary's report. It sent `update`, along `unit`, if its coin shows 1."""
+        if reading.empty:
+            return
+        self.told = True
+        weighed = reading.weight * reading.estimate
+        if reading.truths is not None:
+            self.tally.read(number, reading.truths(self._sent(number, update)))
+        if reading.truths is None and reading.scaled:
+            # At a right angle to what was sent, so that a clip that fails is not taken for noise.
+            rest = reading.estimate - (reading.estimate @ unit) * unit
+            self.noise.add(float(rest @ rest))
+            self._rests[number] = rest[self._places]
+            self._shared = weighed + (self._shared if len(self._shared) else 0.0)
+            self._found[number] = weighed @ unit
+        elif reading.log_likelihood is None:
+            self.scores[number] += weighed @ unit
+        else:
+            said = reading.log_likelihood(update) - reading.log_likelihood(-update)
+            self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
+
+    def close(self, turn: int) -> None:
+        """All reports of the round were read, of directions that are turned by `turn`.
+
+        What the other canaries' reports hold in a canary's direction can be nothing but noise that
+        they share: the mean of it is taken off.
+        """
+        others = len(self.scores) - 1
+        if len(self._shared) and others:
+            along = turn * self._directions.along(self._shared)
+            self._found -= (along - self._found) / others
+        self.scores += self._found
+        self._found, self._shared = np.zeros(len(self.scores)), np.zeros(0)
+        self._compare(turn)
+        self.tally.close()
+
+    def _compare(self, turn: int) -> None:
+        """Measure what the noise of this round and of the one before it differ by."""
+        rests = [rest for _, rest in sorted(self._rests.items())]
+        self._rests = {}
+        if len(rests) == len(self._last) > 0:
+            step = 2 * self._moved * abs(turn - self._last_turn)
+            for rest, before in zip(rests, self._last, strict=True):
+                if step:
+                    difference = (rest - before) / step
+                    self.lag.add(float(difference @ difference))
+            rests = []
+        self._last = np.stack(rests) if rests else self._last[:0]
+        self._last_turn = turn
+
+    def _sent(self, number: int, update: Update) -> Update:
+        return update if self._signs[number] > 0 else -update
+
+    def state(self) -> Message:
+        """For a checkpoint."""
+        own: Message = {"scores": self.scores, "told": self.told, "rests": self._last}
+        own = {**own, "turn": self._last_turn, **self.tally.state()}
+        return own | prefixed("noise", self.noise.state()) | prefixed("lag", self.lag.state())
+
+    def restore(self, state: Message) -> None:
+        """Go on from `state`, which anything may be."""
+        count = len(self.scores)
+        self.scores = finite(state, "scores", (count,))
+        self.told = take(state, "told", bool)
+        self._last = finite(state, "rests", (None, len(self._places)))
+        if len(self._last) not in (0, count):
+            raise ValueError("field rests holds no reports of the canaries")
+        self._last_turn = 1 if take(state, "turn", int) > 0 else -1
+        self.tally.restore(state, count)
+        self.noise.restore(within("noise", state))
+        self.lag.restore(within("lag", state))
+
+
+def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
+    """Take an array of finite numbers, which the caller may change."""
+    array: Array = take_array(state, name, np.float64, shape)
+    if not np.isfinite(array).all():
+        raise ValueError(f"field {name} holds NaN or infinity")
+    return array.copy()
+
+
+def prefixed(prefix: str, fields: Message) -> Message:
+    """Name fields so that several of their kind can stand in one message."""
+    return {f"{prefix}.{name}": value for name, value in fields.items()}
+
+
+def within(prefix: str, state: Message) -> Message:
+    """Return the fields of that prefix under their own names."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
+
+
+def _spread(count: int, most: int) -> Array:
+    """Return at most so many of `count` places, evenly spread."""
+    kept = max(1, min(count, most))
+    return np.arange(kept) * count // kept

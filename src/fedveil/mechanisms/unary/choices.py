@@ -1,0 +1,75 @@
+"""The random choices of a `UnaryEncoding` report: what an auditor who knows the values checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil._arrays import Float32s, Int8s
+from fedveil.mechanisms.unary import code_bits
+from fedveil.mechanisms.unary.encoding import Kind, Report, UnaryEncoding
+from fedveil.mechanisms.unary.rounding import States, neighbours
+from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS
+from fedveil.privacy.choices import Choice, told_true
+
+
+def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
+    """Return the choices of a report of so many parameters; none for sums above 127 cells.
+
+    `bits`: a bit of the code is told true with probability e^eps / (1 + e^eps), except the own bit
+    in oue, which is a fair coin. `sum`: S is the state itself with the probability that its law
+    gives, for the two outermost states.
+    """
+    eps, cells = encoding.eps, encoding.cells
+    if encoding.report == "sum":
+        if cells > MAX_TABLE_CELLS:
+            return []
+        chance = partial(_state_told, encoding.kind, cells)
+        return [Choice("a code's sum", eps, chance, dimension)]
+    size = dimension * encoding.states
+    if encoding.kind == "rr":
+        return [Choice("a bit of the code", eps, told_true, size)]
+    return [
+        Choice("another bit of the code", eps, told_true, size),
+        Choice("the own bit of the code", 0.0, told_true, dimension),
+    ]
+
+
+def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
+    """Return for each of `choices` what `report` told true of these values, -1 where unknown."""
+    states, certain = _states(encoding, values)
+    if encoding.report == "sum":
+        if encoding.cells > MAX_TABLE_CELLS:
+            return []
+        told = (report == states).astype(np.int8)
+        told[~certain | (np.abs(states) != encoding.cells)] = -1
+        return [told]
+    bits = code_bits.unpack_codes(report, encoding.cells, len(states))
+    rows, own = np.arange(len(states)), states.astype(np.int64) + encoding.cells
+    told = (1 - bits).astype(np.int8)
+    told[rows, own] = bits[rows, own]
+    told[~certain] = -1
+    if encoding.kind == "rr":
+        return [told.ravel()]
+    owns = told[rows, own]
+    told[rows, own] = -1
+    return [told.ravel(), owns]
+
+
+def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
+    """Return the states of values, and for which of them rounding leaves no doubt."""
+    if encoding.rounding == "nearest":
+        states = encoding.encode(values)
+        return states, np.ones(len(states), np.bool_)
+    first, _, share = neighbours(values, encoding.cells, encoding.value_range)
+    return first, share == 0
+
+
+@lru_cache(maxsize=256)
+def _state_told(kind: Kind, cells: int, eps: float) -> float:
+    """Return Pr[S = cells | state cells] at eps."""
+    encoding = UnaryEncoding(kind, eps, cells)
+    return float(encoding.sum_law(cells)[cells + encoding.largest_sum])
