@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import sys
@@ -110,6 +109,8 @@ def run(
         display.summary(found)
     if json:
         answer(of_run(found))
+    if result.audit is not None and result.audit.refutes:
+        raise ClaimRefuted(f"the audit refutes what the run promised: {result.audit.refutation}")
 
 
 app.command()(answering(pages_cli.report))
@@ -200,14 +201,14 @@ def audit(
             say(f"{case.name}: {result}")
     if json:
         answer(found)
-    refuted = [str(of["mechanism"]) for of in found if of["refuted"]]
-    if refuted:
-        raise ClaimRefuted(f"refuted: {', '.join(refuted)}")
+    names = [str(of["mechanism"]) for of in found if of["refuted"]]
+    if names:
+        raise ClaimRefuted(f"refuted: {', '.join(names)}")
 
 
 def _print_findings(folder: Path, *, json: bool) -> None:
     from fedveil.privacy.promise import Figure
-    from fedveil.record.finding_lines import read_findings
+    from fedveil.record.finding_lines import as_data, read_findings
     from fedveil.record.run_folder import job_of
 
     findings = read_findings(folder)
@@ -221,13 +222,16 @@ def _print_findings(folder: Path, *, json: bool) -> None:
         promised = Figure(finding.epsilon, finding.delta)
         verdict = "refuted" if finding.refutes else "not refuted"
         say(f"{finding}; saw {finding.saw}; promised: {promised}{finding.distance}: {verdict}")
+        for missed in finding.unseen:
+            say(f"  {missed}")
     if json:
-        answer(
-            [{**dataclasses.asdict(finding), "refutes": finding.refutes} for finding in findings]
+        answer([as_data(finding) for finding in findings])
+    failed = [finding for finding in findings if finding.refutes]
+    if failed:
+        raise ClaimRefuted(
+            f"{len(failed)} of {len(findings)} findings refute what the run promised: "
+            f"{'; '.join(finding.refutation for finding in failed)}"
         )
-    refuted = sum(finding.refutes for finding in findings)
-    if refuted:
-        raise ClaimRefuted(f"{refuted} of {len(findings)} findings refute what the run promised")
 
 
 @app.command()

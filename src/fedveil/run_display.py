@@ -32,6 +32,7 @@ from fedveil.privacy.ledger import Line
 from fedveil.privacy.promise import told
 from fedveil.quiet import QUIET_S, Quiet
 from fedveil.record.byte_count import shown_bytes
+from fedveil.record.finding_lines import as_data
 from fedveil.record.measures import LOSS, deciding, word
 from fedveil.record.recorder import LOST, Record
 from fedveil.record.run_folder import MODEL
@@ -132,7 +133,7 @@ def of_run(run: ReadRun) -> dict[str, object]:
         "best_round": None if best is None else best[0],
         "last": run.last,
         "accounts": of_lines(run.accounts),
-        "findings": list(run.findings),
+        "findings": [as_data(finding) for finding in run.findings],
     }
 
 
@@ -147,7 +148,7 @@ def _of_parties(run: ReadRun) -> dict[str, object]:
         "best_look": _best_look(leader),
         "last": leader.last,
         "accounts": {name: of_lines(party.accounts) for name, party in parties.items()},
-        "findings": list(run.findings),
+        "findings": [as_data(finding) for finding in run.findings],
     }
 
 
@@ -278,13 +279,16 @@ def _answers(answers: Ending) -> dict[str, str]:
 
 
 def _audited(audit: Finding) -> str:
-    """Return the canaries' lower bound on epsilon, and the verdict."""
+    """Return the canaries' bounds, the verdict, and what the audit could not have seen."""
     bound, alone, most = (figure.value for figure in audit.figures[:3])
     noise = [figure.value for figure in audit.figures if figure.name == BY_NOISE]
-    of_noise = f"{noise[0]:g} if noise is Gaussian and alike in every entry; " if noise else ""
-    return (
-        f"epsilon at least {bound:g} at confidence {CONFIDENCE:g}, of {most:g} that "
-        f"{audit.figures[0].cases} canaries can show;\n{alone:g} if they tell nothing of each "
-        f"other; {of_noise}promised for the run, in every round: "
-        f"{told(audit.epsilon, audit.delta)}: {audit.verdict}"
-    )
+    of_noise = f"{noise[0]:.4g} if noise is Gaussian and alike in every entry; " if noise else ""
+    lines = [
+        f"epsilon at least {bound:.4g} at confidence {CONFIDENCE:g}, of {most:.4g} that "
+        f"{audit.figures[0].cases} canaries can show;",
+        f"{alone:.4g} if they tell nothing of each other; {of_noise}promised for the run, in every "
+        f"round: {told(audit.epsilon, audit.delta)}: {audit.verdict}",
+    ]
+    lines += [audit.refutation] if audit.refutes else []
+    lines += [f"at this effort {audit.limits} (fedveil audit RUN lists them)"] * bool(audit.limits)
+    return "\n".join(lines)

@@ -15,7 +15,7 @@ import numpy as np
 from fedveil._arrays import Array, Bools, Float64s, Int8s
 from fedveil._validate import integer
 from fedveil.engine.canary_directions import Directions
-from fedveil.message import Message, take, take_array
+from fedveil.message import Message, Value, take, take_array
 from fedveil.privacy.choices import Choice, Counted
 from fedveil.privacy.measured_noise import MeasuredNoise
 from fedveil.protections.base import Update
@@ -170,9 +170,15 @@ class ReportEvidence:
 
     def state(self) -> Message:
         """For a checkpoint."""
-        own: Message = {"scores": self.scores, "told": self.told, "rests": self._last}
-        own = {**own, "turn": self._last_turn, **self.tally.state()}
-        return own | prefixed("noise", self.noise.state()) | prefixed("lag", self.lag.state())
+        return {
+            "scores": self.scores,
+            "told": self.told,
+            "rests": self._last,
+            "turn": self._last_turn,
+            **self.tally.state(),
+            **prefixed("noise", self.noise.state()),
+            **prefixed("lag", self.lag.state()),
+        }
 
     def restore(self, state: Message) -> None:
         """Go on from `state`, which anything may be."""
@@ -196,7 +202,7 @@ def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s
     return array.copy()
 
 
-def prefixed(prefix: str, fields: Message) -> Message:
+def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
     """Name fields so that several of their kind can stand in one message."""
     return {f"{prefix}.{name}": value for name, value in fields.items()}
 

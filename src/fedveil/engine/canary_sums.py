@@ -12,7 +12,7 @@ from fedveil._arrays import Bools, Float64s
 from fedveil._validate import integer
 from fedveil.engine.canary_directions import Directions
 from fedveil.engine.canary_reports import finite, prefixed, within
-from fedveil.message import Message, take
+from fedveil.message import Message, Value, take
 from fedveil.privacy.measured_noise import MeasuredNoise
 from fedveil.protections.base import Aggregate, Protection
 from fedveil.protections.reading import Domain
@@ -85,11 +85,10 @@ class SumEvidence:
 
     def state(self) -> Message:
         """For a checkpoint."""
-        own: Message = {"scores": self.scores, "turned": self.turned, "last": self._last}
-        own = {**own, "round": self._round, "turn": self._turn}
+        own: dict[str, Value] = {"scores": self.scores, "turned": self.turned, "last": self._last}
         for name in _NOISES:
             own |= prefixed(name, getattr(self, name).state())
-        return own
+        return {**own, "round": self._round, "turn": self._turn}
 
     def restore(self, state: Message) -> None:
         """Go on from `state`, which anything may be."""

@@ -321,13 +321,11 @@ def _canaries_few(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "audit.canaries")
 def _reports_auditable(job: JobFields) -> str | None:
-    """`audit.canaries` needs `fidelity: per_client`: other reports are not private on their own."""
-    if not job.audit.canaries or getattr(job.protection.settings, "fidelity", "") != "aggregate":
+    """`audit.canaries` needs reports that are private on their own."""
+    if not job.audit.canaries:
         return None
-    return (
-        f"audit.canaries = {job.audit.canaries} needs protection.unary.fidelity = 'per_client': "
-        f"a report under 'aggregate' is not private on its own, which the audit would find"
-    )
+    needed = job.protection.position.unauditable(job.protection.settings)
+    return needed and f"audit.canaries = {job.audit.canaries} needs {needed}"
 
 
 for _position in POSITIONS.values():

@@ -212,13 +212,18 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
         [
             figure.name,
             f"{figure.value:.4g}",
+            "" if math.isnan(figure.epsilon) else f"{figure.epsilon:.4g}",
             "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}",
             "" if math.isnan(figure.guess) else f"{figure.guess:.3g}",
             str(figure.cases),
         ]
         for figure in finding.figures
     ]
-    yield Table(["figure", "value", "95% interval", "guessing", "cases"], rows, caption)
+    yield Table(
+        ["figure", "value", "own claim", "95% interval", "guessing", "cases"], rows, caption
+    )
+    if finding.unseen:
+        yield Fold("What this audit could not have seen", [Points(finding.unseen)])
     for name in finding.pictures:
         png = _png(folder, name)
         if png is not None:

@@ -115,6 +115,29 @@ class Finding:
         return said
 
     @property
+    def limits(self) -> str:
+        """What all bounds together could not have seen, in a sentence; "" where nobody knows."""
+        claims = [(bound.unseen, bound.claim(self.epsilon)) for bound in self.bounds]
+        known = [unseen / claim for unseen, claim in claims if 0 < claim < math.inf]
+        known = [ratio for ratio in known if not math.isnan(ratio)]
+        if not known:
+            return ""
+        least, blind = min(known), sum(map(math.isinf, known))
+        sharp = f"a claim that is less than {least:.4g} times too small passes unseen"
+        if math.isinf(least):
+            sharp = "no bound could have refuted its claim"
+        return f"{sharp}; {blind} of {len(known)} bounds could not have refuted theirs"
+
+    @property
+    def refutation(self) -> str:
+        """The bounds above their claims, in words."""
+        return "; ".join(
+            f"{bound.name} {rounded_down(bound.value, 6)} where "
+            f"{bound.claim(self.epsilon):.6g} is claimed"
+            for bound in self.excesses
+        )
+
+    @property
     def distance(self) -> str:
         """How far what is claimed is from the bound that is closest to it or farthest above."""
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,6 +39,11 @@ class Audited(ABC):
     @abstractmethod
     def dimension(self) -> int:
         """How many entries an update has."""
+
+    @classmethod
+    def unauditable(cls, settings: Any) -> str | None:
+        """Return which other settings an audit needs, or None: reports must be private alone."""
+        return None
 
     def choices(self) -> Sequence[Choice]:
         """Return the random choices of a report whose truth `Reading.truths` tells."""

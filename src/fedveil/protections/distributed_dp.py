@@ -358,15 +358,18 @@ class DistributedDP(Clipped, SecureSum):
         if signs is None or self.clipping.moving is not None:
             return super().domain(round)
 
+        def encode(update: Float64s) -> Float64s:
+            return rotate(update, signs).astype(np.float64)
+
         def decode(released: Float64s) -> Float64s:
             values = released.copy()
             unrotate(values, signs)
             return values
 
-        return Domain(self.length, lambda update: rotate(update, signs), decode, moves=True)
+        return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
         """The sum as the server has it, in units of updates; where the clip moves, decoded."""
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)
-        return aggregate.released * self.noise.step
+        return aggregate.released.astype(np.float64) * self.noise.step

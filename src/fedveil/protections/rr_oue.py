@@ -16,9 +16,9 @@ from fedveil._arrays import Uint8s
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
-from fedveil.mechanisms.unary.choices import choices, truths
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.mechanisms.unary.encoding import Kind, ReportKind, Running, UnaryEncoding
+from fedveil.mechanisms.unary.known_choices import choices, truths
 from fedveil.mechanisms.unary.likelihood import log_rounded, stated_log_likelihood
 from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.audit import Case
@@ -38,7 +38,7 @@ from fedveil.protections.base import (
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
-from fedveil.protections.unary_settings import UnarySettings
+from fedveil.protections.unary_settings import UnarySettings, exact_reports
 from fedveil.rounds.answers import ClientId
 
 T = TypeVar("T")
@@ -73,9 +73,8 @@ class Unary(Protection):
     `total_eps` bounds the loss of a client that takes part in every round, by adding pure losses,
     which holds for adaptively chosen ones too.
 
-    `fidelity: aggregate` has each client send its exact states, packed as its report would be,
-    with 32 bytes of randomness, and the server draw the sum of the reports that they would have
-    sent, exactly in law. A report is then not private on its own; only a simulation may do so.
+    `fidelity: aggregate` has each client send its exact states and 32 bytes of randomness, and the
+    server draw the sum of their reports, exactly in law: in simulation only.
     """
 
     block = "unary"
@@ -117,6 +116,10 @@ class Unary(Protection):
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports of bits in place of sums, which say less"
         return None
+
+    @classmethod
+    def unauditable(cls, settings: Any) -> str | None:
+        return exact_reports(settings)
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
@@ -184,7 +187,6 @@ class Unary(Protection):
             return spent + self.report_cost(take(state, "eps", float))
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
-        """It counts in `total_eps` as any other."""
         with localcontext(prec=60, rounding=ROUND_UP):
             spent = Decimal(take(state, "spent", str))
             spent += sum(as_written(loss.epsilon) * count for loss, count in cost)
@@ -201,8 +203,7 @@ class Unary(Protection):
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """The server's estimate of every entry, and the law of its code or of the code's sum.
 
-        With `fidelity: aggregate` the states themselves. Of sums above 127 cells no likelihood is
-        stated.
+        The states where `fidelity: aggregate`; sums above 127 cells state no likelihood.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)

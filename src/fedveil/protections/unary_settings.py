@@ -50,3 +50,13 @@ class UnarySettings(Settings):
         "per_client",
         description="aggregate draws the cohort's sum at once, exactly in law; simulation only",
     )
+
+
+def exact_reports(settings: UnarySettings) -> str | None:
+    """Return why an audit cannot read reports with these settings, or None."""
+    if settings.fidelity == "per_client":
+        return None
+    return (
+        "protection.unary.fidelity = 'per_client': a report under 'aggregate' is not private on "
+        "its own, which the audit would find"
+    )

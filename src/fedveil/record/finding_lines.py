@@ -27,6 +27,13 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
         folder.write_atomically(FINDINGS, whole + line.encode())
 
 
+def as_data(finding: Finding) -> dict[str, Any]:
+    """Return a finding for a program: its fields, and what follows from them."""
+    excesses = [figure.name for figure in finding.excesses]
+    own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}
+    return {**dataclasses.asdict(finding), **own}
+
+
 def read_findings(path: Path) -> list[Finding]:
     """The findings in a run's folder; none where nothing was tried."""
     file = path / FINDINGS
