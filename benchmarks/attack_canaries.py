@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 import fedveil
-from fedveil.engine.canaries import BY_NOISE
+from fedveil.engine.canary_bounds import BY_NOISE
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.mechanisms.central_noise import CentralNoise
@@ -117,18 +117,18 @@ class Local(DPEncrypt):
         last = self.context.clients_per_round - 1  # a canary
         if self.settings.fault == "one" and (context.client, context.round) == (last, 1):
             client._form = copy(client._form)
-            client._form._mechanism = Silent(self._form.step)
+            client._form._mechanism = Silent(self._mechanism, self._form.step)
         return client
 
 
 class Silent:
-    """Of updates as they are, in whole steps: a mechanism without noise."""
+    """Clips as another mechanism does and adds no noise."""
 
-    def __init__(self, step: float) -> None:
-        self._step = step
+    def __init__(self, clipping: Any, step: float) -> None:
+        self._clipping, self._step = clipping, step
 
     def multiples(self, update: Update, entropy: Any) -> Any:
-        return np.rint(update / self._step).astype(np.int64)
+        return np.rint(self._clipping.clipped(update) / self._step).astype(np.int64)
 
 
 class SharesSettings(DistributedDPSettings):

@@ -50,18 +50,18 @@ class Faulty(DPEncrypt):
         if self.settings.fault == "one" and (context.client, context.round) == (150, 1):
             assert isinstance(client._form, _GridForm)
             client._form = copy(client._form)
-            client._form._mechanism = _Silent(self._form.step)
+            client._form._mechanism = _Silent(self._mechanism, self._form.step)
         return client
 
 
 class _Silent:
-    """A mechanism without noise."""
+    """Clips as another mechanism does and adds no noise."""
 
-    def __init__(self, step: float) -> None:
-        self._step = step
+    def __init__(self, clipping: Any, step: float) -> None:
+        self._clipping, self._step = clipping, step
 
     def multiples(self, update: Any, entropy: Any) -> Any:
-        return np.rint(update / self._step).astype(np.int64)
+        return np.rint(self._clipping.clipped(update) / self._step).astype(np.int64)
 
 
 class SharesSettings(DistributedDPSettings):

@@ -105,28 +105,26 @@ class Finding:
     @property
     def unseen(self) -> Sequence[str]:
         """What each bound could not have seen at this effort, a sentence each."""
-        said = []
-        for bound in self.bounds:
-            claim = bound.claim(self.epsilon)
-            if not math.isnan(bound.unseen) and math.isfinite(claim):
-                least = f"an epsilon up to {bound.unseen:.4g}"
-                missed = "any epsilon" if math.isinf(bound.unseen) else least
-                said.append(f"{bound.name}: misses {missed} where {claim:.4g} is claimed")
-        return said
+        return [_unseen(bound, claim) for bound, claim in self._known()]
 
     @property
     def limits(self) -> str:
-        """What all bounds together could not have seen, in a sentence; "" where nobody knows."""
-        claims = [(bound.unseen, bound.claim(self.epsilon)) for bound in self.bounds]
-        known = [unseen / claim for unseen, claim in claims if 0 < claim < math.inf]
-        known = [ratio for ratio in known if not math.isnan(ratio)]
+        """What all bounds together could not have seen, in words; "" where nobody knows."""
+        known = self._known()
+        seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
         if not known:
             return ""
-        least, blind = min(known), sum(map(math.isinf, known))
-        sharp = f"a claim that is less than {least:.4g} times too small passes unseen"
-        if math.isinf(least):
-            sharp = "no bound could have refuted its claim"
-        return f"{sharp}; {blind} of {len(known)} bounds could not have refuted theirs"
+        if not seeing:
+            return f"none of {len(known)} bounds could have refuted its claim"
+        blind = len(known) - len(seeing)
+        sharpest = min(seeing, key=lambda of: of[0].unseen / of[1] if of[1] else math.inf)
+        some = f"{blind} of {len(known)} bounds could not have refuted their claims, and "
+        return f"{some if blind else ''}the sharpest is {_unseen(*sharpest)}"
+
+    def _known(self) -> Sequence[tuple[Measured, float]]:
+        """The bounds of finite claims whose `unseen` is known, each with its claim."""
+        pairs = [(bound, bound.claim(self.epsilon)) for bound in self.bounds]
+        return [(b, claim) for b, claim in pairs if claim < math.inf and not math.isnan(b.unseen)]
 
     @property
     def refutation(self) -> str:
@@ -161,6 +159,12 @@ class Finding:
     def __str__(self) -> str:
         found = "; ".join(map(str, self.figures))
         return f"{self.attack} at effort {self.effort} against {self.protection} reached {found}"
+
+
+def _unseen(bound: Measured, claim: float) -> str:
+    """Return what a bound misses, in words."""
+    missed = "every epsilon" if math.isinf(bound.unseen) else f"epsilons up to {bound.unseen:.4g}"
+    return f"{bound.name} (misses {missed} where {claim:.4g} is claimed)"
 
 
 def timed(attack: Callable[[], Finding]) -> Finding:

@@ -1,0 +1,128 @@
+"""What the audit inside a run notices: planted faults, position by position, effort by effort.
+
+Every fault is a patch of the shipped code (tests/support/sabotage.py), which goes on stating its
+usual epsilon. A cell is the number of runs that the audit refutes. The rows without a fault must
+stay near 0: the audit is right with probability 95%, so that 1 run of 20 may be refuted. Clients
+learn as always, at a rate of 0.1, in a net of 2,080 parameters; there are as many of them as
+canaries. Secure sums are without masks, which changes no sum.
+
+    python benchmarks/audit_sabotage.py --effort quick
+
+A quarter of an hour of one busy core at quick. At full there are more runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import fedveil
+from fedveil.errors import FedveilWarning
+from fedveil.federated.job import Job
+from fedveil.privacy.finding import Finding
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+import sabotage as s
+
+#: Canaries and rounds.
+EFFORTS = ((20, 2), (100, 2), (100, 6), (300, 6))
+_SUM = {"reconstruct_secrets_threshold": 2}
+#: Positions with their parameters, and the faults that they can have.
+ROWS: Sequence[tuple[str, str, dict[str, Any], Sequence[s.Sabotage]]] = (
+    ("dp_encrypt", "the defaults", {},
+     (s.same_noise_each_round, s.same_noise_for_all_clients, s.half_the_noise,
+      s.clip_twice_too_large)),
+    ("central_gaussian", "the defaults", {},
+     (s.same_noise_each_round, s.half_the_noise, s.clip_twice_too_large)),
+    ("distributed_dp", "the defaults", {"distributed_dp": _SUM},
+     (s.same_noise_each_round, s.half_the_noise, s.clip_twice_too_large,
+      s.a_tenth_of_the_shares_missing)),
+    ("signds", "the defaults", {}, (s.same_noise_each_round, s.bit_in_clear)),
+    ("signds", "sign_eps 1", {"signds": {"sign_eps": 1.0}},
+     (s.same_noise_each_round, s.bit_in_clear, s.selection_of_twice_the_epsilon)),
+    ("rr", "the defaults", {},
+     (s.same_noise_each_round, s.epsilon_off_by_a_hundredth, s.lies_off_by_a_hundredth,
+      s.half_the_lies)),
+    ("rr", "report bits", {"unary": {"report": "bits"}},
+     (s.same_noise_each_round, s.epsilon_off_by_a_hundredth, s.lies_off_by_a_hundredth)),
+    ("oue", "the defaults", {}, (s.same_noise_each_round, s.half_the_lies)),
+)  # fmt: skip
+
+
+def job(position: str, own: dict[str, Any], canaries: int, rounds: int, seed: int) -> Job:
+    """A job of that position, with as many clients as canaries."""
+    return Job(
+        name="sabotaged", seed=seed, rounds=rounds, model="attack_canaries:net",
+        clients={"number": canaries, "fraction": 1.0},
+        data={"name": "attack_canaries:data"},
+        training={"epochs": 1, "batch_size": 20, "lr": 0.1},
+        evaluation={"every": rounds}, checkpoint={"every": rounds},
+        record={"page": False}, simulation={"workers": 0, "masks": False},
+        audit={"canaries": canaries}, protection={"name": position, **own},
+    )  # fmt: skip
+
+
+def audited(job: Job) -> Finding:
+    """What the audit of a run finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        finding = fedveil.simulate(job, Path(folder) / "run").audit
+    assert finding is not None
+    return finding
+
+
+def row(
+    position: str,
+    own: dict[str, Any],
+    fault: s.Sabotage,
+    efforts: Sequence[tuple[int, int]],
+    runs: int,
+) -> tuple[list[int], list[str]]:
+    """In how many runs the fault is found, by effort, and by which bounds at the last one."""
+    counts, by = [], set()
+    for canaries, rounds in efforts:
+        refuted = 0
+        for seed in range(runs):
+            with fault():
+                found = audited(job(position, own, canaries, rounds, seed))
+            refuted += found.refutes
+            if (canaries, rounds) == tuple(efforts[-1]):
+                by |= {of.name.partition(", ")[2] or "whatever holds" for of in found.excesses}
+        counts.append(refuted)
+    return counts, sorted(by)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--effort", choices=["quick", "full"], default="quick")
+    parser.add_argument("--only", default="", help="positions whose name begins so")
+    given = parser.parse_args()
+    runs, sound = (5, 40) if given.effort == "quick" else (10, 100)
+    warnings.simplefilter("ignore", FedveilWarning)
+    heads = [f"{canaries} canaries, {rounds} rounds" for canaries, rounds in EFFORTS]
+    print(f"| position | fault | runs | {' | '.join(heads)} | found at the last by |")
+    print("|---|---|---|" + "---|" * (len(heads) + 1))
+    began = time.perf_counter()
+    for position, how, own, faults in ROWS:
+        if not position.startswith(given.only):
+            continue
+        for fault in (nullcontext, *faults):
+            none = fault is nullcontext
+            name, count = ("none", sound) if none else (fault.__name__.replace("_", " "), runs)
+            counts, by = row(position, own, fault, EFFORTS, count)
+            cells = " | ".join(map(str, counts))
+            print(f"| {position}, {how} | {name} | {count} | {cells} | {'; '.join(by)} |",
+                  flush=True)  # fmt: skip
+    print(f"\n{time.perf_counter() - began:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Faults planted in the shipped code, each as a context in which it is there.
+
+The protections are the shipped ones and state what they always state; a mechanism, or the place
+that hands out randomness, is patched. Simulations must run in the calling process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from fedveil.engine.executors.client_side import ClientSide
+from fedveil.entropy import Entropy
+from fedveil.mechanisms import central_noise, gaussian
+from fedveil.mechanisms.central_noise import CentralNoise
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
+from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
+from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
+from fedveil.mechanisms.signds.dimension_selection import SelectionPlan, SignDS
+from fedveil.mechanisms.signds.inlier_law import InlierLaw
+from fedveil.mechanisms.unary.encoding import UnaryEncoding
+from fedveil.protections.base import Protection
+from fedveil.protections.distributed_dp import DistributedDP
+
+Sabotage = Callable[[], AbstractContextManager[Any]]
+_LEAST_Q = Fraction(1, 1 << 20)
+
+
+@contextmanager
+def same_noise_each_round() -> Iterator[None]:
+    """Clients, and a server that adds noise, draw from the first round's stream in every round."""
+    reports, central = ClientSide._new_half, Protection.noise_entropy
+
+    def stuck(self: ClientSide, client: int) -> Any:
+        round, entropy = self._round, self._entropy
+        self._entropy = _Stuck(entropy, round)  # type: ignore[assignment]
+        try:
+            return reports(self, client)
+        finally:
+            self._entropy = entropy
+
+    with (
+        patch.object(ClientSide, "_new_half", stuck),
+        patch.object(Protection, "noise_entropy", lambda self, round: central(self, 1)),
+    ):
+        yield
+
+
+class _Stuck:
+    """Hands out a client's stream of round 1 whichever round asks."""
+
+    def __init__(self, entropy: Entropy, round: int) -> None:
+        self._entropy, self._round = entropy, round
+
+    def stream(self, name: str, round: int, client: int) -> Entropy:
+        assert round == self._round
+        return self._entropy.stream(name, 1, client)
+
+
+@contextmanager
+def same_noise_for_all_clients() -> Iterator[None]:
+    """All clients of a round draw from one stream."""
+    reports = ClientSide._new_half
+
+    def shared(self: ClientSide, client: int) -> Any:
+        entropy = self._entropy
+        self._entropy = _Shared(entropy)  # type: ignore[assignment]
+        try:
+            return reports(self, client)
+        finally:
+            self._entropy = entropy
+
+    with patch.object(ClientSide, "_new_half", shared):
+        yield
+
+
+class _Shared:
+    def __init__(self, entropy: Entropy) -> None:
+        self._entropy = entropy
+
+    def stream(self, name: str, round: int, client: int) -> Entropy:
+        return self._entropy.stream(name, round, 0)
+
+
+@contextmanager
+def half_the_noise() -> Iterator[None]:
+    """Gaussian noise of half the standard deviation."""
+    add_to = DiscreteGaussian.add_to
+
+    def halved(self: DiscreteGaussian, values: Any, entropy: Entropy) -> None:
+        noise = np.zeros(len(values), np.int64)
+        add_to(self, noise, entropy)
+        values += (noise // 2).astype(values.dtype)
+
+    with patch.object(DiscreteGaussian, "add_to", halved):
+        yield
+
+
+@contextmanager
+def clip_twice_too_large() -> Iterator[None]:
+    """Updates are clipped to twice the norm that the noise is made for."""
+    to_grid, rounded = gaussian.clip_to_grid, DistributedGaussian.rounded
+
+    def wide_grid(vector: Any, clip: float, step: float) -> Any:
+        return to_grid(vector, 2 * clip, step)
+
+    def wide_rounded(self: DistributedGaussian, *given: Any) -> Any:
+        wide = copy(self)
+        wide.radius, wide.limit = 2 * self.radius, 4 * self.limit
+        return rounded(wide, *given)
+
+    with (
+        patch.object(gaussian, "clip_to_grid", wide_grid),
+        patch.object(central_noise, "clip_to_grid", wide_grid),
+        patch.object(CentralNoise, "within", lambda self, multiples: True),
+        patch.object(DistributedGaussian, "rounded", wide_rounded),
+    ):
+        yield
+
+
+@contextmanager
+def a_tenth_of_the_shares_missing() -> Iterator[None]:
+    """Every tenth client of `distributed_dp` sends its vector without noise."""
+    vector = DistributedDP.vector
+
+    def without(self: DistributedDP, update: Any, context: Any, told: Any) -> Any:
+        if context.client % 10:
+            return vector(self, update, context, told)
+        assert isinstance(self.noise, DistributedGaussian)
+        return self.noise.rounded(update, self.signs(context.round), context.entropy)
+
+    with patch.object(DistributedDP, "vector", without):
+        yield
+
+
+def bit_in_clear() -> AbstractContextManager[Any]:
+    """Randomised response tells the truth."""
+    return patch.object(
+        BinaryRandomizedResponse, "perturb", lambda self, bits, entropy: np.asarray(bits)
+    )
+
+
+@contextmanager
+def selection_of_twice_the_epsilon() -> Iterator[None]:
+    """SignDS favours top-k dimensions as it would at twice its epsilon."""
+    select = SignDS.select
+
+    def sharper(self: SignDS, update: Any, entropy: Entropy) -> Any:
+        other, dim = copy(self), len(update)
+        other._plans = {dim: _sharper(self.plan(dim), dim, 2 * self.eps)}
+        return select(other, update, entropy)
+
+    with patch.object(SignDS, "select", sharper):
+        yield
+
+
+def _sharper(plan: SelectionPlan, dim: int, eps: float) -> SelectionPlan:
+    return replace(plan, law=InlierLaw(dim, plan.topk, plan.dim_out, plan.threshold, eps))
+
+
+def epsilon_off_by_a_hundredth() -> AbstractContextManager[Any]:
+    """Codes lie as rarely as at eps + 0.01."""
+    return _codes(lambda kind, q: 1 / (1 + (1 / q - 1) * Fraction(np.exp(0.01))))
+
+
+def lies_off_by_a_hundredth() -> AbstractContextManager[Any]:
+    """A bit lies with a probability that is 0.01 lower, or next to never."""
+    return _codes(lambda kind, q: max(q - Fraction(1, 100), _LEAST_Q))
+
+
+def half_the_lies() -> AbstractContextManager[Any]:
+    """A bit lies half as often."""
+    return _codes(lambda kind, q: q / 2)
+
+
+@contextmanager
+def _codes(changed: Callable[[str, Fraction], Fraction]) -> Iterator[None]:
+    """Codes are perturbed with another q than the encoding states."""
+    perturb = UnaryEncoding.perturb_states
+
+    @lru_cache(maxsize=4)
+    def other(kind: str, eps: float, cells: int, report: str, value_range: float) -> UnaryEncoding:
+        made = UnaryEncoding(kind, eps, cells, "nearest", report, value_range)  # type: ignore[arg-type]
+        made.exact_q = Fraction(float(changed(kind, made.exact_q)))
+        made.exact_p = 1 - made.exact_q if kind == "rr" else made.exact_p
+        return made
+
+    def perturbed(self: UnaryEncoding, states: Any, entropy: Entropy) -> Any:
+        own = other(self.kind, self.eps, self.cells, self.report, self.value_range)
+        return perturb(own, states, entropy)
+
+    with patch.object(UnaryEncoding, "perturb_states", perturbed):
+        yield
+
+
+#: No fault at all.
+none = nullcontext
