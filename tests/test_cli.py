@@ -214,7 +214,7 @@ def test_audit_of_a_run_prints_what_was_found_in_it(command: Command, found: Pat
     assert code == 0
     assert out == (
         "canaries at effort standard against dp_encrypt reached epsilon at least 1.5; saw all; "
-        "promised: epsilon 2 at delta 1e-05 (meaningful), 0.5 above the largest bound: "
+        "promised: epsilon 2 at delta 1e-05 (meaningful), 0.5 above the closest bound: "
         "not refuted\n"
     )
 
@@ -226,7 +226,7 @@ def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, f
     file.write_text(file.read_text().replace("1.5", "2.5"))
     code, out, err = command("audit", str(found))
     assert code == 1
-    assert out.endswith(", 0.5 below the largest bound: refuted\n")
+    assert out.endswith(", 0.5 below the closest bound: refuted\n")
     assert re.fullmatch(r"error: \d of \d findings refute what the run promised\n", err)
 
 

