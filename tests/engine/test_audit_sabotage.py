@@ -11,7 +11,16 @@ import pytest
 
 import fedveil
 import sabotage
-from fedveil.engine.canary_bounds import ALONE, BY_CALM, BY_LAG, BY_MOVE, BY_NOISE, BY_SPARE, TURNED
+from fedveil.engine.canary_bounds import (
+    ALONE,
+    BY_CALM,
+    BY_LAG,
+    BY_MOVE,
+    BY_NOISE,
+    BY_PAIRS,
+    BY_SPARE,
+    TURNED,
+)
 from fedveil.errors import FedveilWarning
 from fedveil.federated.job import Job
 from fedveil.privacy.finding import BOUND, Finding
@@ -61,6 +70,7 @@ CASES: list[tuple[sabotage.Sabotage, str, dict[str, Any], tuple[int, int], list[
     (sabotage.same_noise_each_round, "oue", BITS, (12, 2),
      [bound("the own bit of the code told true in two rounds"),
       bound("another bit of the code told true in two rounds")]),
+    (sabotage.same_noise_for_all_clients, "dp_encrypt", {}, (11, 2), [BY_PAIRS]),
     (sabotage.same_noise_for_all_clients, "rr", {}, (12, 2),
      [bound("a code's sum told true by two canaries")]),
     (sabotage.clip_twice_too_large, "dp_encrypt", {}, (20, 2), [BY_MOVE]),

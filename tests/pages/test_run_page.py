@@ -133,7 +133,7 @@ def test_findings_stand_in_it_with_pictures_of_the_folder_alone(folder: Path) ->
     assert [part.png for part in parts if isinstance(part, Picture)] == [PNG]
     (table,) = (part for part in parts if isinstance(part, Table))
     assert table.caption.endswith("promised: epsilon 2 (meaningful): NOT WHAT WAS PROMISED")
-    assert list(table.rows[0]) == ["epsilon at least", "99", "", "0.5", "7"]
+    assert list(table.rows[0]) == ["epsilon at least", "99", "", "", "0.5", "7"]
 
 
 def malicious(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What canaries show of a run's claims: lower bounds on epsilon, each beside its own claim.
+"""Lower bounds on epsilon that canaries show of a run, each beside its own claim.
 
 All bounds hold together at `CONFIDENCE`: which there are follows from the protection alone, and
 each has the same part of the error (Bonferroni). So a single one above its claim refutes it.
@@ -23,6 +23,7 @@ from fedveil.privacy.promise import Figure
 _GAUSSIAN = "if noise is Gaussian and alike in every entry"
 BY_NOISE = f"{BOUND}, {_GAUSSIAN}"
 BY_LAG = f"{BOUND}, by differences between rounds, {_GAUSSIAN}"
+BY_PAIRS = f"{BOUND}, by differences between canaries, {_GAUSSIAN}"
 BY_CALM = f"{BOUND}, by differences between decoded rounds, {_GAUSSIAN}"
 BY_SPARE = f"{BOUND}, by entries that no update reaches, {_GAUSSIAN}"
 BY_MOVE = f"{BOUND}, by how far canaries move it, {_GAUSSIAN}"
@@ -80,11 +81,10 @@ class Canvass:
         """The noise around what canaries sent, and how far they moved what was released."""
         if not self.measured:
             return
-        told, sums = self.reports.told, self.sums
-        seen = self.reports if told else sums
-        clients = len(self.included) if told else 1
+        told, reports, sums = self.reports.told, self.reports, self.sums
+        seen, count = (reports, len(self.included)) if told else (sums, 1)
 
-        def by(name: str, noise: MeasuredNoise, moved: float) -> Bound:
+        def by(name: str, noise: MeasuredNoise, moved: float, clients: int = count) -> Bound:
             def bound(error: float) -> Measured:
                 rounds = max(1, noise.releases // clients)
                 distance = noise.distance(moved, rounds, error=error)
@@ -94,13 +94,15 @@ class Canvass:
 
         yield by(BY_NOISE, seen.noise, self.moved)
         yield by(BY_LAG, seen.lag, 1.0)
+        if told and count > 1:
+            yield by(BY_PAIRS, reports.pairs, 1.0, count // 2)
         if not told and sums.spare.entries:
             yield by(BY_SPARE, sums.spare, self.moved)
         if not told and sums.moves:
             yield by(BY_CALM, sums.calm, 1.0)
 
         def by_move(error: float) -> Measured:
-            rounds = max(1, seen.noise.releases // clients)
+            rounds = max(1, seen.noise.releases // count)
             signs = 2.0 * self.included - 1
             moves = signs * seen.scores / rounds
             distance, uncertain = moved_distance(moves, rounds, seen.noise, error=error)

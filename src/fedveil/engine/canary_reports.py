@@ -1,9 +1,9 @@
-"""What each canary's own reports show: its coin, the noise in them, and their random choices.
+"""Evidence in each canary's own reports: its coin, the noise, and the random choices.
 
 A reader of reports knows everything but the coin, so an auditor who knows the coins, too, knows
-what was noised. That noise is measured, and so is the difference of two rounds' noise, in which
-noise that comes a second time cancels. Of random choices it is counted how often they were told
-true: in one report, in two of a canary's reports, and in two canaries' reports of one round.
+what was noised. That noise is measured, and so is the difference of two reports' noise, in which
+noise that comes a second time cancels: of one canary in two rounds, and of two canaries in one
+round. Random choices are counted that were told true: in one report, and in both of such two.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class ReportEvidence:
     """Scores of canaries by their own reports, larger where a coin is likelier 1, and the noise.
 
     `moved`: how far a canary's update reaches if the clip holds. `told`: whether reports say
-    anything of an update.
+    anything of an update. `noise`: in reports. `lag`: in differences of a canary's two reports.
+    `pairs`: in differences of two canaries' reports of a round.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class ReportEvidence:
         self._places = _spread(dimension, _KEPT // 8 // count)
         # One entry fewer than there are: the direction that was sent is left out.
         self.noise, self.lag = MeasuredNoise(dimension - 1), MeasuredNoise(len(self._places) - 1)
+        self.pairs = MeasuredNoise(max(1, len(self._places) - 2))
         self.tally = ChoiceTally(choices, count)
         self._found, self._shared = np.zeros(count), np.zeros(0)
         self._rests: dict[int, Float64s] = {}
@@ -128,6 +130,9 @@ class ReportEvidence:
             rest = reading.estimate - (reading.estimate @ unit) * unit
             self.noise.add(float(rest @ rest))
             self._rests[number] = rest[self._places]
+            if number % 2 and number - 1 in self._rests:
+                difference = (rest[self._places] - self._rests[number - 1]) / (2 * self._moved)
+                self.pairs.add(float(difference @ difference))
             self._shared = weighed + (self._shared if len(self._shared) else 0.0)
             self._found[number] = weighed @ unit
         elif reading.log_likelihood is None:
@@ -178,6 +183,7 @@ class ReportEvidence:
             **self.tally.state(),
             **prefixed("noise", self.noise.state()),
             **prefixed("lag", self.lag.state()),
+            **prefixed("pairs", self.pairs.state()),
         }
 
     def restore(self, state: Message) -> None:
@@ -192,6 +198,7 @@ class ReportEvidence:
         self.tally.restore(state, count)
         self.noise.restore(within("noise", state))
         self.lag.restore(within("lag", state))
+        self.pairs.restore(within("pairs", state))
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
@@ -214,6 +221,6 @@ def within(prefix: str, state: Message) -> Message:
 
 
 def _spread(count: int, most: int) -> Array:
-    """Return at most so many of `count` places, evenly spread."""
+    """Return at most `most` of `count` places, evenly spread."""
     kept = max(1, min(count, most))
     return np.arange(kept) * count // kept

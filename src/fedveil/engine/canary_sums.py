@@ -1,4 +1,4 @@
-"""What the sums of rounds show of canaries, in the domain in which a protection releases them.
+"""Evidence in the sums of rounds, in the domain in which a protection releases them.
 
 A protection may release a sum that is rotated anew in every round (`Protection.domain`). Its noise
 is added there, so that noise which comes a second time cancels there and nowhere else.

@@ -3,7 +3,7 @@
 Many mechanisms tell the truth or something else by an independent draw: a bit that is flipped, a
 selection that is favoured. An auditor who knows a client's update knows the truth, and counts how
 often it is told. Told true with probability `chance(eps)`, k of n such choices refute every
-epsilon for which so many are too unlikely (Clopper and Pearson).
+epsilon for which k or more are too unlikely (Clopper and Pearson).
 
 In two releases with draws of their own, both are true with probability chance(eps)². A draw that
 is used twice makes both true far more often: it then looks like the draw of a larger epsilon.
@@ -49,7 +49,7 @@ class Counted:
         self.tries += tries
 
     def lower_bound(self, chance: Callable[[float], float], *, error: float) -> float:
-        """Return the largest epsilon that so many true choices refute, or 0.
+        """Return the largest epsilon that the true choices refute, or 0.
 
         It is above the epsilon of the choices with probability at most `error`.
         """
@@ -58,7 +58,7 @@ class Counted:
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
         """Return an epsilon up to which a false claim is probably not refuted; infinite if any is.
 
-        At a larger one, so many choices are expected to be told true that `claim` is refuted.
+        At a larger one, enough choices are expected to be told true for `claim` to be refuted.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):
@@ -75,7 +75,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return the largest probability that so many hits refute."""
+        """Return the largest probability that this number of hits refutes."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:

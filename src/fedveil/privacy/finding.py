@@ -104,12 +104,12 @@ class Finding:
 
     @property
     def unseen(self) -> Sequence[str]:
-        """What each bound could not have seen at this effort, a sentence each."""
+        """A sentence for each bound: what it could not have seen at this effort."""
         return [_unseen(bound, claim) for bound, claim in self._known()]
 
     @property
     def limits(self) -> str:
-        """What all bounds together could not have seen, in words; "" where nobody knows."""
+        """In words, what all bounds together could not have seen; "" where nobody knows."""
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
         if not known:

@@ -77,7 +77,7 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return the distance at which so many rounds tell a client's two updates apart, and its error.
+    """Return how far apart `rounds` releases put a client's two updates, and how uncertain it is.
 
     `moves`: how far a release was found to lie on the side of each client's update, on average
     over the rounds, in the units of `noise`. Nothing is assumed of how far it should. The distance

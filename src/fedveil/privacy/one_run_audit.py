@@ -222,7 +222,7 @@ def alone(
 def _unseen(
     refutes: Callable[[int], bool], guesses: int, share: Callable[[float], float], claim: Figure
 ) -> float:
-    """Return the epsilon at which so many right guesses are expected that the claim is refuted."""
+    """Return the epsilon at which enough right guesses are expected for the claim to be refuted."""
     if claim.epsilon >= _MOST or not refutes(guesses):
         return math.inf
     low, high = -1, guesses

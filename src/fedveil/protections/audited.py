@@ -1,4 +1,4 @@
-"""What a protection says of itself to an audit inside a run: what it releases, and where."""
+"""The part of a protection that an audit inside a run asks: what it releases, and where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The random choices of a `UnaryEncoding` report: what an auditor who knows the values checks."""
+"""The random choices of a `UnaryEncoding` report, for an auditor who knows the values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedveil.privacy.choices import Choice, told_true
 
 
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
-    """Return the choices of a report of so many parameters; none for sums above 127 cells.
+    """Return the choices of a report of `dimension` parameters; none for sums above 127 cells.
 
     `bits`: a bit of the code is told true with probability e^eps / (1 + e^eps), except the own bit
     in oue, which is a fair coin. `sum`: S is the state itself with the probability that its law
