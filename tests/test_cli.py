@@ -15,6 +15,7 @@ from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.starter import DEFAULT_JOB
 from fedveil.vertical.commands import command_line
+from sabotage import same_noise_each_round
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -230,6 +231,34 @@ def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, f
         "error: 1 of 1 findings refute what the run promised: epsilon at least 2.5 where 2 is "
         "claimed\n"
     )
+
+
+def test_a_refuted_run_exits_1_when_it_ends_and_when_it_is_shown(
+    command: Command, tmp_path: Path
+) -> None:
+    """With `--json`, too, whose output is whole."""
+    settings = ("rounds=2", "simulation.workers=0", "clients.number=12", "clients.fraction=1",
+                "data.name=parts:data", "model=parts:wide", "audit.canaries=9",
+                "training.batch_size=6", "protection.name=rr",
+                "protection.unary.report=bits")  # fmt: skip
+    given = [part for key in settings for part in ("--set", key)]
+    (tmp_path / "job.yaml").write_text("name: audited\n")
+    code, _, err = command("run", "job.yaml", *given, "--out", "sound")
+    assert code == 0, err
+    with same_noise_each_round():
+        code, out, err = command("run", "job.yaml", *given, "--out", "run", "--json")
+    refuted = "epsilon at least, a bit of the code told true in two rounds"
+    assert code == 1
+    assert f"error: the audit refutes what the run promised: {refuted} " in err
+    (finding,) = json.loads(out)["findings"]
+    assert (finding["refutes"], finding["excesses"]) == (True, [refuted])
+    assert any("misses every epsilon" in text for text in finding["not_seen"])
+    for more in ((), ("--json",)):
+        code, out, err = command("audit", "run", *more)
+        assert code == 1
+        assert f"findings refute what the run promised: {refuted} " in err
+    assert json.loads(out)[0]["refutes"] is True
+    assert command("audit", "sound")[0] == 0
 
 
 def test_audit_of_a_folder_without_findings_says_how_to_get_some(

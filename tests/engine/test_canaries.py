@@ -11,7 +11,7 @@ import pytest
 
 import fedveil
 from fedveil.engine.canaries import Canaries, CanaryTraining
-from fedveil.engine.canary_bounds import BY_NOISE
+from fedveil.engine.canary_bounds import BY_NOISE, Canvass
 from fedveil.engine.canary_directions import Directions
 from fedveil.engine.canary_reports import ReportEvidence
 from fedveil.engine.canary_sums import SumEvidence
@@ -21,7 +21,9 @@ from fedveil.engine.round_checkpoint import LATEST
 from fedveil.errors import DeploymentError, InvalidValue, JobError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job.deploy import deployable
+from fedveil.privacy.choices import Choice, in_pairs, told_true
 from fedveil.privacy.finding import Finding
+from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Aggregate
 from fedveil.protections.reading import Reading
 from fedveil.record.finding_lines import FINDINGS, read_findings
@@ -140,6 +142,41 @@ def test_what_canaries_sent_is_not_noise() -> None:
         reports.read(0, Reading(estimate, np.ones(30)), rows[0], rows[0].astype(np.float32))
         alone = noise @ noise - (rows[0] @ noise) ** 2
         assert reports.noise.squares == pytest.approx(alone)
+
+
+def test_noise_that_reports_share_is_taken_off_every_score() -> None:
+    directions, included = Directions(0, 3, 30), np.array([True, True, False])
+    shared = np.random.default_rng(5).normal(0, 1.0, 30)
+    seen = ReportEvidence(directions, included, 2.5, 30, ())
+    for number, sign in enumerate((1, 1, -1)):
+        unit = -directions.vector(number)
+        reading = Reading(sign * 2.5 * unit + shared, np.ones(30))
+        seen.read(number, reading, unit, unit.astype(np.float32))
+    seen.close(-1)
+    assert np.allclose(seen.scores, [2.5, 2.5, -2.5])
+
+
+def test_pairs_of_rounds_are_disjoint_and_the_error_is_split_over_all_bounds() -> None:
+    """Seven canaries make three pairs, and five rounds two."""
+    choice, directions = Choice("a bit", 1.0, told_true, 3), Directions(0, 7, 30)
+    included = np.array([True, False] * 3 + [True])
+    seen = ReportEvidence(directions, included, 1.0, 30, [choice])
+    truth, empty = np.array([1, 0, -1], np.int8), np.zeros(30)
+    reading = Reading(empty, np.ones(30), log_likelihood=lambda update: 0.0,
+                      truths=lambda update: [truth])  # fmt: skip
+    for _ in range(5):
+        for number in range(7):
+            seen.read(number, reading, empty, empty.astype(np.float32))
+        seen.close(1)
+    (counts,) = seen.tally.counts
+    assert [(n.hits, n.tries) for n in counts] == [(35, 70), (14, 28), (15, 30)]
+    sums = SumEvidence(directions, included, 1.0, make_protection(job(), 30))
+    canvass = Canvass(included, seen, sums, 2.0, gaussian=False, measured=False)
+    figures = {figure.name: figure for figure in canvass.figures(Figure(3.0, 0.0))}
+    assert len([figure for figure in figures.values() if figure.is_bound]) == 5
+    found = figures["epsilon at least, a bit told true in two rounds"]
+    assert (found.epsilon, found.cases) == (1.0, 28)
+    assert found.value == counts[1].lower_bound(in_pairs(told_true), error=0.05 / 5)
 
 
 def test_without_canaries_a_run_holds_nothing_of_an_audit(tmp_path: Path) -> None:

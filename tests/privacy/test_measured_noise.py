@@ -10,7 +10,7 @@ import pytest
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.privacy.gaussian_curve import analytic_sigma
-from fedveil.privacy.measured_noise import MeasuredNoise
+from fedveil.privacy.measured_noise import MeasuredNoise, moved_distance
 
 DELTA, EPS, ROUNDS = 1e-5, 8.0, 4
 #: Of one release of a client that moves it by 2.
@@ -75,3 +75,28 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     taken.restore(measured(9, np.array([3.0])).state())
     taken.add(2.0)
     assert taken == whole
+
+
+def moved(draw: np.random.Generator, clip: float, clients: int) -> tuple[float, float]:
+    """Clients that move ROUNDS releases by `clip` each way, under noise for a clip of 1."""
+    noise = measured(500, SIGMA**2 * draw.chisquare(500, ROUNDS))
+    moves = clip + SIGMA / math.sqrt(ROUNDS) * draw.normal(size=clients)
+    return moved_distance(moves, ROUNDS, noise, error=0.05)
+
+
+def test_how_far_clients_move_it_is_measured_and_not_believed() -> None:
+    draw = Seeded(1, "noise").generator()
+    true = 2 * math.sqrt(ROUNDS) / SIGMA
+    found = np.array([moved(draw, 1.0, 300)[0] for _ in range(300)])
+    assert np.mean(found > true) <= 0.05
+    assert np.median(found) > 0.7 * true
+    wide, uncertain = moved(draw, 2.0, 300)
+    assert wide > 1.5 * true
+    assert 0 < uncertain < 0.3 * true
+
+
+def test_of_one_client_nobody_can_say_how_far_it_moves() -> None:
+    assert moved(Seeded(1, "noise").generator(), 1.0, 1) == (0.0, math.inf)
+    assert moved_distance(np.ones(5), 1, MeasuredNoise(3), error=0.05) == (0.0, math.inf)
+    inward = moved_distance(-np.arange(1.0, 6.0), 1, measured(9, np.ones(2)), error=0.05)
+    assert inward[0] == 0.0

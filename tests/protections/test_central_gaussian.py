@@ -293,3 +293,13 @@ def test_settings_that_do_not_fit_get_one_sentence(settings: Any, sentence: str)
 def test_contexts_that_do_not_fit_get_one_sentence(options: Any, sentence: str) -> None:
     with pytest.raises(InvalidValue, match=sentence):
         protection(**options)
+
+
+def test_what_is_released_of_a_secret_cohort_is_the_sum_over_what_was_expected() -> None:
+    """Three reported where five were expected: the mean is over five, and so the sum is."""
+    data = dict(list(updates().items())[:3])
+    for poisson, reports in ((False, 3), (True, 5)):
+        made = protection(seeded=True, poisson=poisson)
+        aggregate = play(made, data).aggregate()
+        assert aggregate.reports == 3
+        assert np.allclose(made.released(aggregate), reports * aggregate.update)

@@ -354,3 +354,30 @@ def test_a_run_records_what_its_survivors_released(tmp_path: Path) -> None:
     events = (tmp_path / "full" / "events.log").read_text()
     assert "without masks (simulation.masks = false)" in events
     assert "without masks" not in (tmp_path / "masked" / "events.log").read_text()
+
+
+def test_an_audit_sees_the_sum_before_it_is_decoded() -> None:
+    """Rotated, with the entries that no update reaches; and nothing is kept for nobody."""
+    made = protection(masks=False)
+    assert play(made, updates()).released is None
+    made.audited = True
+    aggregate = play(made, updates())
+    domain, released = made.domain(ROUND), made.released(aggregate)
+    assert domain.moves
+    assert domain.length == len(released) == 64
+    decoded = domain.decode(released)
+    assert np.allclose(decoded[:DIMENSION], aggregate.reports * aggregate.update)
+    assert np.abs(decoded[DIMENSION:]).min() > 0
+    update = updates()[1].astype(np.float64)
+    assert np.allclose(domain.decode(domain.encode(update))[:DIMENSION], update)
+    assert np.linalg.norm(domain.encode(update)) == pytest.approx(np.linalg.norm(update))
+    assert not np.allclose(made.domain(ROUND + 1).encode(update), domain.encode(update))
+
+
+@pytest.mark.parametrize("options", [{"rotation": False}, {"clip_quantile": 0.5}])
+def test_a_sum_that_is_not_rotated_is_seen_as_updates(options: dict[str, Any]) -> None:
+    made = protection(masks=False, **options)
+    made.audited = True
+    aggregate = play(made, updates())
+    assert not made.domain(ROUND).moves
+    assert np.allclose(made.released(aggregate), aggregate.reports * aggregate.update)

@@ -1,0 +1,66 @@
+"""A finding: every bound beside its own claim, and any excess refutes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedveil.privacy.finding import Finding, Measured
+
+
+def finding(*figures: Measured) -> Finding:
+    return Finding("canaries", "standard", "rr", figures, epsilon=100.0, delta=1e-5)
+
+
+def test_any_excess_of_any_bound_refutes() -> None:
+    below, other = Measured("epsilon at least", 40.0), Measured("coins", 500.0)
+    own = Measured("epsilon at least, a bit", 9.61, epsilon=9.6, delta=0.0)
+    assert not finding(below, other).refutes
+    assert finding(below, own, other).refutes
+    assert finding(below, own, other).excesses == [own]
+    assert finding(below, own).refutation == "epsilon at least, a bit 9.61 where 9.6 is claimed"
+    by_a_hair = Measured("epsilon at least", 100.0 + 1e-9)
+    assert finding(by_a_hair).refutes
+    assert not finding(Measured("epsilon at least", 100.0)).refutes
+
+
+def test_the_distance_is_to_the_bound_that_is_closest_to_its_claim() -> None:
+    far, close = Measured("epsilon at least", 40.0), Measured("epsilon at least, a", 4.5, epsilon=5)
+    assert finding(far, close).distance == ", 0.5 above the closest bound"
+    assert finding(far, Measured("epsilon at least, a", 6.0, epsilon=5)).distance == (
+        ", 1 below the closest bound"
+    )
+    assert Finding("canaries", "standard", "rr", [far]).distance == ""
+
+
+def test_a_bound_is_shown_rounded_down() -> None:
+    assert str(Measured("epsilon at least", 9.99999999)) == "epsilon at least 9.99999"
+    assert str(Measured("epsilon at least", math.inf)) == "epsilon at least inf"
+    own = Measured("epsilon at least, a bit", 9.61, epsilon=9.6)
+    assert str(own) == "epsilon at least, a bit 9.61 of 9.6 claimed"
+
+
+def test_its_limits_are_those_of_the_sharpest_bound() -> None:
+    blind = Measured("epsilon at least", 1.0, unseen=math.inf)
+    sharp = Measured("epsilon at least, a", 1.0, epsilon=4.0, unseen=4.4)
+    dull = Measured("epsilon at least, b", 1.0, unseen=300.0)
+    unknown = Measured("epsilon at least, c", 1.0)
+    assert finding(blind, dull, sharp, unknown).limits == (
+        "1 of 3 bounds could not have refuted their claims, and the sharpest is epsilon at least, "
+        "a (misses epsilons up to 4.4 where 4 is claimed)"
+    )
+    assert finding(blind).limits == "none of 1 bounds could have refuted its claim"
+    assert finding(unknown).limits == ""
+    assert finding(blind, unknown).unseen == [
+        "epsilon at least (misses every epsilon where 100 is claimed)"
+    ]
+    assert Finding("canaries", "standard", "rr", [blind]).unseen == []
+
+
+def test_a_coin_that_must_tell_nothing_has_the_claim_0() -> None:
+    coin = Measured("epsilon at least, a coin", 0.2, epsilon=0.0, unseen=0.7)
+    assert finding(coin).refutes
+    assert "(misses epsilons up to 0.7 where 0 is claimed)" in finding(coin).limits
+    with pytest.raises(ValueError, match="no figure other"):
+        finding(coin).figure("other")
