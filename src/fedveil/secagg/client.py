@@ -23,17 +23,17 @@ _DEALT_BYTES = 2 * shamir.SHARE_BYTES
 
 
 class Client:
-    """Answers each message of a round once, in order; trusts none of them.
+    """A client that answers each message of a round once, in order, and trusts none of them.
 
-    What leaves it: public keys; sealed shares; its vector plus masks that are uniform in the ring
-    for whoever lacks `threshold` shares of its seed, or its pairwise keys; and for each client
-    of its neighbourhood one share, of the seed or of the key, never of both. A message that could
-    get more out of it, or that is not the next one, raises `ClientWithheld` and ends the round
-    for this client: it answers nothing after that.
+    It sends only this: public keys; sealed shares; its vector plus masks, which are uniform in the
+    ring for anyone who lacks `threshold` shares of its seed or its pairwise keys; and one share for
+    each client of its neighbourhood, either of the seed or of the key, never of both. A message
+    that could extract more, or that is not the next one, raises `ClientWithheld` and ends the round
+    for this client. It answers nothing after that.
 
-    Under active security it discloses shares only where `threshold` survivors have signed the
-    same survivors, senders, origin, keys and terms as itself. Its own keys, drawn for this
-    attempt at the round, are among them; its caller sees to it that one vector of a round leaves.
+    Under active security it discloses shares only if `threshold` survivors have signed the same
+    survivors, senders, origin, keys and terms as itself. Its own keys, drawn for this attempt at
+    the round, are among them. The caller must make sure that only one vector of a round is sent.
     """
 
     def __init__(
@@ -53,14 +53,15 @@ class Client:
         self._pairs = Pairs() if pairs is None else pairs
         self._state = client_state(terms.active_security)
         self._tagger = Tagger(terms.context)
-        #: A digest of what this client was shown: of the keys, then of all that masks are bound to.
+        #: Digest of what this client was shown: of the keys at first, then of all that masks depend
+        #: on.
         self._view = b""
         self._cipher = KeyPair.draw(entropy)
         self._mask = KeyPair.draw(entropy)
         self._seed = Secret(entropy.token(SECRET_BYTES))
         self._mask_keys: dict[int, bytes] = {}
         self._channels: dict[int, bytes] = {}
-        #: Dealer -> the two shares that this client holds for it.
+        #: Dealer -> the two shares that this client received from it.
         self._held: dict[int, bytes] = {}
         self._sharers: list[int] = []
         self._signed: list[int] | None = None
@@ -68,10 +69,11 @@ class Client:
     def respond(
         self, message: Message, vector: Signed | None = None, origin: bytes = b""
     ) -> Message:
-        """The answer to the server's message; `vector` goes into the masked phase's,
-        which uses it up.
+        """Answer the server's message.
 
-        `origin`: a digest of what the vector was made from, which must be one for all clients.
+        The masked phase's answer carries `vector`, which it overwrites.
+
+        `origin`: a digest of what the vector was made from, which must be equal for all clients.
         """
         self._state.after(Event.REFUSAL)  # who has refused cannot refuse again
         event: Phase | Event = Event.REFUSAL
@@ -86,10 +88,11 @@ class Client:
         return {"phase": phase, "round": self.terms.round, **answer}
 
     def keep(self) -> Message:
-        """All that a client needs to answer the next message in place of this one; secret.
+        """Return the secret state that another process needs to answer the next message.
 
-        Empty where this client answers nothing more. Two clients that go on from the same state
-        could be asked for both kinds of share of one peer: who stores it must give it out once.
+        Returns an empty message if this client answers nothing more. Two clients resumed from one
+        state could be asked for both kinds of share of one peer, so its store must give it out only
+        once.
         """
         if self._state.phase is None:
             return {}
@@ -110,7 +113,7 @@ class Client:
         return kept
 
     def take_up(self, kept: Message) -> None:
-        """Go on from what `keep` gave for the same client; its terms must be those of now."""
+        """Resume from the state that `keep` returned for this client, under unchanged terms."""
         if take(kept, "context", bytes) != self.terms.context:
             raise ClientWithheld("the round's terms are others than at its beginning")
         self._view = take(kept, "view", bytes)
@@ -125,7 +128,7 @@ class Client:
         self._state.resume(take(kept, "next", str))
 
     def _expected(self, message: Message) -> Phase:
-        """The phase of a message, if it is the next; a word that is no phase is in no row."""
+        """Return the phase of a message. Raises an error unless it is the next phase."""
         phase: Phase = take(message, "phase", str)
         if take(message, "round", int) != self.terms.round:
             raise ClientWithheld("the message is of another round")
@@ -179,7 +182,7 @@ class Client:
         return {"sealed": as_rows(sealed, phases.SEALED_BYTES), "tags": as_rows(tags, TAG_BYTES)}
 
     def _agreed(self, cipher_keys: Mapping[int, bytes]) -> dict[int, bytes]:
-        """The secret with each of the others, of the keys that shares are sealed with."""
+        """Agree on a secret with each peer, from the keys that shares are sealed with."""
         mine, others = self._cipher, list(cipher_keys.values())
         names = [(mine.public, k) if mine.public < k else (k, mine.public) for k in others]
 
@@ -189,7 +192,7 @@ class Client:
         return dict(zip(cipher_keys, self._pairs.once(names, make), strict=True))
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Keep the neighbourhood's mask keys and their view; give its cipher keys. Check all."""
+        """Check and save the neighbourhood's mask keys and their view. Returns its cipher keys."""
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
         mask_keys = take_rows(message, "mask_keys", len(members), keys.KEY_BYTES)
@@ -209,7 +212,7 @@ class Client:
         terms, most = self.terms, self.terms.sharing
         self._check_enough(members)
         if terms.neighbours is not None:
-            # Itself, and one more where both the neighbours and the clients are odd in number.
+            # The client itself, plus one if both the neighbours and the clients are odd in number.
             most = min(most, terms.neighbours + 1 + terms.neighbours % 2)
         if members > most:
             raise ClientWithheld(f"{members} clients share secrets, {most} are allowed")
@@ -228,7 +231,7 @@ class Client:
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
     def _masked(self, message: Message, vector: Array | None, origin: bytes) -> dict[str, Value]:
-        """Open what was dealt to this client, and mask the vector."""
+        """Open the shares that were dealt to this client, and mask the vector."""
         sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
         if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
@@ -239,7 +242,10 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Keep the shares that dealers have sealed for this client; those whose are none."""
+        """Open and save the shares that were sealed for this client.
+
+        Returns dealers of invalid boxes.
+        """
         locks = [(self._channels[dealer], self._view, dealer, self.client) for dealer in sealed]
         dealt = dict(zip(sealed, self._pairs.opened(locks, list(sealed.values())), strict=True))
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
@@ -258,7 +264,9 @@ class Client:
         return pack(lanes, 0, ring.bits)
 
     def _pair_seeds(self, peers: list[int]) -> list[bytes]:
-        """The seeds of the masks between this client and these: as `keys.pair_seed`."""
+        """Derive the seeds of the masks between this client and `peers`, as `keys.pair_seed`
+        does.
+        """
         mine, view, me = self._mask, self._view, self.client
         others = [self._mask_keys[peer] for peer in peers]
         ends = [(min(me, peer), max(me, peer)) for peer in peers]
@@ -276,7 +284,7 @@ class Client:
         return self._pairs.once(names, make)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
-        """Sign the list of survivors, and all else that this client was shown."""
+        """Sign the list of survivors, and everything else that this client was shown."""
         survivors = take_ids(message, "survivors")
         self._check_survivors(survivors)
         assert self._identity is not None
@@ -299,7 +307,9 @@ class Client:
             raise ClientWithheld("the survivors include a client that has shared no secrets")
 
     def _unmask(self, message: Message) -> dict[str, Value]:
-        """One share of each client: of the seed of a survivor, of the key of one that dropped."""
+        """Return one share of each client: a survivor's seed share, or a dropped client's key
+        share.
+        """
         survivors, dropped = take_ids(message, "survivors"), take_ids(message, "dropped")
         if set(survivors) & set(dropped):
             raise ClientWithheld("asked for both kinds of share of one client")
@@ -317,10 +327,10 @@ class Client:
         return {"shares": as_rows(shares, shamir.SHARE_BYTES)}
 
     def _check_consistency(self, message: Message, survivors: list[int]) -> None:
-        """At least `threshold` survivors must have signed what this client has signed.
+        """Check that at least `threshold` survivors signed what this client signed.
 
-        This client's keys of this attempt at the round are in what they sign, so that signatures
-        of another attempt say nothing here.
+        The signed text covers this client's keys of this attempt at the round. Signatures of
+        another attempt therefore do not count.
         """
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")

@@ -1,4 +1,6 @@
-"""Who deals shares to whom, which of them come back, and what they add up to."""
+"""The server's record of which client dealt shares to which, and what the disclosed shares add
+up to.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Kind, Tagger
 class Disclosure:
     """The shares of one round, seen from the server.
 
-    A dealer deals one share of each of its two secrets to every member of its neighbourhood, the
-    holders, itself among them; a holder's place in the neighbourhood is the share's point. Once
-    it is decided who is in the sum, each holder discloses one share of each dealer.
+    A dealer deals one share of each of its two secrets to every member of its neighbourhood, itself
+    included. The members are the holders; a holder's place in the neighbourhood is the share's
+    point. Once the survivors are decided, each holder discloses one share of each dealer.
     """
 
     def __init__(self, tagger: Tagger, threshold: int) -> None:
@@ -30,58 +32,59 @@ class Disclosure:
         self._members: dict[int, list[int]] = {}
         self._tags: dict[int, bytes] = {}
         self._sharers: frozenset[int] = frozenset()
-        #: Who has dealt and is not in the sum.
+        #: Clients that have dealt shares and are not in the sum.
         self.dropped: frozenset[int] = frozenset()
         #: Holder -> the dealers whose boxes it could not open, in order; and dealer -> its holders
         #: that have no shares of it.
         self._refused: dict[int, list[int]] = {}
         self._without: dict[int, set[int]] = {}
         self._shares: dict[int, shamir.Field] = {}
-        # Neighbourhoods are many and mostly one list: what follows from a list is kept by its id.
+        # Most neighbourhoods are one shared list object, so results derived from it are cached by
+        # id.
         self._places: dict[int, dict[int, int]] = {}
         self._dealers: dict[int, list[int]] = {}
 
     def deal(self, dealer: int, members: list[int], tags: bytes) -> None:
-        """A dealer's neighbourhood, and the tags of what it has dealt to each member."""
+        """Record a dealer's neighbourhood, and the tags of the shares dealt to each member."""
         self._members[dealer] = members
         self._tags[dealer] = tags
         if id(members) not in self._places:
             self._places[id(members)] = {member: place for place, member in enumerate(members)}
 
     def share(self, sharers: Sequence[int]) -> None:
-        """Nobody but these has dealt."""
+        """Record that `sharers` and nobody else have dealt shares."""
         self._sharers = frozenset(sharers)
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Where the holder stands, from 0, in the neighbourhood of each of its dealers."""
+        """Return the holder's place, from 0, in the neighbourhood of each of its dealers."""
         members, places = self._members, self._places
         return {dealer: places[id(members[dealer])][holder] for dealer in self.dealers_to(holder)}
 
     def dealers_to(self, holder: int) -> list[int]:
-        """Who has dealt shares to this holder, in order; the graph is symmetric."""
+        """Return the clients that dealt shares to this holder, in order. The graph is symmetric."""
         members = self._members[holder]
         if id(members) not in self._dealers:
             self._dealers[id(members)] = [m for m in members if m in self._sharers]
         return self._dealers[id(members)]
 
     def deals_to(self, holder: int, dealers: Sequence[int]) -> bool:
-        """Whether all of these have dealt shares to the holder; it counts as its own dealer."""
+        """Return True if all `dealers` dealt shares to the holder. It counts as its own dealer."""
         places = self._places[id(self._members[holder])]
         return all(dealer in places and dealer in self._sharers for dealer in dealers)
 
     def refuse(self, holder: int, dealers: list[int]) -> None:
-        """This holder has no shares of these dealers, in order."""
+        """Record that this holder has no shares of these dealers, given in order."""
         if dealers:
             self._refused[holder] = dealers
         for dealer in dealers:
             self._without.setdefault(dealer, set()).add(holder)
 
     def decide(self, survivors: Collection[int]) -> None:
-        """Who is in the sum: their seeds are disclosed, and the others' keys."""
+        """Set who is in the sum. Survivors' seeds and the other clients' keys are disclosed."""
         self.dropped = self._sharers.difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """The smallest number of a dealer's holders that have answered and hold its shares."""
+        """Return the smallest number, over all dealers, of answering holders with its shares."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)
@@ -94,13 +97,13 @@ class Disclosure:
         return fewest
 
     def asked_of(self, holder: int) -> list[int]:
-        """The dealers whose shares this holder discloses, in order."""
+        """Return the dealers whose shares this holder discloses, in order."""
         refused = frozenset(self._refused.get(holder, ()))
         dealers = self.dealers_to(holder)
         return [d for d in dealers if d not in refused] if refused else dealers
 
     def take(self, holder: int, shares: bytes) -> None:
-        """The shares that a holder discloses; refuses them all if one is not what was dealt."""
+        """Store the shares that a holder discloses. Refuses all of them if one is not as dealt."""
         places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
         kinds: list[Kind] = [KEY if dealer in dropped else SEED for dealer in asked]
@@ -112,7 +115,10 @@ class Disclosure:
         self._shares[holder] = shamir.decode_shares(shares)
 
     def join(self) -> dict[int, Secret]:
-        """Every dealer's disclosed secret; raises `RoundVoid` for one that has dealt none."""
+        """Reconstruct every dealer's disclosed secret.
+
+        Raises `RoundVoid` if shares match no secret.
+        """
         dealers = sorted(self._sharers)
         shape = (len(dealers), self._threshold)
         points, rows = np.empty(shape, np.int64), np.empty(shape, np.int64)
@@ -137,7 +143,7 @@ class Disclosure:
         return secrets
 
     def spoilt(self, dealer: int) -> NoReturn:
-        """End the round: what this dealer has dealt are not shares of its secret."""
+        """End the round because this dealer's shares do not match its secret."""
         raise RoundVoid(
             "unmask",
             0,
@@ -146,7 +152,7 @@ class Disclosure:
         )
 
     def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
-        """The first holders of the dealer's shares that have disclosed them, as many as needed."""
+        """Return the first `threshold` holders that have disclosed the dealer's shares."""
         members = self._members[dealer]
         if id(members) not in chosen:
             chosen[id(members)] = [m for m in members if m in self._shares]
@@ -156,10 +162,10 @@ class Disclosure:
         return list(islice((h for h in chosen[id(members)] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Where the dealer's share is among those that the holder has disclosed."""
+        """Return the position of the dealer's share among those that the holder has disclosed."""
         key = id(self._members[holder])
         if key not in index:
             index[key] = {d: row for row, d in enumerate(self.dealers_to(holder))}
         row = index[key][dealer]
-        # Those that it has refused are missing before it.
+        # Shares of refused dealers are missing before it.
         return row - bisect_left(self._refused[holder], dealer) if holder in self._refused else row

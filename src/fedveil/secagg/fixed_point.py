@@ -1,8 +1,8 @@
 """Real vectors as whole numbers, so that their sum is exact.
 
-An entry x in [-clip, clip] becomes x / step, step = clip / largest, rounded at random to one of
-the two whole numbers around it so that its mean is x / step; the probability of either is exact
-to 2^-53. Entries beyond clip are set to it.
+An entry x in [-clip, clip] becomes x / step, step = clip / largest, rounded at random to one of the
+two neighbouring whole numbers such that its mean is x / step. Each probability is exact to 2^-53.
+Entries beyond clip are set to it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class FixedPoint:
         self.step = self.clip / self.largest
 
     def clips(self, vector: Array) -> bool:
-        """Whether the vector has entries beyond clip."""
+        """Return True if the vector has entries beyond clip."""
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Each entry clipped, scaled and rounded at random; into `out`, where that is given."""
+        """Clip, scale and randomly round each entry, into `out` if given."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):
@@ -41,7 +41,7 @@ class FixedPoint:
         return out
 
     def restore(self, total: Int64s) -> Float64s:
-        """The real vector that a sum of whole numbers stands for, in the sum's own memory."""
+        """Convert a sum of whole numbers to its real vector, in the sum's own memory."""
         real = into_floats(total)
         real *= self.step
         return real
@@ -58,7 +58,7 @@ def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: In
 
 @compiled(_round_numpy)
 def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
-    """Clip, scale and round up as often as the entries' fractions say, by a word each."""
+    """Clip, scale and round up with the entry's fraction as probability, using one word each."""
     scale = largest / clip
     for i in range(len(part)):
         scaled = min(max(np.float64(part[i]), -clip), clip) * scale

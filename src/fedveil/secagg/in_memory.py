@@ -27,10 +27,10 @@ Vectors = Mapping[int, Array]
 
 @dataclass(frozen=True)
 class SecureSum:
-    """The sum of the survivors' vectors, and the bytes of each phase, all clients together.
+    """The sum of the survivors' vectors, and the bytes of each phase for all clients together.
 
-    `total` is int64 for integer vectors; for real ones float64, exactly the sum of the quantised
-    vectors.
+    `total` is int64 for integer vectors. For real vectors it is float64, exactly the sum of the
+    quantised vectors.
     """
 
     total: Array
@@ -54,10 +54,10 @@ def run_round(
     """Play one round among the clients that have a vector.
 
     A client in `drop[phase]` is silent from that phase on. `threshold` is a number in 1..n for n
-    clients, or in 1..neighbours + 1 in the sparse graph. Real vectors are clipped to `clip` (the
-    largest magnitude among them without it) and quantised to `bits` bits an entry; integer
-    vectors are summed as they are. `entropy`: the operating system's without it. Raises
-    `RoundVoid` where too few clients are left.
+    clients, or in 1..neighbours + 1 in the sparse graph. Real vectors are clipped to `clip`
+    (default: the largest magnitude among them) and quantised to `bits` bits per entry. Integer
+    vectors are summed unchanged. `entropy` defaults to the operating system's. Raises `RoundVoid`
+    if too few clients are left.
     """
     entropy = Secure() if entropy is None else entropy
     integer("threshold", threshold, 1, len(vectors) if neighbours is None else neighbours + 1)
@@ -95,7 +95,7 @@ def run_round(
 
 @dataclass
 class _InMemory(Carrier):
-    """Carries the messages of one round between the halves, every one of them through its bytes."""
+    """Transport between the two halves of a round that encodes and decodes every message."""
 
     clients: Mapping[int, Client]
     numbers: Vectors
@@ -105,7 +105,7 @@ class _InMemory(Carrier):
     down: dict[str, int] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
-        """The clients' answers, but for those that have fallen silent."""
+        """Yield the clients' answers, without the clients that have dropped out."""
         self.gone.update(self.silent.get(phase, ()))
         self.up[phase] = self.down[phase] = 0
         encoded: dict[int, bytes] = {}
@@ -139,7 +139,9 @@ def _silences(
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
 ) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
-    """The vectors as whole numbers, their largest magnitude, and how to read their sum."""
+    """Return the vectors as whole numbers, their largest magnitude, and the decoder of their
+    sum.
+    """
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:
         raise InvalidValue(f"vectors of {len(arrays)} clients; the sum of one is no secret")

@@ -1,8 +1,8 @@
 """Keys of one client and one round: agreement, derived seeds, sealed shares, signatures.
 
-Everything that is derived is bound to what the clients on both sides were shown (`view`: job,
-round, terms, keys and more) and to their identities, so that nothing of one round, attempt or pair
-means anything in another.
+Every derived value is bound to what the clients on both sides were shown (`view`: job, round,
+terms, keys and more) and to their identities. Nothing from one round, attempt or pair is therefore
+valid in another.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SEAL_BYTES = 16
 _ID_BYTES = 8
-# A `seal_key` seals one message and is forgotten: the nonce never meets its key again.
+# A `seal_key` seals one message and is forgotten, so the nonce never meets its key again.
 _NONCE = bytes(12)
-#: Some 60 MB; pairs grow with the square of the clients.
+#: About 60 MB. The number of pairs grows with the square of the clients.
 _MOST_KEPT = 1 << 17
 _ENDS = struct.Struct("<qq").pack
-#: What is derived of a shared secret.
+#: Labels of the values derived from a shared secret.
 PAIR_MASK, SEALED_SHARES = b"pair mask", b"sealed shares"
-#: So many agreements take longer than to load native code, or to compile it once.
+#: This many agreements take longer than loading native code, or compiling it once.
 _WORTH_COMPILING = 1 << 13
 _agreed = 0
 
 Name: TypeAlias = tuple[object, ...]
-#: A shared secret, a view, and the two ends: who seals and who opens, or the smaller one first.
+#: A shared secret, a view, and the two ends: sealer and opener, or the smaller one first.
 Lock: TypeAlias = tuple[bytes, bytes, int, int]
 
 
 @cache
 def _probe() -> X25519PrivateKey:
-    """Any clamped scalar is a multiple of the cofactor and sends a point of low order to zero."""
-    # The first key loads OpenSSL, which no command needs that only reads a job.
+    """Return a private key that detects public keys of low order."""
+    # Any clamped scalar is a multiple of the cofactor and sends a point of low order to zero.
+    # Cached, since the first key loads OpenSSL, which commands that only read a job do not need.
     return X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES)))
 
 
@@ -62,11 +63,11 @@ class KeyPair:
 
     @classmethod
     def draw(cls, entropy: Entropy) -> KeyPair:
-        """A fresh pair."""
+        """Draw a new pair."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def agree(self, public: X25519PublicKey) -> bytes:
-        """The shared secret of X25519; raises `InvalidValue` for a key of low order."""
+        """Return the shared secret of X25519. Raises `InvalidValue` for a key of low order."""
         try:
             return self._private.exchange(public)
         except ValueError:
@@ -77,43 +78,43 @@ class KeyPair:
 
 
 class Pairs:
-    """What two clients' keys come to: each end of a pair works it out for itself."""
+    """Secrets that two clients derive from their keys. Each end computes them for itself."""
 
     simulated = False
 
     def agreed(self, mine: KeyPair, others: Sequence[bytes]) -> list[bytes]:
-        """The secret with each of the public keys; raises `InvalidValue` for one of low order."""
+        """Return the secret with each public key. Raises `InvalidValue` for one of low order."""
         return [mine.agree(public_key(other)) for other in others]
 
     def derived(self, label: bytes, locks: Sequence[Lock]) -> list[bytes]:
-        """Of each lock's secret what `pair_seed` or `seal_key` makes of it, by the label."""
+        """Derive `pair_seed` or `seal_key`, chosen by `label`, from each lock's secret."""
         return [_derive(secret, view, label + _ENDS(*ends)) for secret, view, *ends in locks]
 
     def sealed(self, locks: Sequence[Lock], shares: Sequence[bytes]) -> list[bytes]:
-        """Shares in boxes, each under its `seal_key`."""
+        """Seal each share in a box, under its `seal_key`."""
         made = self.derived(SEALED_SHARES, locks)
         boxes = zip(made, locks, shares, strict=True)
         return [seal(key, *lock[1:], one) for key, lock, one in boxes]
 
     def opened(self, locks: Sequence[Lock], boxes: Sequence[bytes]) -> list[bytes | None]:
-        """What `sealed` has sealed; None for whatever else is in a box."""
+        """Open boxes made by `sealed`. Returns None for each box with other content."""
         made = self.derived(SEALED_SHARES, locks)
         sealed = zip(made, locks, boxes, strict=True)
         return [unseal(key, *lock[1:], box) for key, lock, box in sealed]
 
     def once(self, names: Sequence[Name], make: Callable[[list[int]], list[bytes]]) -> list[bytes]:
-        """What `make` gives for the places of some names, for all of them, in order.
+        """Return the value of each name, in order, made by `make` from the names' places.
 
-        A name holds all that its value is made of and both ends have.
+        A name holds everything that its value depends on and that both ends know.
         """
         return make([*range(len(names))])
 
 
 class BothEnds(Pairs):
-    """The same where one process plays both ends of every pair, in simulation alone.
+    """Cache for a simulation, in which one process plays both ends of every pair.
 
-    The end that comes first works it out and the other one takes it: X25519 gives both the same.
-    Threads that come at once work it out twice, and so do the ends of what there is no room for.
+    The end that comes first computes a value and the other end reuses it: X25519 gives both the
+    same one. Threads that come at once both compute it, as do both ends once the cache is full.
     """
 
     simulated = True
@@ -122,7 +123,9 @@ class BothEnds(Pairs):
         self._kept: dict[Name, bytes] = {}
 
     def agreed(self, mine: KeyPair, others: Sequence[bytes]) -> list[bytes]:
-        """Where there are many, the processor's wide instructions give the same bytes faster."""
+        """Agree as the base class does, faster for many keys, with the processor's wide
+        instructions.
+        """
         if _worth_compiling(len(others)):
             from fedveil.secagg import wide_x25519
 
@@ -134,7 +137,7 @@ class BothEnds(Pairs):
         return super().agreed(mine, others)
 
     def derived(self, label: bytes, locks: Sequence[Lock]) -> list[bytes]:
-        """As `agreed`."""
+        """Derive as the base class does, faster once many secrets were agreed on."""
         if _worth_compiling(0) and len({view for _, view, *_ in locks}) == 1:
             from fedveil.secagg import wide_hkdf
 
@@ -149,7 +152,7 @@ class BothEnds(Pairs):
         return boxes
 
     def opened(self, locks: Sequence[Lock], boxes: Sequence[bytes]) -> list[bytes | None]:
-        """Nothing that this process has sealed, for these ends and so, is opened once more."""
+        """Open boxes. Boxes that this process sealed under the same locks come from the cache."""
         kept = self._kept
         found = [kept.pop((*lock, box), None) for lock, box in zip(locks, boxes, strict=True)]
         unknown = [place for place, one in enumerate(found) if one is None]
@@ -174,7 +177,7 @@ class BothEnds(Pairs):
 
 
 def _worth_compiling(more: int) -> bool:
-    """Whether so many agreements more are enough for native code, of all that were made here."""
+    """Count `more` agreements. Returns True once the total is worth compiling native code."""
     global _agreed
     _agreed += more
     return HAVE_NUMBA and _agreed > _WORTH_COMPILING
@@ -182,17 +185,17 @@ def _worth_compiling(more: int) -> bool:
 
 @lru_cache(maxsize=1)
 def both_ends(seed: int, round: int) -> BothEnds:
-    """One for all clients of a simulated round."""
+    """Return the one cache for all clients of a simulated round."""
     return BothEnds()
 
 
 def public_key(raw: bytes) -> X25519PublicKey:
-    """The public key that 32 bytes are."""
+    """Decode a public key from 32 bytes."""
     return X25519PublicKey.from_public_bytes(raw)
 
 
 def has_low_order(raw: bytes) -> bool:
-    """Whether agreeing on a secret with this public key gives zero, whoever does."""
+    """Return True if agreement with this public key gives zero for every private key."""
     try:
         _probe().exchange(public_key(raw))
     except ValueError:
@@ -201,31 +204,31 @@ def has_low_order(raw: bytes) -> bool:
 
 
 def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
-    """The seed of the mask between two clients, the same on both sides.
+    """Derive the seed of the mask between two clients, equal on both sides.
 
-    HKDF-SHA256 (RFC 5869): salt what the two were shown, input the agreed secret of the mask
-    keys, info a label and both identities, the smaller first.
+    HKDF-SHA256 (RFC 5869): the salt is what the two were shown, the input is the agreed secret of
+    the mask keys, the info is a label and both identities, the smaller first.
     """
     low, high = min(one, other), max(one, other)
     return _derive(shared, view, PAIR_MASK + _ENDS(low, high))
 
 
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
-    """The key of one sealed message, the same on both sides."""
+    """Derive the key of one sealed message, equal on both sides."""
     return _derive(shared, view, SEALED_SHARES + _ENDS(sender, receiver))
 
 
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
-    """Shares for the eyes of `receiver` alone (AES-256-GCM); 16 bytes longer than they are.
+    """Encrypt shares for `receiver` (AES-256-GCM). The result is 16 bytes longer.
 
-    The `seal_key` of this sender, receiver and view seals nothing else; the associated data names
-    the three again.
+    The `seal_key` of this sender, receiver and view seals nothing else. The associated data names
+    all three again.
     """
     return AESGCM(key).encrypt(_NONCE, shares, view + _ENDS(sender, receiver))
 
 
 def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
-    """What `seal` sealed; None where it is anything else."""
+    """Decrypt a message made by `seal`. Returns None for anything else."""
     try:
         return AESGCM(key).decrypt(_NONCE, sealed, view + _ENDS(sender, receiver))
     except InvalidTag:
@@ -233,7 +236,7 @@ def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -
 
 
 class Identity:
-    """A client's long-lived Ed25519 key, whose public half is in the job's roster."""
+    """A client's long-lived Ed25519 key. Its public half is in the job's roster."""
 
     __slots__ = ("_private", "public")
 
@@ -243,11 +246,11 @@ class Identity:
 
     @classmethod
     def draw(cls, entropy: Entropy) -> Identity:
-        """A fresh identity."""
+        """Draw a new identity."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def sign(self, text: bytes) -> bytes:
-        """Vouch for a text of this module's: the keys or the survivors of a round."""
+        """Sign a text of this module: the keys or the survivors of a round."""
         return self._private.sign(text)
 
     def __repr__(self) -> str:
@@ -255,17 +258,17 @@ class Identity:
 
 
 def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
-    """What a client signs of the keys that it advertises."""
+    """Return the text that a client signs for the keys that it advertises."""
     return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
 
 
 def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
-    """What a client signs of the survivors that the server has named, and of all before that."""
+    """Return the text that a client signs for the named survivors and everything before them."""
     return b"fedveil survivors" + view + _ids(survivors)
 
 
 def is_signed(public: bytes | None, signature: bytes, text: bytes) -> bool:
-    """Whether `signature` is the one of `Identity.sign`; a stranger, None, signs nothing."""
+    """Return True if `signature` is the one of `Identity.sign`. A stranger, None, signs nothing."""
     try:
         Ed25519PublicKey.from_public_bytes(public or b"").verify(signature, text)
     except (InvalidSignature, ValueError):

@@ -1,9 +1,9 @@
 """Masks: vectors of uniform ring elements, each the AES-256-CTR keystream of a seed.
 
-The ring is the integers modulo 2^bits. A vector is held in lanes of 32 or 64 bits, the narrower
-that hold an element; lanes wrap around, which is arithmetic modulo a multiple of 2^bits, and
+The ring is the integers modulo 2^bits. A vector is stored in lanes of 32 or 64 bits, the narrower
+that fit an element. Lanes wrap around, which is arithmetic modulo a multiple of 2^bits, and
 `Ring.reduce` cuts a result to the ring's own bits. The keystream is read as whole little-endian
-lanes, so that its low bits, of which the elements are made, are uniform.
+lanes, so their low bits, which make the elements, are uniform.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fedveil._validate import integer
 
 Lanes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
-# Keystream, zeros and a stretch of the vector stay in the second-level cache together.
+# Keystream, zeros and a stretch of the vector fit the second-level cache together.
 _BLOCK_BYTES = 1 << 17
 _ZEROS = memoryview(bytes(_BLOCK_BYTES))
-# A seed has a key of its own, so that every keystream begins at the same counter.
+# Each seed has its own key, so every keystream can begin at the same counter.
 _COUNTER = modes.CTR(bytes(16))
 _CIPHERS_AT_ONCE = 256
 _SIGNED = 1 << 16
-#: So much keystream takes longer than to load native code, or to compile it once.
+#: This much keystream takes longer than loading native code, or compiling it once.
 _WORTH_COMPILING = 1 << 30
 _masked_bytes = 0
 
@@ -42,15 +42,15 @@ class Ring:
 
     @classmethod
     def for_sum(cls, terms: int, largest: int, beyond: int = 0) -> Ring:
-        """The smallest ring in which so many terms of at most that magnitude cannot wrap.
+        """Return the smallest ring in which `terms` terms of at most `largest` cannot wrap.
 
-        Sums lie in -reach .. reach, reach = terms * largest, and by up to `beyond` outside of that
-        where something is added to them: 2 * (reach + beyond) + 1 values, which 64 bits must hold.
+        Sums lie in -reach .. reach, reach = terms * largest, and up to `beyond` outside of that if
+        something is added to them: 2 * (reach + beyond) + 1 values, which must fit 64 bits.
         """
         return cls((2 * (terms * largest + beyond)).bit_length() or 1)
 
     def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
-        """Whole numbers as elements in lanes, in memory of their own; `used_up`: or in theirs."""
+        """Convert whole numbers to elements in lanes. `used_up` allows reusing their memory."""
         if used_up and values.itemsize == self.lane.itemsize:
             return values.view(self.lane)
         return values.astype(self.lane)
@@ -61,7 +61,9 @@ class Ring:
             lanes &= self.lane.type((1 << self.bits) - 1)
 
     def signed(self, lanes: Lanes, out: Int64s | None = None) -> Int64s:
-        """Elements as the whole numbers in -2^(bits-1) .. 2^(bits-1) - 1 that they stand for.
+        """Convert elements to the whole numbers in -2^(bits-1) ..
+
+        2^(bits-1) - 1 that they stand for.
 
         `lanes` may lie at the beginning of `out`: they are read from the end.
         """
@@ -77,11 +79,11 @@ class Ring:
 def add_masks(
     vector: Lanes, seeds: Sequence[tuple[bytes, bool]], *, simulated: bool = False
 ) -> None:
-    """Add the mask of each seed to a vector of lanes, or subtract it where the flag is false.
+    """Add the mask of each seed to a vector of lanes, or subtract it if its flag is false.
 
-    A stretch of the vector meets all masks before the next one does, so that the vector is read
-    from memory once. `simulated`: nobody is to be kept from anything, and where there is much to
-    mask the processor's own instructions give the same bytes faster.
+    Each stretch of the vector meets all masks before the next stretch, so that the vector is read
+    from memory once. `simulated`: the masks protect nobody, and for much work the processor's own
+    instructions give the same bytes faster.
     """
     if simulated and _worth_compiling(vector.nbytes * len(seeds)) and vector.flags.c_contiguous:
         from fedveil.secagg import wide_aes
@@ -107,7 +109,7 @@ def add_masks(
 
 
 def _worth_compiling(more: int) -> bool:
-    """Whether so many bytes more are enough for native code, of all that were masked here."""
+    """Count `more` masked bytes. Returns True once the total is worth compiling native code."""
     global _masked_bytes
     _masked_bytes += more
     return HAVE_NUMBA and _masked_bytes > _WORTH_COMPILING

@@ -1,8 +1,8 @@
-"""Who masks with whom, and who holds shares of whose secrets.
+"""The graph of clients that mask with each other and hold shares of each other's secrets.
 
-Complete: everybody with everybody (Bonawitz et al., 2017). Sparse: the clients are put on a
-circle in an order that the server draws, and each is joined to its nearest on either side (Bell
-et al., 2020, for a server that follows the protocol).
+Complete: everybody with everybody (Bonawitz et al., 2017). Sparse: the server draws an order that
+puts the clients on a circle, and joins each to its nearest on either side (Bell et al., 2020, for a
+server that follows the protocol).
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from fedveil.entropy import Entropy
 
 #: `neighbours: auto` is the complete graph up to this many clients.
 COMPLETE_UP_TO = 1000
-#: What `automatic` provides for: this share of the clients collude with the server ...
+#: `automatic` provides for this share of the clients colluding with the server ...
 CORRUPT = 0.2
-#: ... and this share drop out ...
+#: ... and this share dropping out ...
 DROPPED = 0.2
-#: ... and these are the probabilities that a client is unmasked, or a round is void, even so.
+#: ... and allows these probabilities that a client is unmasked, or that a round is void.
 UNMASKED = 2.0**-40
 VOID = 2.0**-20
 
 
 def complete(clients: Sequence[int]) -> dict[int, list[int]]:
-    """Each client's neighbourhood, in order: all, in one list that all of them share."""
+    """Return each client's neighbourhood: all clients, in order, in one list that all share."""
     everybody = sorted(clients)
     return dict.fromkeys(everybody, everybody)
 
 
 def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> dict[int, list[int]]:
-    """Each client's neighbourhood, in order: itself and `neighbours` others at random.
+    """Return each client's neighbourhood, in order: itself and `neighbours` others at random.
 
-    One more where both `neighbours` and the clients are odd in number, since no graph has an odd
-    number of odd vertices; all others where there are no more than that.
+    There is one more if both `neighbours` and the clients are odd in number, since no graph has an
+    odd number of odd vertices. If there are no more than `neighbours` others, all are neighbours.
     """
     ordered = sorted(clients)
     n = len(ordered)
@@ -57,19 +57,18 @@ def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> dict[in
 
 @lru_cache
 def automatic(clients: int, threshold: int) -> int | None:
-    """The fewest neighbours that are safe for so many clients with this threshold.
+    """Return the fewest neighbours that are safe for `clients` clients and this `threshold`.
 
-    None, the complete graph, for up to `COMPLETE_UP_TO` clients and where no number below half of
-    them is safe: little would be saved.
-    Safe: with a share `CORRUPT` of the clients on the server's side, all neighbourhoods together
-    hold `threshold` of them, or the honest clients that stay fall apart on the circle, with
-    probability at most `UNMASKED`; with a share `DROPPED` silent, some neighbourhood has fewer
-    than `threshold` left with probability at most `VOID`.
+    Returns None, the complete graph, for up to `COMPLETE_UP_TO` clients and if no number below half
+    of them is safe: little would be saved. Safe means: if a share `CORRUPT` of the clients colludes
+    with the server, the probability that some neighbourhood has `threshold` of them, or that the
+    honest clients that stay fall apart on the circle, is at most `UNMASKED`. If a share `DROPPED`
+    is silent, some neighbourhood has fewer than `threshold` left with probability at most `VOID`.
 
-    More neighbours make it likelier that `threshold` of them are corrupt, and less likely that
-    fewer stay or that the circle is cut: both ends of what may be safe are found by bisection.
-    Where the first of them is not safe, it is because the two chances of being unmasked count
-    together; the second falls by a constant factor with each step and has soon vanished.
+    More neighbours make it likelier that `threshold` of them are corrupt, and less likely that too
+    few stay or that the circle is cut. Bisection finds both ends of the range that may be safe. If
+    the lower end is not safe, the reason is that the two chances of being unmasked add up; the
+    second falls by a constant factor with each step and soon vanishes.
     """
     if clients <= COMPLETE_UP_TO:
         return None
@@ -79,7 +78,7 @@ def automatic(clients: int, threshold: int) -> int | None:
         return clients * _tail(clients, corrupt, k, threshold)
 
     def apart(k: int) -> float:
-        # The circle is cut where k/2 in a row are gone; two cuts are needed, one is counted.
+        # The circle is cut where k/2 in a row are gone. Two cuts are needed; one is counted.
         return float(clients * ((corrupt + dropped) / clients) ** (k // 2))
 
     def enough(k: int) -> bool:
@@ -93,10 +92,10 @@ def automatic(clients: int, threshold: int) -> int | None:
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
-    """The probability that a uniform draw holds at least so many of the marked clients.
+    """Return the probability that a uniform draw holds at least `least` of the marked clients.
 
-    What lies further than 8 sqrt(drawn) from the mean is left out: all of it together has a
-    probability below 2^-180 (Hoeffding).
+    Terms further than 8 sqrt(drawn) from the mean are omitted: together they have a probability
+    below 2^-180 (Hoeffding).
     """
     mean, reach = drawn * marked / clients, 8 * math.sqrt(drawn)
     low = max(least, math.floor(mean - reach), drawn + marked - clients, 0)

@@ -1,7 +1,7 @@
-"""The phases of a round and what their messages hold.
+"""The phases of a round and the fields of their messages.
 
 Every message also carries `phase` and `round`. A neighbourhood is a client and its neighbours in
-the masking graph, in ascending order; arrays with a row for each member keep that order.
+the masking graph, in ascending order. Arrays with a row for each member keep that order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIELDS: Fields = {
     "masked": (("senders", "sealed"), ("vector", "refused")),
     # Who is in the sum; that list, signed (active security only).
     "consistency": (("survivors",), ("signature",)),
-    # Who is in the sum and who is not; a share of each, of the seed of one, the key of the other.
+    # The clients in the sum and the others; a share of each client's seed or of its key.
     "unmask": (("survivors", "dropped"), ("shares",)),
 }
 #: With active security.
@@ -47,7 +47,7 @@ SIGNED_FIELDS: Fields = {
 #: A client deals every member a share of its mask's seed and one of its mask key.
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 
-#: An answer's field -> one of the greatest length, for so many members of a neighbourhood.
+#: An answer's field -> an example of the greatest length, given the neighbourhood's size.
 _LONGEST: Mapping[str, Callable[[Terms, int], Value]] = {
     "cipher_key": lambda terms, members: bytes(KEY_BYTES),
     "mask_key": lambda terms, members: bytes(KEY_BYTES),
@@ -60,19 +60,19 @@ _LONGEST: Mapping[str, Callable[[Terms, int], Value]] = {
 }
 
 PHASES: tuple[Phase, ...] = tuple(FIELDS)
-#: The phase in which what a client sends depends on its vector.
+#: The phase in which a client's message depends on its vector.
 TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """The bytes of the longest honest answer in a phase, to whom has at most so many members."""
+    """Return the bytes of a phase's longest honest answer, for `members` in a neighbourhood."""
     names = (SIGNED_FIELDS if terms.active_security else FIELDS)[phase][1]
     answer = {name: _LONGEST[name](terms, members) for name in names}
     return encoded_bytes({"phase": phase, "round": terms.round, **answer})
 
 
 def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
-    """The client numbers in the field `name` of an untrusted message, ascending."""
+    """Read ascending client numbers from the field `name` of an untrusted message."""
     array: np.ndarray = take(message, name, np.ndarray)
     if array.dtype != np.int64 or array.ndim != 1:
         raise MessageInvalid(f"field {name} is missing or malformed")
@@ -85,12 +85,12 @@ def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
 
 
 def as_ids(clients: Sequence[int]) -> np.ndarray:
-    """Client numbers as a field."""
+    """Encode client numbers as a field."""
     return np.array(clients, np.int64)
 
 
 def take_bytes(message: Message, name: str, size: int) -> bytes:
-    """So many bytes in the field `name` of an untrusted message."""
+    """Read exactly `size` bytes from the field `name` of an untrusted message."""
     value: bytes = take(message, name, bytes)
     if len(value) != size:
         raise MessageInvalid(f"field {name} has the wrong length")
@@ -98,22 +98,22 @@ def take_bytes(message: Message, name: str, size: int) -> bytes:
 
 
 def as_rows(rows: Sequence[bytes], size: int) -> Uint8s:
-    """Strings of so many bytes each as a field."""
+    """Encode strings of `size` bytes each as a field."""
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
 
 
 def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]:
-    """So many strings of so many bytes in the field `name` of an untrusted message."""
+    """Read `count` strings of `size` bytes from the field `name` of an untrusted message."""
     return [row.tobytes() for row in take_array(message, name, "uint8", (count, size))]
 
 
 def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, bytes]:
-    """The clients in the field `ids` of an untrusted message, each with its row of `name`."""
+    """Read the clients in the field `ids` of an untrusted message, each with its row of `name`."""
     clients = take_ids(message, ids)
     return dict(zip(clients, take_rows(message, name, len(clients), size), strict=True))
 
 
 def as_table(ids: str, name: str, table: Mapping[int, bytes], size: int) -> dict[str, Value]:
-    """What is known of clients as these two fields, in ascending order of their numbers."""
+    """Encode a mapping of clients to bytes as the fields `ids` and `name`, in ascending order."""
     clients = sorted(table)
     return {ids: as_ids(clients), name: as_rows([table[c] for c in clients], size)}

@@ -27,19 +27,20 @@ from fedveil.secagg.view import keys_view, vectors_view
 
 
 class Server:
-    """Adds masked vectors up as they arrive, and takes the masks off the sum at the end.
+    """A server that sums masked vectors as they arrive, and removes the masks at the end.
 
-    `receive` refuses a message with `ReportRejected` and is then as it was before; whoever has
-    not answered when `advance` closes a phase has dropped out. `advance` raises `RoundVoid`
-    where too few are left, and the sum is never unmasked. `entropy` draws the sparse graph, and
-    who goes on where more clients are there than may share secrets. `origin`: as a client's.
-    `processes`: how many the unmasking may use. `simulated`: nobody is to be kept from anything.
+    `receive` refuses a message with `ReportRejected`, which leaves the state unchanged. A client
+    that has not answered when `advance` closes a phase has dropped out. `advance` raises
+    `RoundVoid` if too few are left, and the sum is never unmasked. `entropy` draws the sparse
+    graph, and the clients that continue if more answer than may share secrets. `origin`: equal to
+    the clients'. `processes`: the most that unmasking may use. `simulated`: the masks protect
+    nobody.
 
-    Memory: the sum, and for each client and neighbour a sealed pair of shares until they are
-    passed on, two tags, and in the end one share.
+    Memory: the sum, and for each client and neighbour a sealed pair of shares until they are passed
+    on, two tags, and in the end one share.
     """
 
-    #: Masks cancel in the sum of all of a round's clients only.
+    #: Masks cancel only in the sum of all of a round's clients.
     mergeable = False
 
     def __init__(
@@ -68,9 +69,9 @@ class Server:
         self._signatures: dict[int, bytes] = {}
         self._neighbourhoods: dict[int, list[int]] = {}
         self._sealed: dict[int, bytes] = {}
-        #: What all clients are shown, as each of them digests it.
+        #: Digest of what all clients are shown, equal to each client's own.
         self._view = b""
-        #: The sum as whole numbers in the end; until then its first part is the sum in lanes.
+        #: Holds the sum as whole numbers in the end. Until then its first part is the sum in lanes.
         self._room = np.zeros(terms.length, np.int64)
         self._total = self._room.view(self.ring.lane)[: terms.length]
         self._disclosure = Disclosure(Tagger(terms.context), terms.threshold)
@@ -79,18 +80,18 @@ class Server:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase whose answers are taken; None when the round has ended."""
+        """The phase whose answers are accepted. None when the round has ended."""
         return self._state.phase
 
     @property
     def longest(self) -> int:
-        """How many bytes an honest answer of the phase has at most."""
+        """The largest size in bytes of an honest answer of this phase."""
         members = max(map(len, self._neighbourhoods.values()), default=0)
         return phases.longest_answer(self.phase, self.terms, members) if self.phase else 0
 
     @property
     def complete(self) -> bool:
-        """Whether the sum is to be had."""
+        """True if the unmasked sum is available."""
         return self._state.name == "complete"
 
     def opening(self) -> Message:
@@ -113,7 +114,7 @@ class Server:
         self._answered.add(client)
 
     def advance(self) -> dict[int, Message] | None:
-        """Close the phase: the next one's messages; None when the masks are off the sum."""
+        """Close the phase. Returns the next one's messages, or None once the sum is unmasked."""
         try:
             answered = self._close(self._state.name, sorted(self._answered))
             if self.phase is not None:
@@ -125,10 +126,10 @@ class Server:
                 self._helpers.pop().close()
 
     def _close(self, closed: State, answered: list[int]) -> list[int]:
-        """Leave the phase, if enough can go on; gives those that are asked next."""
+        """Leave the phase if enough clients answered. Returns the clients to ask next."""
         if closed == "share":
             self._disclosure.share(answered)
-        # Signatures are counted, not whose shares their signers hold.
+        # Signatures count by themselves, without regard to the shares that their signers hold.
         got = len(answered) if closed == "consistency" else self._disclosure.fewest(answered)
         needed = self.terms.threshold
         if closed == "masked" and len(answered) < self.terms.least:
@@ -145,9 +146,9 @@ class Server:
         return answered
 
     def total(self) -> Int64s:
-        """The sum of the survivors' vectors, once `advance` has returned None.
+        """Return the sum of the survivors' vectors, once `advance` has returned None.
 
-        It is in this server's own memory, and the caller's to change.
+        The caller may change it: it is this server's own memory.
         """
         if not self.complete:
             raise InvalidValue("the sum is asked for and the masks are not off it")
@@ -204,14 +205,16 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Those that go on: all, or as many as the terms allow, at random."""
+        """Return the clients that continue: all, or a random draw of as many as the terms allow."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]
         return [answered[place] for place in sorted(drawn)]
 
     def _keys(self, answered: list[int]) -> dict[int, Message]:
-        """To each client the keys of its neighbourhood; in the complete graph one message."""
+        """Return each client's message with its neighbourhood's keys, shared by a complete
+        graph.
+        """
         neighbours = self.terms.neighbours or len(answered) - 1
         self._neighbourhoods = masking_graph.sparse(answered, neighbours, self._entropy)
         self._view = keys_view(self.terms, {client: self._public[client] for client in answered})
@@ -220,7 +223,7 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """To each client what is said to its neighbourhood, made once for all that share it."""
+        """Return each client's message, made once for all clients of a neighbourhood."""
         made: dict[int, Message] = {}
         for client in clients:
             if id(self._neighbourhoods[client]) not in made:
@@ -240,7 +243,7 @@ class Server:
         return as_rows([self._signatures[c] for c in clients], keys.SIGNATURE_BYTES)
 
     def _shares(self, answered: list[int]) -> dict[int, Message]:
-        """To each client what the others have sealed for it."""
+        """Return each client's message with the shares that others have sealed for it."""
         self._view = vectors_view(self.terms, self._view, answered, self._origin)
         messages: dict[int, Message] = {}
         for client in answered:
@@ -256,11 +259,13 @@ class Server:
         return messages
 
     def _survivor_list(self, answered: list[int]) -> dict[int, Message]:
-        """To each client who is in the sum."""
+        """Return each client's message with the list of survivors."""
         return dict.fromkeys(answered, self._message("consistency", survivors=as_ids(answered)))
 
     def _requests(self, answered: list[int]) -> dict[int, Message]:
-        """To each client which of its neighbours are in the sum and which are not."""
+        """Return each client's message that says which neighbours survived and which dropped
+        out.
+        """
         signed: dict[str, Value] = {}
         if self.terms.active_security:
             signed = {"signers": as_ids(answered), "signatures": self._signatures_of(answered)}
@@ -276,14 +281,14 @@ class Server:
         return messages
 
     def _start_helpers(self) -> None:
-        """Let them start while the clients answer."""
+        """Start the helpers, so that they are ready when the clients have answered."""
         gone = map(self._disclosure.dealers_to, self._disclosure.dropped)
         masks = len(self.survivors) + sum(map(len, gone))
         count = helpers_worth_having(masks, self._total.nbytes, self._processes)
         self._helpers = [Helper() for _ in range(count)]
 
     def _unmask(self) -> None:
-        """Take the masks off."""
+        """Remove the masks from the sum."""
         try:
             masks = self._masks()
         except RoundVoid:
@@ -295,7 +300,7 @@ class Server:
         self._state.step(Event.MASKS_OFF)
 
     def _masks(self) -> Masks:
-        """What the survivors' seeds and the others' mask keys make, from the shares of them."""
+        """Collect the masks to remove, from survivors' seeds and dropped clients' mask keys."""
         secrets = self._disclosure.join()
         pairs = {}
         for client in sorted(self._disclosure.dropped):
@@ -313,7 +318,7 @@ class Server:
         )
 
 
-#: Phase -> what is done with an answer, and what the clients that go on to it are asked.
+#: Phase -> how to process an answer, and how to ask the clients that continue to it.
 _TAKES_IN: Mapping[Phase, Callable[[Server, int, Message], None]] = {
     "advertise": Server._take_keys,
     "share": Server._take_sealed,

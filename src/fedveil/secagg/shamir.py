@@ -1,12 +1,12 @@
 """Shamir's secret sharing over the prime field of 2^61 - 1, many secrets at a time.
 
-A 256-bit secret is cut in five limbs of 52 bits; each is the constant term of a polynomial of
+A 256-bit secret is cut into five limbs of 52 bits. Each is the constant term of a polynomial of
 degree threshold - 1 whose other coefficients are uniform in the field. A share is the five values
-at one point other than zero, eight bytes each, little endian, always forty bytes. Fewer shares
-than the threshold are jointly uniform, whatever the secret is.
+at one point other than zero, eight bytes each, little endian, always forty bytes. Fewer shares than
+the threshold are jointly uniform for every secret.
 
-The prime is a Mersenne prime: 2^61 = 1 in the field, so that products are reduced by shifts, and
-NumPy's 64-bit lanes carry the arithmetic.
+The prime is a Mersenne prime: 2^61 = 1 in the field, so products are reduced by shifts, and NumPy's
+64-bit lanes suffice for the arithmetic.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ELEMENTS_AT_ONCE = 1 << 18
 
 
 def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entropy) -> Field:
-    """Shares of every secret at the points 1..points: shape (points, secrets, limbs)."""
+    """Share every secret at the points 1..points. Returns shape (points, secrets, limbs)."""
     integer("points", points, 1, MAX_POINTS)
     integer("threshold", threshold, 1, points)
     columns = len(secrets) * LIMBS
@@ -53,11 +53,11 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
 
 
 def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
-    """The secrets that shares determine; None where no secret has these shares.
+    """Reconstruct secrets from shares. Returns None for each whose shares fit no secret.
 
-    `points`: the points of the shares, either one row for all secrets, shape (shares,), or one
-    for each, shape (secrets, shares). `shares`: shape (secrets, shares, limbs). As many as the
-    threshold are needed; more of one polynomial give the same secret.
+    `points`: the points of the shares, either one row for all secrets, shape (shares,), or one for
+    each, shape (secrets, shares). `shares`: shape (secrets, shares, limbs). At least the
+    threshold's number of shares is needed. More of one polynomial give an equal secret.
     """
     secrets, count, _ = shares.shape
     points = np.atleast_2d(points)
@@ -74,12 +74,12 @@ def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
 
 
 def encode_shares(shares: Field) -> bytes:
-    """Forty bytes a share."""
+    """Encode shares in forty bytes each."""
     return shares.astype("<u8").tobytes()
 
 
 def decode_shares(data: bytes) -> Field:
-    """The inverse of `encode_shares`, shape (shares, limbs); refuses a limb outside the field."""
+    """Decode shares to shape (shares, limbs). Refuses a limb outside the field."""
     if len(data) % SHARE_BYTES:
         raise InvalidValue("a share has the wrong length")
     shares: Field = np.frombuffer(data, "<u8").astype(np.uint64).reshape(-1, LIMBS)
@@ -111,7 +111,7 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """The values of each column's polynomial at the points 1, 2, ..., a row each: Horner's rule."""
+    """Evaluate each column's polynomial at the points 1, 2, ..., one row each, by Horner's rule."""
     points, columns = values.shape
     degree = len(coefficients) - 1
     for row in range(points):
@@ -127,13 +127,13 @@ def _evaluate(coefficients: Field, values: Field) -> None:
 
 
 def _reduced(value: Field) -> Field:
-    """`value` < 2^64 as the field's element, in 0..p-1."""
+    """Reduce `value` < 2^64 to the field's element in 0..p-1."""
     value = (value & _P) + (value >> _61)
     return np.where(value >= _P, value - _P, value)
 
 
 def _times_small(value: Field, factor: Field) -> Field:
-    """value * factor, below 2^62 and not yet reduced; value < 2^61, factor <= 2^20."""
+    """Return value * factor, below 2^62 and not reduced. Needs value < 2^61, factor <= 2^20."""
     high = (value >> _32) * factor
     low = (value & _LOW32) * factor
     # high * 2^32 = (high's bits from 29 on) * 2^61 + (its lower 29) * 2^32, and 2^61 = 1.
@@ -142,7 +142,7 @@ def _times_small(value: Field, factor: Field) -> Field:
 
 
 def _times(one: Field, other: Field) -> Field:
-    """The field's product of elements, from four products of 32-bit halves."""
+    """Multiply field elements, using four products of 32-bit halves."""
     a1, a0 = one >> _32, one & _LOW32
     b1, b0 = other >> _32, other & _LOW32
     middle = a1 * b0 + a0 * b1  # below 2^62
@@ -154,14 +154,14 @@ def _times(one: Field, other: Field) -> Field:
 
 
 def _sum(values: Field) -> Field:
-    """The field's sum over the second axis; at most 2^31 terms."""
+    """Sum field elements over the second axis, at most 2^31 terms."""
     high = _reduced((values >> _32).sum(axis=1, dtype=np.uint64))
     low = _reduced((values & _LOW32).sum(axis=1, dtype=np.uint64))
     return _reduced(_times(high, np.full_like(high, 1 << 32)) + low)
 
 
 def _lagrange_at_zero(points: Field) -> Field:
-    """For each row of distinct points, the weights with p(0) = sum of weight * p(point).
+    """Return, for each row of distinct points, the weights with p(0) = sum of weight * p(point).
 
     weight_i = product over j != i of x_j / (x_j - x_i).
     """
@@ -176,7 +176,7 @@ def _lagrange_at_zero(points: Field) -> Field:
 
 
 def _inverse(value: Field) -> Field:
-    """value^(p - 2)."""
+    """Return the inverse, value^(p - 2)."""
     result = np.ones_like(value)
     for bit in bin(PRIME - 2)[2:]:
         result = _times(result, result)

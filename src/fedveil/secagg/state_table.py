@@ -1,24 +1,23 @@
-"""Where a client and the server of a round stand, and what takes them on: the two tables.
+"""State tables of a round: the states of a client and of the server, and their transitions.
 
-A round goes in lockstep: the server asks, the clients answer, and no phase begins before the one
-before it is closed. Each half is in one state, a row of its table, and an event takes it to the
-state that the row names. What a row does not name is illegal there and refused. Nothing but
-`RoundState` moves a half; what a half does with a message, and which clients have answered,
-stands beside the tables.
+A round runs in lockstep: the server asks, the clients answer, and no phase begins before the
+previous one is closed. Each half is in one state, a row of its table, and an event moves it to the
+state that the row names. Events that a row does not name are illegal there and refused. Only
+`RoundState` moves a half. How a half processes a message, and which clients have answered, is
+stored outside the tables.
 
-A client's state is the phase whose message it waits for. Answering takes it on, so that the same
-message a second time is out of order: who is asked twice could be asked for both kinds of share
-of one peer. A message out of order, and any other that is refused, takes it to `withheld` for
-good: a server that has lied once gets nothing more. After its last answer it is `done`.
+A client's state is the phase whose message it waits for. Answering moves it on, so that a repeated
+message is out of order: a client asked twice could be asked for both kinds of share of one peer. A
+message that is out of order or refused moves it to `withheld` for good: a server that has lied once
+gets nothing more. After its last answer it is `done`.
 
-The server's state is the phase whose answers it takes; one of another phase is illegal, and
-changes nothing. Closing a phase opens the next if enough have answered and ends in `void` if not,
-since fewer than the threshold can unmask nothing. After the last phase it is `unmasking`, and
-then `complete`, or `void` if what a dealer has dealt are not shares of its secret.
+The server's state is the phase whose answers it accepts. An answer of another phase is illegal and
+changes nothing. Closing a phase opens the next if enough have answered. Otherwise it ends in
+`void`, since fewer than the threshold can unmask nothing. After the last phase it is `unmasking`,
+and then `complete`, or `void` if a dealer's shares do not match its secret.
 
-Active security puts in a phase before any share is disclosed: the survivors sign the list of
-survivors that they were shown, so that the server cannot show one list to some and another to
-others.
+Active security adds a phase before any share is disclosed: the survivors sign the list of survivors
+that they were shown, so that the server cannot show one list to some and another to others.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ State: TypeAlias = Literal[Phase, "done", "withheld", "unmasking", "complete", "
 
 
 class Event(Enum):
-    """What moves a half beside a message. A message is the event of its phase."""
+    """An event other than a message. A message is the event of its phase."""
 
     REFUSAL = "the client refuses to answer"
     ENOUGH = "the phase is closed, and enough have answered it"
@@ -106,32 +105,32 @@ class RoundState:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase whose messages are taken; None where none are."""
+        """The phase whose messages are accepted, or None."""
         return _OPEN.get(self.name)
 
     def after(self, event: Phase | Event) -> State:
-        """The state that an event leads to; raises where it is illegal."""
+        """Return the state that an event leads to. Raises an error if the event is illegal."""
         row = self._table[self.name]
         if event not in row:
             raise self._refusal(self.name, event)
         return row[event]
 
     def step(self, event: Phase | Event) -> None:
-        """Go on to that state."""
+        """Move to the state that `event` leads to."""
         self.name = self.after(event)
 
     def resume(self, name: State) -> None:
-        """Go on where another stood; only who has just begun can."""
+        """Resume from another object's state. Only a new object can do so."""
         if name not in self._table or self.name != "advertise":
             raise InvalidValue(f"state {self.name} of this round cannot become {name}")
         self.name = name
 
 
 def client_state(active_security: bool) -> RoundState:
-    """Where a client begins."""
+    """Return a client's initial state."""
     return RoundState(SIGNING_CLIENT if active_security else CLIENT, _client_refusal)
 
 
 def server_state(active_security: bool) -> RoundState:
-    """Where the server begins."""
+    """Return the server's initial state."""
     return RoundState(SIGNING_SERVER if active_security else SERVER, _server_refusal)

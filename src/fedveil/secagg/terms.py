@@ -1,4 +1,4 @@
-"""What the clients and the server of one round agree on before it begins."""
+"""The terms that clients and server of one round agree on before it begins."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ MAX_BITS = 64
 
 
 def _nobody(client: int) -> None:
-    """The roster of nobody."""
+    """Return None, as a roster without clients does."""
 
 
 @dataclass(frozen=True)
 class Terms:
     """The public parameters of a round, from a client's own job and not from a server's message.
 
-    What a server has to say, a client checks against what it knows: the round is none that it has
-    answered (`Answered`), the length is that of the model that it trains, and all of them stay as
-    they were at the round's beginning. In a Flower app they are an offer's, held against pins.
+    A client checks the server's messages against its own knowledge: it has not answered this round
+    before (`Answered`), the length is that of the model it trains, and all parameters are unchanged
+    since the round's beginning. In a Flower app they come from an offer and are checked against
+    pins.
 
-    `length`: entries of a vector. `bits`: the ring is the integers modulo 2^bits. `sharing`: how
-    many clients share secrets at most. `threshold`: how many of a neighbourhood reconstruct a
-    secret; it is safe in relation to `sharing`. `neighbours`: how many each client has in the
-    masking graph, None for the complete graph. `roster`: gives a client's Ed25519 public key,
-    where `active_security` signs what clients say, and None for a stranger. `least`: how many
-    vectors a sum has at least that a client helps to unmask, as far as it sees who is in it, which
-    is all of them in the complete graph.
+    `length`: entries of a vector. `bits`: the ring is the integers modulo 2^bits. `sharing`: the
+    most clients that share secrets. `threshold`: how many of a neighbourhood reconstruct a secret;
+    it is safe in relation to `sharing`. `neighbours`: how many each client has in the masking
+    graph, None for the complete graph. `roster`: returns a client's Ed25519 public key, used if
+    `active_security` signs what clients say, and None for a stranger. `least`: the fewest vectors
+    in a sum that a client helps to unmask, as far as it sees who is in it, which is all of them in
+    the complete graph.
     """
 
     job: bytes
@@ -70,7 +71,7 @@ class Terms:
 
     @cached_property
     def context(self) -> bytes:
-        """A digest of all of it but the roster: every key, share and signature is bound to it."""
+        """A digest of everything but the roster. Every key, share and signature is bound to it."""
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
         if self.least == 1:  # as it was before there was a choice

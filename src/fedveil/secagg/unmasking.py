@@ -1,6 +1,6 @@
-"""Taking the masks off a sum: the server's heavy work, in one process or several.
+"""Removal of masks from a sum: the server's heavy work, in one process or several.
 
-Run as a program, this module does the part of a `Helper`.
+Run as a program, this module does the work of a `Helper`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SEEDS_AT_ONCE = 4096
 
 @dataclass(frozen=True, repr=False)
 class Masks:
-    """Masks that are in a sum and must come off it.
+    """Masks to be removed from a sum.
 
     `view`: the digest of what clients were shown. `seeds`: the seeds of the survivors' own masks.
     `pairs`: for each client that dropped out, its mask key and the survivors that masked with it.
-    `public`: the survivors' public mask keys. `simulated`: as `add_masks` has it.
+    `public`: the survivors' public mask keys. `simulated`: as in `add_masks`.
     """
 
     view: bytes
@@ -37,7 +37,7 @@ class Masks:
     simulated: bool = False
 
     def remove_from(self, total: Lanes, ring: Ring, helpers: Sequence[Helper] = ()) -> None:
-        """Take the masks off; each helper does as much as this process."""
+        """Remove the masks. Each helper does as much as this process."""
         mine, *theirs = self._parts(1 + len(helpers))
         for helper, part in zip(helpers, theirs, strict=True):
             helper.give(encode(part.to_message(ring, len(total))))
@@ -46,7 +46,7 @@ class Masks:
             total += np.frombuffer(helper.result(), total.dtype)
 
     def _parts(self, count: int) -> list[Masks]:
-        """The work in so many parts of about the same size."""
+        """Split the work into `count` parts of about equal size."""
         parts = []
         for i in range(count):
             pairs = {client: (key, peers[i::count]) for client, (key, peers) in self.pairs.items()}
@@ -61,7 +61,7 @@ class Masks:
             pair = KeyPair(secret)
             for peer in peers:
                 seed = pair_seed(pair.agree(loaded[peer]), self.view, client, peer)
-                # The survivor has added the mask where its number is the smaller one.
+                # The survivor added the mask if its number is the smaller one.
                 signed.append((seed, client < peer))
             if len(signed) > _SEEDS_AT_ONCE:
                 add_masks(total, signed, simulated=self.simulated)
@@ -69,7 +69,7 @@ class Masks:
         add_masks(total, signed, simulated=self.simulated)
 
     def to_message(self, ring: Ring, length: int) -> Message:
-        """This work, on a vector of that length, for a helper process."""
+        """Encode this work, on a vector of `length` entries, for a helper process."""
         secrets = {client: secret.reveal() for client, (secret, _) in self.pairs.items()}
         return {
             "view": self.view,
@@ -83,7 +83,7 @@ class Masks:
 
     @classmethod
     def from_message(cls, fields: Message) -> tuple[Masks, Ring, int]:
-        """The inverse of `to_message`."""
+        """Decode a message made by `to_message`."""
         secrets = take_table(fields, "dropped", "secrets", SECRET_BYTES)
         masks = cls(
             take(fields, "view", bytes),
@@ -95,7 +95,7 @@ class Masks:
 
 
 def main() -> None:
-    """Serve one piece of work; none comes where the round ends before."""
+    """Serve one piece of work. Does nothing if the round ended before."""
     work = sys.stdin.buffer.read()
     if not work:
         return

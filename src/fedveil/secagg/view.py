@@ -1,24 +1,24 @@
-"""What a client has been shown of a round, as one digest.
+"""The view: everything that a client has been shown of a round, as one digest.
 
-Whatever a server could tell one client in another way than the others goes into the digest, and
-what must be common to two clients is derived from it: boxes of shares from what was shown before
-them, masks from all that was shown before them. So two clients that were shown different things
-cannot open each other's boxes, or have masks that do not cancel, and their sum stays noise. It
-costs a hash of the neighbourhood's keys, and no phase.
+Everything that a server could present differently to different clients goes into the digest, and
+common values are derived from it: boxes of shares from what was shown before them, masks from all
+that was shown before them. Two clients that were shown different things therefore cannot open each
+other's boxes, or have masks that do not cancel, and their sum stays noise. It costs a hash of the
+neighbourhood's keys, and no phase.
 
-By itself that does not hold a lying server off: it knows every view, so that the keys of enough
-clients still take masks off, and it may have put its own keys in the place of theirs. Active
-security rests on the digest all the same: each client signs its view with the survivors that it
-was shown, and t survivors must have signed the same before it discloses a share.
+By itself that does not stop a lying server: it knows every view, so that the keys of enough clients
+still remove masks, and it may have replaced clients' keys by its own. Active security rests on the
+digest all the same: each client signs its view with the survivors that it was shown, and t
+survivors must have signed equal ones before it discloses a share.
 
-Why that is enough for 2t > n + c, of n clients that share secrets with c on the server's side: a
-client u is opened alone only if t - c honest clients disclose shares of its seed, and each of its
-masks is known by the key that u was shown for the peer. A peer whose key is known is not among
-those that disclose: if it were, t - c honest clients, itself among them, would have signed its
-view with a list that names it and so disclose its seed, and of the n that hold its shares fewer
+Why that is enough for 2t > n + c, with n clients that share secrets and c of them on the server's
+side: a client u is opened alone only if t - c honest clients disclose shares of its seed, and each
+of its masks is known by the key that u was shown for the peer. A peer whose key is known is not
+among those that disclose. If it were, t - c honest clients, itself among them, would have signed
+its view with a list that names it and so disclose its seed, and of the n that hold its shares fewer
 than t - c are left for its key. So u was shown t - 1 - c such peers, t - c clients that disclose,
 itself, and the c: 2t - c clients, where n are allowed. The same count for a group that is opened
-together gives t - c of them at least.
+together gives at least t - c of them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedveil.secagg.terms import Terms
 
 
 def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
-    """Before shares are dealt: the terms, and in the complete graph everybody's two keys.
+    """Return the digest before shares are dealt: the terms, and in the complete graph all keys.
 
-    In a sparse graph neighbours have neighbourhoods of their own, so that the terms are all that
-    they have in common.
+    In a sparse graph neighbours have different neighbourhoods, so the terms are all that they have
+    in common.
     """
     fields: dict[str, Value] = {"context": terms.context}
     if terms.neighbours is None:
@@ -47,7 +47,7 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 
 
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
-    """Before vectors are masked: besides, who has dealt shares, and what vectors are made from."""
+    """Return the digest before vectors are masked, which adds the sharers and the origin."""
     fields: dict[str, Value] = {"keys": keys, "origin": origin}
     if terms.neighbours is None:
         fields["sharers"] = as_ids(sharers)

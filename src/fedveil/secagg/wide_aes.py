@@ -1,8 +1,9 @@
 """Simulated clients' masks by the processor's own AES instructions, without a buffer.
 
-The keystream of `masking`, byte for byte: AES-256 in counter mode from zero on, as `cryptography`
-gives it, for processors with AVX-512 and VAES, and where numba is. It is for simulations, where the
-keys are no secrets: they are not wiped. What leaves a machine is masked by `cryptography` alone.
+The keystream of `masking`, byte for byte: AES-256 in counter mode from zero on, equal to that of
+`cryptography`, for processors with AVX-512 and VAES, if numba is installed. Only simulations use
+it, where the keys are no secrets and are not wiped. Data that leaves a machine is masked only by
+`cryptography`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BLOCK, _FOUR = ir.VectorType(_INT, 2), ir.VectorType(_INT, 8)
 
 
 def _substitution(typing: Any, word: Any) -> Any:
-    """The S-box on each byte of a word: of a block of four equal columns no row is shifted."""
+    """Apply the S-box to each byte of a word. Rows of four equal columns need no shift."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = ir.Constant(ir.VectorType(_HALF, 4), ir.Undefined)
@@ -45,7 +46,7 @@ def _substitution(typing: Any, word: Any) -> Any:
 def _addition(typing: Any, vector: Any, at: Any, keys: Any, key: Any, first: Any, plus: Any) -> Any:
     """Add a group of keystream to the lanes from `at` on, or subtract them.
 
-    `first` is the number of the group's first block; the round keys are the row `key` of `keys`.
+    `first` is the number of the group's first block. The round keys are the row `key` of `keys`.
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
@@ -93,14 +94,14 @@ def _addition(typing: Any, vector: Any, at: Any, keys: Any, key: Any, first: Any
     return signature, code
 
 
-# For what is compiled they are of no type.
+# Compiled code sees these as untyped.
 _substituted: Any = intrinsic(_substitution)
 _add_group: Any = intrinsic(_addition)
 
 
 @compiled()
 def _schedules(seeds: Uint32s, keys: Uint32s) -> None:
-    """The round keys of AES-256 (FIPS 197, 5.2), words with their first byte lowest."""
+    """Expand the round keys of AES-256 (FIPS 197, 5.2), words with their first byte lowest."""
     for row in range(len(seeds)):
         for i in range(_WORDS):
             if i < 8:
@@ -117,7 +118,7 @@ def _schedules(seeds: Uint32s, keys: Uint32s) -> None:
 
 @compiled()
 def _add_all(vector: Array, keys: Uint32s, plus: Bools) -> None:
-    """A stretch of the vector meets all masks before the next one does; the end in a copy."""
+    """Add all masks to one stretch of the vector after another. The end is done in a copy."""
     group = _GROUP_BYTES // vector.itemsize
     stretch = _STRETCH_BYTES // vector.itemsize
     whole = len(vector) // group * group
@@ -133,7 +134,7 @@ def _add_all(vector: Array, keys: Uint32s, plus: Bools) -> None:
 
 
 def add_keystreams(vector: Array, seeds: Sequence[tuple[bytes, bool]]) -> None:
-    """Add the keystream of each seed to a vector of lanes, or subtract it: as `add_masks`."""
+    """Add the keystream of each seed to a vector of lanes, or subtract it, as `add_masks` does."""
     words = np.frombuffer(b"".join(seed for seed, _ in seeds), np.uint32).reshape(-1, 8)
     keys = np.empty((len(seeds), _WORDS), np.uint32)
     _schedules(words, keys)

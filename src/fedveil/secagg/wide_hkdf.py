@@ -1,8 +1,8 @@
 """Simulated clients' derived keys, sixteen at a time and without Python's lock.
 
-HKDF-SHA256 (RFC 5869) of 32 bytes to 32 bytes, as `keys` derives what two clients share, byte for
-byte, for processors with AVX-512 and where numba is. It is for simulations, where the keys are no
-secrets: they are not wiped. What leaves a machine is derived by OpenSSL alone.
+HKDF-SHA256 (RFC 5869) of 32 bytes to 32 bytes, equal to the derivation in `keys` byte for byte, for
+processors with AVX-512, if numba is installed. Only simulations use it, where the keys are no
+secrets and are not wiped. Keys of data that leaves a machine are derived only by OpenSSL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENDS_BYTES = 16
 
 
 def _roots(primes: Sequence[int], power: int) -> list[int]:
-    """The first 32 bits behind the point of these numbers' square or cube roots."""
+    """Return the first 32 fractional bits of the primes' square or cube roots."""
     scaled = [prime << 32 * power for prime in primes]
     roots = [bisect_right(range(1 << 37), n, key=lambda root: root**power) - 1 for n in scaled]
     return [root & 0xFFFFFFFF for root in roots]
@@ -53,25 +53,25 @@ class _Words:
         self._builder = builder
 
     def add(self, *words: Any) -> Any:
-        """Their sum."""
+        """Return the sum of the words."""
         total = words[0]
         for word in words[1:]:
             total = self._builder.add(total, word)
         return total
 
     def mixed(self, word: Any, one: int, two: int, three: int, *, shift: bool = False) -> Any:
-        """The word turned right by three counts, or by two and shifted by the third."""
+        """Xor the word rotated right by three counts, or by two and shifted by the third."""
         xor = self._builder.xor
         last = self._builder.lshr(word, _every(three)) if shift else self._turned(word, three)
         return xor(xor(self._turned(word, one), self._turned(word, two)), last)
 
     def choice(self, e: Any, f: Any, g: Any) -> Any:
-        """The bits of f where e has a one, of g elsewhere."""
+        """Return the bits of f where e has a one, and of g elsewhere."""
         builder = self._builder
         return builder.xor(g, builder.and_(e, builder.xor(f, g)))
 
     def majority(self, a: Any, b: Any, c: Any) -> Any:
-        """The bits that at least two of them have."""
+        """Return the bits that at least two of the words have."""
         builder = self._builder
         return builder.or_(builder.and_(a, b), builder.and_(c, builder.or_(a, b)))
 
@@ -81,7 +81,7 @@ class _Words:
 
 
 def _compression(typing: Any, state: Any, block: Any) -> Any:
-    """A block goes into the state (FIPS 180-4, 6.2.2), with the names that it has there."""
+    """Compress a block into the state (FIPS 180-4, 6.2.2), with the standard's names."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         words = _Words(builder)
@@ -109,19 +109,19 @@ def _compression(typing: Any, state: Any, block: Any) -> Any:
     return types.void(state, block), code
 
 
-# For what is compiled it is of no type.
+# Compiled code sees this as untyped.
 _write_compression: Any = intrinsic(_compression)
 
 
 @compiled()
 def _compress(state: Uint32s, block: Uint32s) -> None:
-    """A block goes into the state; its code is there once."""
+    """Compress a block into the state. A function, so that its code exists once."""
     _write_compression(state, block)
 
 
 @compiled()
 def _hmac(key: Uint32s, message: Uint32s, state: Uint32s, block: Uint32s) -> None:
-    """The state becomes HMAC-SHA256 of a message of one block, which is padded for it."""
+    """Set the state to HMAC-SHA256 of a message of one block, already padded."""
     for turn in range(2):
         pad = np.uint32(0x5C5C5C5C if turn else 0x36363636)
         for word in range(_BLOCK_WORDS):
@@ -141,7 +141,7 @@ def _hmac(key: Uint32s, message: Uint32s, state: Uint32s, block: Uint32s) -> Non
 
 @compiled()
 def _behind_32_bytes(word: int) -> Any:
-    """The words of a second block that holds 32 bytes, from the ninth on."""
+    """Return words 9 to 16 of a second block that holds 32 bytes."""
     if word == _STATE_WORDS:
         return np.uint32(1 << 31)
     return np.uint32((4 * _BLOCK_WORDS + KEY_BYTES) * 8 if word == _BLOCK_WORDS - 1 else 0)
@@ -149,7 +149,7 @@ def _behind_32_bytes(word: int) -> Any:
 
 @compiled()
 def _word(data: Uint8s, at: int) -> Any:
-    """Four bytes, the highest first."""
+    """Read four bytes, the highest first."""
     word = np.uint32(0)
     for i in range(4):
         word = np.uint32(word << np.uint32(8)) | np.uint32(data[at + i])
@@ -158,7 +158,7 @@ def _word(data: Uint8s, at: int) -> Any:
 
 @compiled()
 def _derive(salt: Uint8s, secrets: Uint8s, label: Uint8s, ends: Int64s, derived: Uint8s) -> None:
-    """All rows, sixteen at a time; lanes behind the last row have the last row's."""
+    """Derive all rows, sixteen at a time. Lanes after the last row repeat the last row."""
     key = np.empty((_STATE_WORDS, _LANES), np.uint32)
     state = np.empty((_STATE_WORDS, _LANES), np.uint32)
     message = np.empty((_BLOCK_WORDS, _LANES), np.uint32)
@@ -194,7 +194,7 @@ def _derive(salt: Uint8s, secrets: Uint8s, label: Uint8s, ends: Int64s, derived:
 
 
 def derived(label: bytes, locks: Sequence[tuple[bytes, bytes, int, int]]) -> list[bytes]:
-    """As `Pairs.derived`, for locks of one view."""
+    """Derive keys as `Pairs.derived` does, for locks of one view."""
     secrets = np.frombuffer(b"".join(lock[0] for lock in locks), np.uint8).reshape(-1, KEY_BYTES)
     salt, name = np.frombuffer(locks[0][1], np.uint8), np.frombuffer(label, np.uint8)
     ends = np.array([lock[2:] for lock in locks], np.int64)

@@ -1,12 +1,12 @@
-"""Simulated clients' agreements on secrets, eight pairs at a time and without Python's lock.
+"""Simulated clients' key agreements, eight pairs at a time and without Python's lock.
 
-X25519 (RFC 7748) as `cryptography` gives it, byte for byte, for processors with AVX-512 and its
-multiplications of 52 bits, and where numba is. It is for simulations, where the keys are no
-secrets: they are not wiped. What leaves a machine agrees by `cryptography` alone.
+X25519 (RFC 7748), equal to that of `cryptography` byte for byte, for processors with AVX-512 and
+its 52-bit multiplications, if numba is installed. Only simulations use it, where the keys are no
+secrets and are not wiped. Keys of data that leaves a machine are agreed on only by `cryptography`.
 
-A number modulo p = 2^255 - 19 is five limbs of 51 bits, each a vector of eight lanes: one pair a
-lane. Limbs are below 2^51 + 2^15 wherever they are not said to be otherwise: they fit the 52 bits
-that the processor multiplies.
+A number modulo p = 2^255 - 19 is five limbs of 51 bits, each a vector of eight lanes: one pair per
+lane. Limbs are below 2^51 + 2^15 unless stated otherwise: they fit the 52 bits that the processor
+multiplies.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ AVAILABLE = has_instructions("avx512f", "avx512dq", "avx512ifma")
 KEY_BYTES = 32
 _LANES, _LIMBS, _LIMB_BITS = 8, 5, 51
 _LOW = (1 << _LIMB_BITS) - 1
-#: 2 p in limbs: no limb of a number is above it.
+#: 2 p in limbs. No limb of a number exceeds its own.
 _TWICE_P = [2 * (_LOW - 18)] + 4 * [2 * _LOW]
 _A24 = 121665
-# The numbers of a ladder, and those of an inversion behind them.
+# The numbers of a ladder, followed by those of an inversion.
 _X1, _X2, _Z2, _X3, _Z3, _T0, _T1, _T2, _NUMBERS = range(9)
 _BITS = 255
 
@@ -50,23 +50,23 @@ class _Field:
         self._builder = builder
 
     def add(self, a: _Number, b: _Number) -> _Number:
-        """a + b."""
+        """Return a + b."""
         add = self._builder.add
         return self._carried([add(x, y) for x, y in zip(a, b, strict=True)])
 
     def subtract(self, a: _Number, b: _Number) -> _Number:
-        """a - b, as a + 2 p - b: no limb is below zero."""
+        """Return a - b, as a + 2 p - b: no limb is below zero."""
         add, sub = self._builder.add, self._builder.sub
         return self._carried(
             [sub(add(x, _every(p)), y) for x, y, p in zip(a, b, _TWICE_P, strict=True)]
         )
 
     def multiply(self, a: _Number, b: _Number) -> _Number:
-        """a b; a number of one limb may have that limb alone.
+        """Return a b. A number of one limb may consist of that limb alone.
 
         Every product of limbs has a lower half of 52 bits, and an upper one which stands for twice
-        itself a limb further on. Five of each are in a column, so that it is below 2^56; 2^255 is
-        19, so that columns from the sixth on come back 19-fold, and all fit 61 bits.
+        itself one limb further on. Each column has five of each, so that it is below 2^56. Since
+        2^255 is 19, columns from the sixth on come back 19-fold, and all fit 61 bits.
         """
         builder, zero = self._builder, _every(0)
         low, high = [zero] * 2 * _LIMBS, [zero] * 2 * _LIMBS
@@ -84,11 +84,11 @@ class _Field:
         )
 
     def square(self, a: _Number) -> _Number:
-        """a a."""
+        """Return a a."""
         return self.multiply(a, a)
 
     def choose(self, which: Any, a: _Number, b: _Number) -> _Number:
-        """a in the lanes where `which` is set, b in the others."""
+        """Return a in the lanes where `which` is set, b in the others."""
         return [self._builder.select(which, x, y) for x, y in zip(a, b, strict=True)]
 
     def _half_product(self, half: str, total: Any, x: Any, y: Any) -> Any:
@@ -96,7 +96,7 @@ class _Field:
         return instruction(self._builder, name, _VECTOR, total, x, y)
 
     def _carried(self, limbs: _Number) -> _Number:
-        """What limbs have above 51 bits goes to the next; of limbs below 2^61 all are small."""
+        """Carry bits above 51 to the next limb. Limbs below 2^61 all become small."""
         builder = self._builder
         over = [builder.lshr(limb, _every(_LIMB_BITS)) for limb in limbs]
         over = [builder.mul(over[-1], _every(19)), *over[:-1]]
@@ -112,11 +112,11 @@ class _Numbers:
         self._data = context.make_array(kind)(context, builder, array).data
 
     def load(self, number: Any) -> _Number:
-        """The limbs of a number."""
+        """Load the limbs of a number."""
         return [self._builder.load(at, align=8, typ=_VECTOR) for at in self._limbs(number)]
 
     def store(self, number: Any, limbs: _Number) -> None:
-        """Put a number there."""
+        """Store a number's limbs."""
         for limb, at in zip(limbs, self._limbs(number), strict=True):
             self._builder.store(limb, at, align=8)
 
@@ -130,7 +130,7 @@ class _Numbers:
 
 
 def _ladder_step(typing: Any, work: Any, swap: Any) -> Any:
-    """One step of RFC 7748's ladder, with the names that it has there; `swap` is one a lane."""
+    """Emit one step of RFC 7748's ladder, with the RFC's names. `swap` has one flag per lane."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         field = _Field(builder)
@@ -156,7 +156,7 @@ def _ladder_step(typing: Any, work: Any, swap: Any) -> Any:
 
 
 def _product(typing: Any, work: Any, out: Any, one: Any, other: Any) -> Any:
-    """Of two numbers of the working memory, into a third."""
+    """Multiply two numbers of the working memory into a third."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         numbers = _Numbers(context, builder, signature.args[0], arguments[0])
@@ -166,12 +166,12 @@ def _product(typing: Any, work: Any, out: Any, one: Any, other: Any) -> Any:
     return types.void(work, types.int64, types.int64, types.int64), code
 
 
-# For what is compiled they are of no type.
+# Compiled code sees these as untyped.
 _step: Any = intrinsic(_ladder_step)
 _multiply: Any = intrinsic(_product)
 
-#: How Z2^(p - 2) comes about: a number, the one that is squared, how often, and by what that is
-#: multiplied. Where a remark has n, the number is Z2^(2^n - 1).
+#: Steps that compute Z2^(p - 2): target, number squared, number of squarings, factor. Where a
+#: remark has n, the number is Z2^(2^n - 1).
 _INVERSION = np.array([
     (_T0, _Z2, 0, _Z2),  # Z2^2
     (_T1, _T0, 2, _Z2),  # Z2^9
@@ -190,7 +190,7 @@ _INVERSION = np.array([
 
 @compiled()
 def _invert(work: Uint64s) -> None:
-    """Z2 becomes 1 / Z2, and stays zero where it is zero."""
+    """Set Z2 to 1 / Z2. Zero stays zero."""
     for out, one, times, other in _INVERSION:
         for limb in range(_LIMBS):
             for lane in range(_LANES):
@@ -202,7 +202,7 @@ def _invert(work: Uint64s) -> None:
 
 @compiled()
 def _begin(work: Uint64s, lane: int, point: Uint64s) -> None:
-    """A lane's ladder before its first step; a point's last bit is no part of it."""
+    """Set up a lane's ladder before its first step. The point's last bit is ignored."""
     low = np.uint64(_LOW)
     for number in range(_NUMBERS):
         for limb in range(_LIMBS):
@@ -220,17 +220,18 @@ def _begin(work: Uint64s, lane: int, point: Uint64s) -> None:
 
 @compiled()
 def _end(limbs: Uint64s, lane: int, out: Uint64s) -> None:
-    """A lane's number as the whole number below p that it is, in four words."""
+    """Write a lane's number to `out`, fully reduced below p, in four words."""
     low, bits = np.uint64(_LOW), np.uint64(_LIMB_BITS)
     over = np.uint64(0)
     for turn in range(3):
-        # Once more after the carries are done, and 19 more: what reaches 2^255 was not below p.
+        # One more carry after the others, with 19 added: a value that reaches 2^255 was not below
+        # p.
         over = np.uint64(19) * over + np.uint64(19 * (turn == 2))
         for i in range(_LIMBS):
             over += limbs[i, lane]
             limbs[i, lane] = over & low
             over >>= bits
-    # The 19 that were added come off again, unless p has: then 2^255 is left out with them.
+    # Subtract the 19 again, unless p was reached: then dropping 2^255 accounts for it.
     under = np.uint64(19) * np.uint64(over == 0)
     for i in range(_LIMBS):
         less = limbs[i, lane] - under
@@ -243,7 +244,10 @@ def _end(limbs: Uint64s, lane: int, out: Uint64s) -> None:
 
 @compiled()
 def _agree(scalars: Uint64s, points: Uint64s, shared: Uint64s) -> None:
-    """The ladders of all rows, eight at a time; lanes behind the last row have the last row's."""
+    """Run the ladders of all rows, eight at a time.
+
+    Lanes after the last row repeat the last row.
+    """
     work = np.empty((_NUMBERS, _LIMBS, _LANES), np.uint64)
     keys = np.empty((4, _LANES), np.uint64)
     last, swap = np.empty(_LANES, np.uint64), np.empty(_LANES, np.uint64)
@@ -253,7 +257,7 @@ def _agree(scalars: Uint64s, points: Uint64s, shared: Uint64s) -> None:
             row = min(start + lane, rows - 1)
             for word in range(4):
                 keys[word, lane] = scalars[row, word]
-            # Bit 254 is the first, and the three lowest, which are clear, swap nothing behind them.
+            # Bit 254 comes first. The three lowest bits, which are clear, swap nothing after them.
             keys[0, lane] &= ~np.uint64(7)
             keys[3, lane] |= np.uint64(1 << 62)
             _begin(work, lane, points[row])
@@ -271,7 +275,7 @@ def _agree(scalars: Uint64s, points: Uint64s, shared: Uint64s) -> None:
 
 
 def agreements(secrets: Sequence[bytes], public: Sequence[bytes]) -> list[bytes]:
-    """The shared secret of each private key and the public key beside it; zeros for a low order."""
+    """Return the shared secret of each key pair at one index; zeros for a key of low order."""
     scalars, points = (
         np.frombuffer(b"".join(keys), "<u8").reshape(-1, KEY_BYTES // 8)
         for keys in (secrets, public)
