@@ -1,1 +1,1 @@
-"""Attacks on what leaves a client, to aim at a job, a run, or a system of one's own."""
+"""Attacks on data that leaves a client, aimed at a job, a run, or a system of one's own."""

@@ -1,4 +1,4 @@
-"""An attacker's own randomness: it repeats, since nothing of it protects anybody."""
+"""An attacker's own randomness. It is seeded and repeats, since it protects nobody."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from fedveil.entropy import Seeded
 
 
 def generator(seed: int, *path: int | str) -> torch.Generator:
-    """A torch generator for the purpose that `path` names."""
+    """Return a torch generator for the purpose that `path` names."""
     return torch.Generator().manual_seed(Seeded(seed, "attack", *path).integer(1 << 63))

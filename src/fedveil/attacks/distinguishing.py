@@ -1,11 +1,11 @@
-"""Telling two updates apart by a client's reports: what that shows of the epsilon that is claimed.
+"""Distinguishing two updates by a client's reports: an empirical check of the claimed epsilon.
 
 The attacker knows everything but which of two updates the client has: the model, the protection,
-both updates. It sees the client's report of one round, or of every round of a run; where reports
-say nothing, the sums that they are in, all others' updates being known. It guesses by the
+both updates. It sees the client's report of one round, or of every round of a run. If reports
+reveal nothing, it sees the sums that they are in, with all others' updates known. It guesses by the
 likelihood ratio, which no other rule beats (Neyman and Pearson). Counting how often it is right
-gives a lower bound on epsilon for what it saw, as `privacy.audit` does; a bound above the ledger's
-figure refutes the ledger.
+gives a lower bound on epsilon for what it saw, as `privacy.audit` does. A bound above the ledger's
+epsilon refutes the ledger.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Protection
 from fedveil.protections.reading import Reading
 
-#: What a report that one of the two updates cannot give is worth: more than any that both can.
+#: Evidence of a report that only one of the two updates can produce, above any other evidence.
 _CERTAIN = 1e9
-#: Beyond what any position clips to, and next to nothing.
+#: Beyond every protection's clip, and almost nothing.
 _HUGE, _TINY = 1e6, 1e-6
 _TRIED = 8
 
 
 class Pair(NamedTuple):
-    """Two updates that a client may have, and a word for them."""
+    """Two updates that a client may have, and a name for the pair."""
 
     name: str
     a: Float32s
@@ -46,10 +46,10 @@ class Pair(NamedTuple):
 
 
 def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
-    """What a report says for `a` against `b`; of several reports, the sum.
+    """Return the evidence of one report for `a` against `b`. Evidence of several reports adds up.
 
-    ln Pr[report | a] - ln Pr[report | b] where the protection states it. Elsewhere on which side of
-    the middle between the two the estimate lies.
+    It is ln Pr[report | a] - ln Pr[report | b] if the protection states it, and otherwise the side
+    of the midpoint between the two on which the estimate lies.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)
@@ -62,9 +62,9 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 
 
 def said(view: Seen) -> Reading:
-    """What a round says of its first client: its report, or the sum where reports say nothing.
+    """Return the reading of a round's first client, or of the sum if reports reveal nothing.
 
-    The others' updates are known, zero: the sum is the client's own and whatever noise there is.
+    The others' updates are known to be zero: the sum is the client's own plus any noise.
     """
     reading = view.readings[0]
     if not reading.empty:
@@ -83,7 +83,9 @@ def evidence(
     entropy: Entropy,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
-    """What reports say for `a` against `b`, [trials, rounds], of a client with a and one with b."""
+    """Return the evidence for `a` against `b`, [trials, rounds], of a client with a and one with
+    b.
+    """
     found = np.empty((2, trials, rounds))
     for side, update in enumerate((pair.a, pair.b)):
         for trial in range(trials):
@@ -95,10 +97,11 @@ def evidence(
 
 
 def far_apart(protection: Protection, model: Float32s, entropy: Entropy) -> Pair:
-    """Two updates that a few reports tell apart best, of those that differ as much as they can.
+    """Return the pair that a few reports distinguish best, of pairs that differ as much as
+    possible.
 
-    Opposite ones that any position clips, and one of those beside one that has no size: where the
-    size of an update is told apart from its direction, both count.
+    The candidates are opposite updates that every protection clips, and one of them against one of
+    almost no size. Both kinds count, since a size may be distinguished separately from a direction.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -115,9 +118,9 @@ def far_apart(protection: Protection, model: Float32s, entropy: Entropy) -> Pair
 
 @dataclass(frozen=True)
 class Distinguished:
-    """How well the two were told apart by the reports of so many rounds.
+    """Accuracy with which the reports of `rounds` rounds distinguish the two updates.
 
-    `audit` holds the bound on epsilon beside the claim; `right` the share of right guesses from
+    `audit` holds the bound on epsilon beside the claim. `right` is the share of right guesses from
     even odds.
     """
 
@@ -127,7 +130,7 @@ class Distinguished:
     right: Measured
 
     def figures(self) -> Iterator[Measured]:
-        """As a finding has them; `distance` is what is left to the ledger's epsilon."""
+        """Yield a finding's metrics. `distance` is the gap to the ledger's epsilon."""
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -140,7 +143,7 @@ class Distinguished:
 def distinguish(
     ahead: Float64s, back: Float64s, pair: str, rounds: int, claim: Figure
 ) -> Distinguished:
-    """From the sums of what reports say, for clients with the one update and with the other."""
+    """Evaluate the summed evidence of clients with the one update and with the other."""
     hits = int(np.count_nonzero(ahead > 0) + np.count_nonzero(back <= 0))
     of = f"{pair}, {rounds} round{'s' if rounds > 1 else ''}"
     right = intervals.share(f"right guesses: {of}", hits, 2 * len(ahead), guess=0.5)
@@ -159,10 +162,10 @@ def distinguished(
     entropy: Entropy,
     watch: Watch | None = None,
 ) -> list[Distinguished]:
-    """Each pair by single reports, and by the reports of a whole run of so many rounds.
+    """Test each pair by single reports, and by the reports of a whole run of `rounds` rounds.
 
-    `promised` gives the ledger's figure for a client that reports in so many rounds. Every report
-    of a run counts as one of the single ones: their number is trials times rounds.
+    `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
+    Every report of a run also counts as a single one: their number is trials times rounds.
     """
     found, done = [], 0
     watch = watch or Watch()
@@ -185,7 +188,7 @@ def distinguished(
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Two updates as far apart as can be, and those of two clients, in a run of the job."""
+    """Distinguish two updates as far apart as possible, and those of two clients, in a run."""
     rounds = min(target.job.rounds, by_effort(effort, 10, 30, 100))
     entropy = report_entropy(target.job).stream("distinguishing")
     protection, model = target.protection, target.weights
@@ -209,7 +212,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def real_pair(target: Target) -> Pair:
-    """The updates of the job's first two clients: one has the place of the other."""
+    """Return the updates of the job's first two clients. The second takes the first one's place."""
     if target.job.privacy.unit == "example":
         raise AttackImpossible(
             "it tells whole updates of clients apart, and under privacy.unit = example the ledger "

@@ -1,4 +1,4 @@
-"""How hard an attack tries, and whom it tells how far it is."""
+"""The effort of an attack, and the callbacks that report its progress."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-#: As `privacy.finding.EFFORTS`: minutes on two cores, some of them; an hour; as long as it takes.
+#: As `privacy.finding.EFFORTS`: some minutes on two cores; an hour; as long as it takes.
 Effort: TypeAlias = Literal["quick", "standard", "full"]
 T = TypeVar("T")
 
 
 def by_effort(effort: Effort, quick: T, standard: T, full: T) -> T:
-    """One of three."""
+    """Return the value for this effort."""
     return {"quick": quick, "standard": standard, "full": full}[effort]
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Whom an attack tells how far it is, and who keeps its pictures; by default nobody.
+    """Callbacks for an attack's progress and pictures. By default they do nothing.
 
-    `step(done, total, what)`; `picture(name, data)` gives the place where the file is kept.
+    `step(done, total, what)` reports progress. `picture(name, data)` returns the saved file's
+    place.
     """
 
     step: Callable[[int, int, str], None] = lambda done, total, what: None

@@ -1,20 +1,19 @@
-"""A batch of examples, exactly, from one gradient of a dense layer with a ReLU behind it.
+"""Exact recovery of a batch from one gradient of a dense layer followed by a ReLU.
 
 SPEAR (Dimitrov et al., NeurIPS 2024). The weight gradient of the layer is D X, with X [b, features]
 the batch and D [neurons, b] the loss's derivatives before the ReLU: its rank is at most b. Any
 factors L R of that rank are D and X up to an unknown b x b matrix, D = L Q and X = Q^-1 R. A column
-of D is zero wherever its example leaves a neuron silent, about every second time, which no other
+of D is zero at each neuron that its example leaves silent, about every second one, which no other
 direction in the span of L is. So b - 1 neurons that happen to be silent for an example determine
-its column: the one direction that is zero on all of them. Directions with many zeros are sought,
-and b of them chosen whose examples explain which neurons are silent. The bias gradient gives the
-scales.
+its column: the one direction that is zero on all of them. The attack searches for directions with
+many zeros, and chooses b of them whose examples explain which neurons are silent. The bias gradient
+gives the scales.
 
-The paper draws such neurons at random, in about 2^(b - 1) draws. Here directions are led to be
+The paper draws such neurons at random, in about 2^(b - 1) draws. Here an iteration makes directions
 sparse (iteratively reweighted least squares): from a random one, each step takes the direction that
-is least on all neurons, each weighted by how little the one before said to it, ever more sharply.
-Starts differ in the neurons on which they are zero at first, in how sharp they begin, in how much
-the neurons that few examples move weigh, and in which of the columns that are known already they
-are orthogonal to.
+is least on all neurons, each weighted inversely to its previous response, ever more sharply. Starts
+differ in the neurons on which they are zero at first, in how sharp they begin, in the weight of the
+neurons that few examples move, and in which of the columns found so far they are orthogonal to.
 """
 
 from __future__ import annotations
@@ -38,31 +37,31 @@ from fedveil.protections.reading import Reading
 
 #: Larger batches are not tried.
 LARGEST_BATCH = 32
-#: The mean squared error below which a recovered example is the example, values in [-1, 1] or so.
+#: The mean squared error below which an example counts as recovered, values in about [-1, 1].
 EXACT = 1e-4
-#: What is beyond the rank, against the least within it: in float32 some 1e-5, and where products
-#: were rounded to 16 bits up to some hundredths. With more no zero is told.
+#: Singular value beyond the rank over the least within it: about 1e-5 in float32, and up to some
+#: hundredths if products were rounded to 16 bits. Above this, zeros cannot be recognised.
 _NOISY = 0.1
-#: The share of the layer's activations that the examples found must explain to be believed: each
-#: of them, or all together where more starts, so many times as it took, give nothing better.
+#: The share of the layer's activations that the examples must explain to be accepted: each of them,
+#: or all together if `_LONGER` times as many starts as it took find nothing better.
 _EXPLAINED, _LONGER = 0.98, 8
-#: The share from which on single directions are exchanged.
+#: The share above which single directions are exchanged.
 _PROMISING = 0.8
 _AT_ONCE = 64
-#: What counts as little on a neuron, as a share of its row: at first, or up to so many times that,
-#: and after `_STEPS`; how many more there are down to what counts as zero.
+#: The size that counts as small on a neuron, as a share of its row: at first (up to `_WIDEST` times
+#: that), and after `_STEPS`; and the number of steps from there down to zero's bound.
 _WIDE, _WIDEST, _NARROW, _STEPS, _LAST = 0.02, 10, 1e-3, 40, 6
-#: In so many of the steps rows of different lengths weigh differently.
+#: In this many of the steps rows of different lengths have different weights.
 _UNEVEN = 16
-#: The root of the share of neurons, those with the shortest rows, that starts are zero on some of.
+#: Root of the share of neurons, those with the shortest rows, from which starts take zeros.
 _SHORTEST = 0.4
-#: Directions with this share of the zeros that the best one has are taken for columns.
+#: Directions with at least this share of the best one's zeros are taken for columns.
 _LIKELY = 0.75
-#: Directions are compared with each other, so many at most.
+#: At most this many directions are compared with each other.
 _COMPARED = 800
-#: How many directions are kept for each example.
+#: Number of directions kept for each example.
 _KEPT = 6
-#: The cosine above which two directions are not kept both.
+#: Of two directions whose cosine is above this, only one is kept.
 _ALIKE = 0.9999
 
 
@@ -78,7 +77,7 @@ class DenseGradient:
 
 @dataclass(frozen=True)
 class _Factors:
-    """gradient = left @ right with orthonormal columns in `left`, and what counts as zero there."""
+    """Factors of a gradient, left @ right, `left` with orthonormal columns and zeros below `zero`."""
 
     left: Float64s
     right: Float64s
@@ -87,7 +86,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Directions [rank, ...], and on how many neurons each is zero."""
+    """Directions [rank, ...], and the number of neurons on which each is zero."""
 
     directions: Float64s
     scores: Float64s
@@ -95,7 +94,9 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Examples, and the share of the neurons that each leaves silent or moves as it should."""
+    """Examples, and each one's share of neurons whose silence or activation it predicts
+    correctly.
+    """
 
     examples: Float64s
     shares: Float64s
@@ -108,10 +109,10 @@ class _Explanation:
 def invert(
     gradient: DenseGradient, starts: int, rng: np.random.Generator, batch: int | None = None
 ) -> Float64s | None:
-    """The batch [examples, features] whose mean loss has this gradient; None if none is found.
+    """Return the batch [examples, features] whose mean loss has this gradient, or None.
 
-    The attacker knows the layer and the gradient, and how large the batch is if `batch` is given,
-    else it takes the gradient's rank. At most so many starts are made. What is returned
+    The attacker knows the layer and the gradient. It also knows the batch's size if `batch` is
+    given; otherwise it takes the gradient's rank. It makes at most `starts` starts. The result
     explains nearly all of which neurons each example leaves silent: most or all of it is right.
     """
     factors = _factors(gradient, batch)
@@ -136,13 +137,13 @@ def invert(
 
 
 def _zeros(factors: _Factors, directions: Float64s) -> _Found:
-    """On how many neurons each direction is zero."""
+    """Count the neurons on which each direction is zero."""
     zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
     return _Found(directions, zeros.astype(np.float64))
 
 
 def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
-    """The factors of the gradient's rank; None where the rank is not that of a small batch."""
+    """Factorise the gradient at its rank. Returns None if that is not a small batch's rank."""
     left, values, right = np.linalg.svd(gradient.of_weights, full_matrices=False)
     most = min(LARGEST_BATCH, len(values) - 1)
     if not values[0] > 0:
@@ -160,7 +161,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Directions [rank, number] that are zero on many neurons, from so many starts.
+    """Search from `number` starts for directions [rank, number] that are zero on many neurons.
 
     `known` [rank, ...] are directions that it need not find again.
     """
@@ -189,7 +190,7 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Directions [number, rank], zero on a few neurons and orthogonal to some of the known ones."""
+    """Draw directions [number, rank], zero on a few neurons and orthogonal to some known ones."""
     rank = rows.shape[1]
     moved = lengths / lengths.max()
     moved += rng.integers(2) * np.sum(np.abs(rows @ known) >= _NARROW, axis=1)
@@ -209,10 +210,10 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Each direction again, from all neurons on which it is zero.
+    """Recompute each direction from all neurons on which it is zero.
 
-    One that rests on a single neuron, without which several would be free, counts half: there is
-    one for every neuron.
+    A direction that rests on a single neuron, without which several would be free, counts half: one
+    exists for every neuron.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -229,7 +230,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _distinct(*parts: _Found) -> _Found:
-    """The best of all these directions without repetitions, the best first."""
+    """Return the best of all these directions without repetitions, the best first."""
     directions = np.hstack([part.directions for part in parts])
     largest = np.argmax(np.abs(directions), axis=0)
     signs = np.sign(directions[largest, np.arange(directions.shape[1])])
@@ -244,10 +245,10 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Examples from `rank` of the directions: the first, then with each exchange that helps.
+    """Choose `rank` of the directions: the first independent ones, then each exchange that helps.
 
-    Exchanges are tried where most of the activations are explained already, in the place of the
-    two directions whose own are explained worst.
+    Exchanges are tried if most of the activations are explained already. They replace one of the
+    two directions that explain their own activations worst.
     """
     rank = len(directions)
     chosen: list[int] = []
@@ -270,7 +271,9 @@ def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) ->
 
 
 def _explained(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """The examples that these directions give, and how well each explains its activations."""
+    """Return the examples that these directions give, and how well each explains its
+    activations.
+    """
     columns = factors.left @ directions
     scales = np.linalg.lstsq(columns, gradient.of_biases, rcond=None)[0]
     try:
@@ -283,7 +286,7 @@ def _explained(gradient: DenseGradient, factors: _Factors, directions: Float64s)
 
 
 def first_layer(model: nn.Module) -> nn.Linear:
-    """The dense layer that a model begins with; raises `AttackImpossible` for another model."""
+    """Return the dense layer that a model begins with. Raises `AttackImpossible` if none."""
     layers = [m for m in model.modules() if not list(m.children())]
     layers = layers[1:] if layers and isinstance(layers[0], nn.Flatten) else layers
     match layers:
@@ -296,7 +299,7 @@ def first_layer(model: nn.Module) -> nn.Linear:
 
 
 def of_report(target: Target, reading: Reading) -> DenseGradient:
-    """What a reading of a report says of the gradient of the target's first layer."""
+    """Return the gradient of the target's first layer, as a report's reading estimates it."""
     layer = first_layer(target.model)
     size, rows = layer.weight.numel(), layer.out_features
     estimate = -reading.estimate.astype(np.float64)
@@ -309,7 +312,7 @@ def of_report(target: Target, reading: Reading) -> DenseGradient:
 
 
 def one_step(target: Target, batch: int) -> Target:
-    """The same with clients of `batch` examples each, all in one local step of plain SGD."""
+    """Copy the target with clients of `batch` examples each, all in one local step of plain SGD."""
     data = target.job.model_dump()
     data["training"] |= {"epochs": 1, "batch_size": batch, "momentum": 0.0, "optimizer": "sgd"}
     cohort = target.job.clients_per_round
@@ -328,7 +331,7 @@ def one_step(target: Target, batch: int) -> Target:
 
 
 def recovered(originals: Array, examples: Float64s | None) -> int:
-    """How many of the originals are among the examples found, exactly."""
+    """Count the originals that are among the examples found, exactly."""
     if examples is None:
         return 0
     flat = originals.reshape(len(originals), -1).astype(np.float64)
@@ -339,8 +342,8 @@ def recovered(originals: Array, examples: Float64s | None) -> int:
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Invert the reports of clients that took one step over 5, 10 and 20 examples.
 
-    The attacker knows the model, the size of a batch and the report. Where the reports say nothing
-    it is given the cohort's sum, whose rank is that of all the examples in it.
+    The attacker knows the model, the size of a batch and the report. If the reports reveal nothing,
+    it receives the cohort's sum, whose rank is that of all the examples in it.
     """
     target.needs_classes("exact")
     first_layer(target.model)
@@ -365,7 +368,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 def recovered_of_batches(
     target: Target, size: int, cases: int, starts: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
-    """The share of examples recovered from the reports of some clients, and the first batch."""
+    """Return the share of examples recovered from some clients' reports, and a picture."""
     seen = target.seen(target.updates(range(target.partition.clients)))
     readings: Sequence[Reading] = seen.readings[:cases]
     sizes = [size] * len(readings)
@@ -387,7 +390,7 @@ def recovered_of_batches(
 
 
 def _picture(originals: Array, examples: Float64s) -> bytes:
-    """Originals above what was found nearest to each."""
+    """Draw originals above the nearest example found for each."""
     flat = originals.reshape(len(originals), -1).astype(np.float64)
     nearest = np.argmin(np.mean((flat[:, None] - examples[None]) ** 2, axis=2), axis=1)
     low, high = float(flat.min()), float(flat.max())

@@ -1,4 +1,4 @@
-"""Originals beside what an attack made of them: a grid of images, and how alike two images are."""
+"""Pictures of originals beside reconstructions, and measures of the similarity of two images."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _GAP, _SCALE = 2, 3
 
 
 def mse(original: Float64s, other: Float64s) -> float:
-    """Mean squared error of two images with values in [0, 1]."""
+    """Return the mean squared error of two images with values in [0, 1]."""
     return float(np.mean((original - other) ** 2))
 
 
 def psnr(original: Float64s, other: Float64s) -> float:
-    """Peak signal-to-noise ratio in decibels, of images with values in [0, 1]."""
+    """Return the peak signal-to-noise ratio in decibels, for values in [0, 1]."""
     error = mse(original, other)
     return math.inf if error == 0 else -10 * math.log10(error)
 
 
 def ssim(original: Float64s, other: Float64s) -> float:
-    """Structural similarity of two images [channels, height, width] in [0, 1] (Wang et al. 2004).
+    """Return the structural similarity of two images [channels, height, width] in [0, 1].
 
-    Windows of 7 pixels, or of as many as fit where an image has fewer.
+    Wang et al. 2004. Windows have 7 pixels a side, or as many as fit in a smaller image.
     """
     side = min(original.shape[1:])
     window = min(7, side - 1 + side % 2)
@@ -40,7 +40,7 @@ def ssim(original: Float64s, other: Float64s) -> float:
 
 
 def grid(rows: list[list[Float64s]]) -> bytes:
-    """A PNG file: one row of images for each list, all [channels, height, width] in [0, 1]."""
+    """Encode a PNG: one row of images for each list, all [channels, height, width] in [0, 1]."""
     channels, height, width = rows[0][0].shape
     columns = max(len(row) for row in rows)
     shape = (len(rows) * (height + _GAP) + _GAP, columns * (width + _GAP) + _GAP, channels)

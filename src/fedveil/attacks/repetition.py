@@ -1,7 +1,7 @@
-"""The same client with the same update, seen again and again: noise averages out, epsilon adds up.
+"""Repetition: one client reports one update again and again. Noise averages out, epsilon adds up.
 
 The attacker sees k reports of one client whose update does not change, and averages their
-estimates. It also guesses which of two updates they were made of, knowing both.
+estimates. It also guesses which of two known updates they were made from.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Protection
 from fedveil.protections.reading import Reading
 
-#: After how many reports it is measured.
+#: Numbers of reports after which the attack is measured.
 COUNTS = (1, 2, 5, 10, 30, 100)
 
 
 class Averaged:
-    """The running average of estimates of one update, each entry by what it is worth.
+    """Running average of estimates of one update, with each entry weighted as in the readings.
 
-    Of estimates that are directions only, the plain sum: how often a report names an entry says
-    how large it is.
+    Estimates of only a direction are summed: how often a report names an entry shows how large it
+    is.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -44,14 +44,14 @@ class Averaged:
         self.scaled = True
 
     def add(self, reading: Reading) -> None:
-        """One more report's."""
+        """Add one report's estimate."""
         self._sum += reading.weight * reading.estimate
         self._weight += reading.weight
         self.scaled &= reading.scaled
 
     @property
     def estimate(self) -> Float64s:
-        """The average so far; 0 where no report has said anything."""
+        """The average so far. Entries that no report covers are 0."""
         if not self.scaled:
             return self._sum.copy()
         return np.divide(
@@ -60,9 +60,9 @@ class Averaged:
 
 
 def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]:
-    """Cosine and correlation of an estimate with the update, and |estimate - update| / |update|.
+    """Return cosine, correlation and |estimate - update| / |update| of an estimate of an update.
 
-    0 for a cosine or a correlation with what has no direction, or no spread.
+    The cosine is 0 if a vector is zero, and the correlation if one is constant.
     """
     truth = update.astype(np.float64)
     size = float(np.linalg.norm(truth)) or 1.0
@@ -78,7 +78,9 @@ def _cosine(a: Float64s, b: Float64s) -> float:
 
 @dataclass
 class After:
-    """What many clients' reports told after `count` of each: a figure a client, and the guesses."""
+    """Results after `count` reports of each client: each client's metrics, and the right
+    guesses.
+    """
 
     count: int
     scaled: bool = True
@@ -88,7 +90,7 @@ class After:
     hits: int = 0
 
     def note(self, average: Averaged, update: Float32s, right: bool) -> None:
-        """One more client's."""
+        """Record one client's result."""
         cosine, correlation, error = likeness(average.estimate, update)
         self.cosines.append(cosine)
         self.correlations.append(correlation)
@@ -97,7 +99,7 @@ class After:
         self.hits += right
 
     def figures(self, claim: Figure | None = None) -> Iterator[Measured]:
-        """Medians over the clients, the share of right guesses, and the ledger's epsilon."""
+        """Yield medians over the clients, the share of right guesses, and the ledger's epsilon."""
         of = f"after {self.count} report{'s' if self.count > 1 else ''}"
         yield intervals.median(f"cosine {of}", self.cosines, guess=0.0)
         yield intervals.median(f"correlation {of}", self.correlations, guess=0.0)
@@ -118,7 +120,7 @@ def averaged(
     entropy: Entropy,
     watch: Watch | None = None,
 ) -> list[After]:
-    """`trials` clients with the pair's first update and as many with its second, each by itself."""
+    """Attack `trials` clients with the pair's first update, and as many with its second."""
     found = [After(count) for count in sorted(counts)]
     watch = watch or Watch()
     for trial in range(2 * trials):
@@ -139,7 +141,7 @@ def _follow(
     first: bool,
     found: Sequence[After],
 ) -> None:
-    """One client's reports; of what says nothing, the guess is the pair's second update."""
+    """Record one client's results. After empty reports the guess is the pair's second update."""
     average, said = Averaged(len(update)), 0.0
     due = iter(found)
     after = next(due)
@@ -159,10 +161,11 @@ def embedding_repeated(
     reuse: bool = False,
     entropy: Entropy,
 ) -> dict[int, Measured]:
-    """The share of EmbeddingDP's bits that a majority over k reports gets right, by k.
+    """Return, for each k, the share of EmbeddingDP's bits that a majority of k reports gets right.
 
     `vectors` [examples, values]; a value's bit is whether it is above 0. With `reuse` an example's
-    first report is given again, so that k reports say what one does. A tie is told by a coin.
+    first report is repeated, so that k reports reveal no more than one. Ties are guessed by a fair
+    coin.
     """
     mechanism, size = EmbeddingDP(eps), vectors.shape[1]
     memory = ReportMemory(packed_size(size, 1))
@@ -183,7 +186,7 @@ def embedding_repeated(
 
 
 def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reuse: bool) -> float:
-    """What the ledger states for a vector of so many values after `count` reports."""
+    """Return the ledger's epsilon for a vector of `values` values after `count` reports."""
     paid = 1 if reuse else count
     figure = project(EmbeddingDP(eps).loss.charges(values), paid, delta)["run_every_round"]
     assert figure is not None  # only the most-drawn client is not known before
@@ -191,7 +194,7 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """The updates of the job's first two clients, each seen up to a hundred times."""
+    """Attack the updates of the job's first two clients, each reported up to a hundred times."""
     trials = by_effort(effort, 10, 50, 250)
     entropy = report_entropy(target.job).stream("repetition")
     after = averaged(

@@ -1,7 +1,7 @@
-"""How well scores tell members from others: figures with intervals.
+"""Metrics, with intervals, for how well scores distinguish members from others.
 
-A score is larger where an example is likelier a member. `members` are the scores of examples that
-are, `others` those of examples that are not; guessing reaches what every figure names.
+A larger score means that an example is likelier a member. `members` are the scores of members,
+`others` those of other examples. Every metric states what guessing reaches.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area as area
 from fedveil.privacy.intervals import share
 
-#: The false-positive rates at which an attack that names few people is measured.
+#: False-positive rates at which an attack that names few people is measured.
 LOW_RATES = (0.01, 0.001)
 
 
 def figures(name: str, members: Float64s, others: Float64s, threshold: float) -> list[Measured]:
-    """Of the attack `name`: balanced accuracy at the threshold, AUC, and the rates of few errors.
+    """Return balanced accuracy at the threshold, AUC, and true positives at low error rates.
 
-    A threshold that was not chosen on these scores makes the balanced accuracy an honest one.
+    The balanced accuracy is honest if the threshold was not chosen on these scores.
     """
     low = [true_positives(f"{name} TPR at {r:.1%} FPR", members, others, r) for r in LOW_RATES]
     return [
@@ -33,10 +33,10 @@ def figures(name: str, members: Float64s, others: Float64s, threshold: float) ->
 
 
 def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold: float) -> Measured:
-    """The mean of two shares: members above the threshold, and others not above it.
+    """Return the mean of two shares: members above the threshold, and others not above it.
 
-    Whoever holds each of both shares' intervals to be true, with probability sqrt(0.95), holds
-    their mean to be true with 0.95: members and others are drawn independently.
+    Each share's interval holds with probability sqrt(0.95). Both, and so the mean's interval, hold
+    with probability 0.95, since members and others are drawn independently.
     """
     each = math.sqrt(CONFIDENCE)
     caught = share("caught", int((members > threshold).sum()), len(members), confidence=each)
@@ -48,10 +48,10 @@ def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold:
 
 
 def best_threshold(members: Float64s, others: Float64s) -> float:
-    """Where the balanced accuracy on these scores is largest: a score above it is a member's.
+    """Return the threshold of largest balanced accuracy. A score above it is a member's.
 
-    The middle of the gap between the two scores that it separates; infinite where no threshold
-    does better than to call nobody a member.
+    It is the middle of the gap between the two scores that it separates, or infinite if no
+    threshold does better than to call nobody a member.
     """
     values = np.unique(np.concatenate([members, others]))
     above = [len(s) - np.searchsorted(np.sort(s), values, "right") for s in (members, others)]
@@ -63,11 +63,11 @@ def best_threshold(members: Float64s, others: Float64s) -> float:
 
 
 def true_positives(name: str, members: Float64s, others: Float64s, rate: float) -> Measured:
-    """The share of members that score above the k-th highest other, k = floor(rate (n + 1)).
+    """Return the share of members that score above the k-th highest other, k = floor(rate (n + 1)).
 
-    One more non-member would pass with probability k / (n + 1) at most, so that guessing reaches
-    no more than the rate. The interval is exact for that threshold. With fewer others than
-    1 / rate - 1 there is no such threshold: the figure is NaN and may be anything.
+    One more non-member would pass with probability at most k / (n + 1), so guessing reaches no more
+    than the rate. The interval is exact for that threshold. With fewer others than 1 / rate - 1
+    there is no such threshold: the value is NaN, with the widest interval.
     """
     k = math.floor(rate * (len(others) + 1) + 1e-9)
     if k == 0:

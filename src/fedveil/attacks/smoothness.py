@@ -1,4 +1,4 @@
-"""How rough an image is: what a search for images is made to keep low."""
+"""Roughness of images, which a search for images keeps low."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """The sum of differences between neighbouring pixels of each image: [images].
+    """Return the sum of differences between neighbouring pixels of each image: [images].
 
-    0 of examples that are no images [images, channels, height, width].
+    It is 0 for examples that are no images [images, channels, height, width].
     """
     if images.ndim != 4:
         return images.new_zeros(len(images))

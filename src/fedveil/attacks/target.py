@@ -1,4 +1,4 @@
-"""A federated job as an attacker meets it: the model it trains, and what its clients send."""
+"""A federated job as its attacker sees it: the model, and the clients' messages."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from fedveil.record.run_folder import JOB, MODEL
 
 
 def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
-    """With examples of the type that the model takes."""
+    """Convert examples to the model's input type."""
     parts = [replace(part, x=taken(model, part.x)) for part in (dataset.train, dataset.test)]
     return replace(dataset, train=parts[0], test=parts[1])
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """The job on what its clients train on alone: what they hold out is no part of it."""
+    """Restrict the job to the clients' training examples, without those they hold out."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -62,7 +62,7 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
 
 @dataclass(frozen=True)
 class Target:
-    """A job, its data and who holds which, and the model with the weights that clients start from.
+    """A job, its data and each client's share, and the model with the clients' starting weights.
 
     `trained`: whether these weights are a run's result, or the initial ones.
     """
@@ -75,7 +75,7 @@ class Target:
 
     @classmethod
     def of(cls, job: Job) -> Target:
-        """A job before its first round."""
+        """Set up a job before its first round."""
         if job.keeps_state or job.training.algorithm != "fedavg":
             raise AttackImpossible(
                 "attacks play the training of fedavg, in which clients keep nothing: they take no "
@@ -91,7 +91,7 @@ class Target:
         return cls(job, _as_taken(dataset, model), split, model)
 
     def needs_classes(self, attack: str) -> None:
-        """Refuse a job that learns something else than classes of examples of one array."""
+        """Raise an error unless the job learns classes of examples of one array."""
         shape = self.dataset.example_shape
         if self.job.task != "classification" or isinstance(shape, dict):
             what = f"task is {self.job.task}"
@@ -104,7 +104,7 @@ class Target:
 
     @classmethod
     def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
-        """A finished run, by its folder: the model that it ended with, and its job.
+        """Load a finished run from its folder: its final model, and its job.
 
         `overrides` are `key=value` settings on top of the job's.
         """
@@ -117,7 +117,7 @@ class Target:
         return replace(target, trained=True)
 
     def under(self, protection: str) -> Target:
-        """The same with another position of the switch, and the parameters the job has for it."""
+        """Copy the target with a different protection, and the job's parameters for it."""
         return replace(self, job=self.job.under(protection))
 
     @cached_property
@@ -127,7 +127,7 @@ class Target:
 
     @cached_property
     def protection(self) -> Protection:
-        """The job's, as the simulator has it."""
+        """The job's protection, as in the simulator."""
         return make_protection(self.job, len(self.weights))
 
     @property
@@ -136,12 +136,13 @@ class Target:
         return self.job.protection.settings.model_dump(mode="json")
 
     def promised(self, rounds: int = 1) -> Figure:
-        """What the ledger states for a client that reports in so many rounds.
+        """Return the ledger's epsilon for a client that reports in `rounds` rounds.
 
-        Nothing where reports are read by a server that the promise is not against.
+        It is infinite if a server reads the reports against which nothing is promised.
         """
         trusted = self.protection.rests_on_server(self.job.protection.settings)
-        # Of one phase there are no masks between it and a report; a simulation may leave some out.
+        # A protection of one phase has no masks between the server and a report. One of several
+        # phases has, even if a simulation leaves them out.
         if trusted and len(self.protection.phases) == 1:
             return Figure(math.inf, 0.0)
         return whole_run(self.protection, rounds, self.job.privacy.delta)
@@ -155,7 +156,7 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """What an attack reached, beside the protection and what it promises for so many rounds.
+        """Build an attack's finding, with the protection and its promise for `rounds` rounds.
 
         `more` are further fields of the finding.
         """
@@ -169,7 +170,7 @@ class Target:
         return Finding(attack=attack, effort=effort, figures=figures, **{**fields, **more})
 
     def rows(self, client: int) -> Int64s:
-        """Which of the training examples are the client's."""
+        """Return the indices of the client's training examples."""
         return self.partition.of(client)
 
     @cached_property
@@ -184,7 +185,9 @@ class Target:
         return part.seen_apart(train.x, train.usable, device)
 
     def updates(self, clients: Sequence[int], round: int = 1) -> list[Float32s]:
-        """What the clients' local training gives from these weights: the job's own trainer."""
+        """Train the clients from these weights with the job's own trainer, and return the
+        updates.
+        """
         train, split = self.dataset.train, self.partition
         x, usable = self._seen
         data = ClientsData(x, train.y, split.indices, split.offsets, usable)
@@ -203,6 +206,9 @@ class Target:
         return found
 
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
-        """What the server sees of clients with these updates; `repeat` draws other reports."""
+        """Return the server's view of clients with these updates.
+
+        `repeat` draws different reports.
+        """
         entropy = report_entropy(self.job).stream("attacked", repeat)
         return seen(self.protection, self.weights, updates, entropy, round=round)

@@ -1,4 +1,4 @@
-"""What a server sees of each client in one round, under any protection."""
+"""A server's view of each client in one round, under any protection."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def seen(
 ) -> Seen:
     """Play a round in which client i's update is `updates[i]`: the real halves, every phase.
 
-    The attacker follows the protocol and reads; what a server that lies learns is another matter
-    (docs/secure-aggregation.md). `entropy` is what the reports draw from; the updates are finite.
+    The attacker follows the protocol and reads. An attack by a server that lies is different
+    (docs/secure-aggregation.md). `entropy` is what the reports draw from. The updates are finite.
     """
     clients = range(len(updates))
     state = protection.initial_state() if state is None else state
@@ -65,10 +65,10 @@ def seen(
 def repeated(
     protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
 ) -> Iterator[Seen]:
-    """What is seen of one client with the same update, the first, in so many rounds of a run.
+    """Yield the view of each of `times` rounds in which the first client has one fixed update.
 
-    Each opens with the model and the first round's state, and draws afresh. Others take part where
-    a round needs several clients, with updates of zero.
+    Each round starts from the model and the first round's state, and draws afresh. If a round needs
+    several clients, others take part with updates of zero.
     """
     cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
     for round in range(1, times + 1):

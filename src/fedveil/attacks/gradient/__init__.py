@@ -1,1 +1,1 @@
-"""Examples from the update that they were trained to: labels, then the images themselves."""
+"""Recovery of examples from the update that they were trained to: labels first, then the images."""

@@ -22,13 +22,13 @@ from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding
 from fedveil.protections.reading import Reading
 
-#: How many examples of the test set the attacker knows, to tell what enters the last layer.
+#: Examples of the test set that the attacker knows, to estimate the inputs of the last layer.
 _PROBES = 64
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What an effort allows: examples in all, examples sought at once, and local steps of them."""
+    """Limits of an effort: examples in all, examples sought at once, and their local steps."""
 
     cases: int
     at_once: int
@@ -37,7 +37,7 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Squared distances first; the angle with total variation where they leave something."""
+    """Return the limits. Squared distances come first, then the angle with total variation."""
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
@@ -51,7 +51,9 @@ def bounds(effort: Effort) -> Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """A reading, of one report or of the aggregate of a cohort, and whose examples are sought."""
+    """A reading, of one report or of a cohort's aggregate, and the clients whose examples are
+    sought.
+    """
 
     clients: Sequence[int]
     reading: Reading
@@ -60,12 +62,14 @@ class View:
 
 
 class Sight:
-    """A job as its attacker has it before the first report: what it knows, and whom it can ask."""
+    """A job as its attacker sees it before the first report: its knowledge, and the clients it
+    can ask.
+    """
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed
         data, job = target.dataset, target.job
-        # A trainer changes a model's layers: this one is nobody else's.
+        # A trainer changes a model's layers, so this model is not shared.
         model = make_model(job, ModelShape(data.example_shape, data.classes))
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         plan = training_plan(job)
@@ -94,16 +98,16 @@ class Sight:
             )
 
     def score(self) -> Score:
-        """Nothing found yet; the guess is the mean training example and the commonest label."""
+        """Return an empty score. Its guess is the mean training example and the commonest label."""
         return Score(self.scaled(self._mean), self._common)
 
     def scaled(self, examples: Float64s) -> Float64s:
-        """Values in [0, 1], between the least and the greatest that the data has."""
+        """Scale values to [0, 1], between the data's least and greatest."""
         low, high = self._box
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """What is seen in one round after another, each with another cohort."""
+        """Yield the views of one round after another, each with a different cohort."""
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)
@@ -120,7 +124,7 @@ class Sight:
                     yield View([client], reading, self._known([client]))
 
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
-        """The aggregate, as the mean of all their updates, or of one where they are too many."""
+        """View the aggregate as the mean of all updates, or of one if there are too many."""
         sizes = [len(self.target.rows(client)) for client in clients]
         together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once
         sought = clients if together else clients[:1]
@@ -150,12 +154,12 @@ def _what_was_seen(view: View) -> str:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Invert what is read of clients' reports, until enough examples were sought.
+    """Invert the readings of clients' reports, until enough examples were sought.
 
-    The attacker knows the job, how many examples a client has, the mean training example and a
-    few examples of the test set. It is given the reading of one client's report; where a report
-    says nothing by itself, the aggregate of its cohort, whose clients are sought together where
-    they are few.
+    The attacker knows the job, the number of a client's examples, the mean training example and a
+    few examples of the test set. It receives the reading of one client's report. If a report by
+    itself reveals nothing, it receives the aggregate of its cohort, whose clients are sought
+    together if they are few.
     """
     target.needs_classes("gradient")
     allowed = bounds(effort)

@@ -1,4 +1,4 @@
-"""Which labels a client trained on, from what its training did to the last layer."""
+"""Recovery of a client's labels from the change of the last layer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fedveil._arrays import Float64s, Int64s
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.reading import Reading
 
-#: Of an exact gradient the bias's entries add up to nothing; this far from it, it is not exact.
+#: The bias's entries of an exact gradient add up to zero. Beyond this share it is not exact.
 _EXACT = 1e-3
 
 
 @dataclass(frozen=True)
 class LastLayer:
-    """Where a model's last dense layer lies in the vector: its weight, and its bias if any.
+    """Location of a model's last dense layer in the vector: its weight, and its bias if any.
 
-    `inputs` is the mean of what enters it, and `guesses` the mean of what a softmax makes of what
-    leaves it, both over inputs that the attacker takes for typical.
+    `inputs` is the mean of its inputs, and `guesses` the mean of the softmax of its outputs, both
+    over inputs that the attacker considers typical.
     """
 
     weight: slice
@@ -32,7 +32,7 @@ class LastLayer:
     @classmethod
     @torch.no_grad()
     def of(cls, model: nn.Module, probes: Tensor) -> LastLayer | None:
-        """The last trainable dense layer; None where the logits are not what leaves it.
+        """Return the last trainable dense layer, or None if its outputs are not the logits.
 
         `model` holds the weights that the client trains from.
         """
@@ -58,13 +58,13 @@ class LastLayer:
 
 
 def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
-    """The mean of softmax less label over the client's examples, a class each; up to a factor.
+    """Return the mean of softmax minus label over the client's examples, per class, up to a factor.
 
-    The gradient of cross-entropy in the last bias is just that, and in row c of the last weight
-    it is that of class c times what entered the layer. Where there is an exact bias it is taken
-    alone. Otherwise one row each: by its regression on the layer's typical inputs, every entry
-    counting as much as the reading says; or, for a single example, whose rows are all multiples
-    of one, as their common factor.
+    This is the gradient of cross-entropy in the last bias. In row c of the last weight the gradient
+    is that of class c times the layer's input. If there is an exact bias, only the bias is used.
+    Otherwise each row gives one value: its regression on the layer's typical inputs, with every
+    entry weighted as in the reading; or, for a single example, whose rows are all multiples of one,
+    their common factor.
     """
     classes = len(layer.guesses)
     rows = -reading.estimate[layer.weight].reshape(classes, -1)
@@ -86,16 +86,16 @@ def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
 
 
 def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None = None) -> Int64s:
-    """The labels of a client with `count` examples, ascending.
+    """Return the labels of a client with `count` examples, ascending.
 
-    A class whose error is negative is there: for a single example exactly one is, under any
-    number of steps of SGD, so that the label of an exact report is recovered for certain (Zhao et
-    al. 2020). Of the others, a class's share of the examples is what a softmax was expected to
-    give it, less its error; the shares are filled up one by one, always the one that lacks most.
+    A class whose error is negative is present. For a single example exactly one is, under any
+    number of steps of SGD, so the label of an exact report is recovered with certainty (Zhao et al.
+    2020). For the others, a class's share of the examples is its expected softmax less its error.
+    The shares are filled up one by one, always the one that lacks most.
 
-    `scale`: the update of a bias in one step, for a mean error of one (the client's learning
-    rate); None where it is not known, as after many steps: then the errors of the classes that
-    are there are taken to make up what the softmax lacks of them.
+    `scale`: the update of a bias in one step, for a mean error of one (the client's learning rate).
+    None if it is unknown, as after many steps: then the errors of the present classes are assumed
+    to add up to what the softmax lacks of them.
     """
     error = error_of(reading, layer, count)
     there = error < 0

@@ -1,4 +1,4 @@
-"""A client's examples from what is read of its update."""
+"""Reconstruction of a client's examples from a reading of its update."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the attacker knows beside the reading: the job, and what such data look like.
+    """The attacker's knowledge besides the reading: the job, and typical data.
 
     The client trains as `training` does, on `count` examples of the shape of `prior`, a typical
     one, with values in `box`. A reading of the mean of several clients' updates is that of
-    `clients`, all of that size. `probes` are typical inputs, for what the last layer is expected
-    to be given (`prior` alone will do), and `common` is a label for who knows nothing.
+    `clients`, all of that size. `probes` are typical inputs, to estimate the inputs of the last
+    layer (`prior` will do), and `common` is the label to guess without any knowledge.
     """
 
     training: UnrolledTraining
@@ -38,18 +38,19 @@ class Knowledge:
 
     @property
     def total(self) -> int:
-        """How many examples are sought."""
+        """The number of examples sought."""
         return self.count * self.clients
 
 
 @dataclass(frozen=True)
 class Search:
-    """How the inputs are sought whose update matches.
+    """A way to search for the inputs whose update matches.
 
-    `squared`: the squared distance, by L-BFGS (Zhu et al. 2019). `cosine`: the angle alone, with
-    `variation` times the images' total variation, by Adam on signs (Geiping et al. 2020). The
-    best of so many `restarts` is taken, by its distance, which the attacker sees; none is begun
-    when one came nearer than `near`, and no other search when one came nearer than `explains`.
+    `squared`: the squared distance, by L-BFGS (Zhu et al. 2019). `cosine`: the angle only, with
+    `variation` times the images' total variation, by Adam on signs (Geiping et al. 2020). The best
+    of `restarts` starts is taken, by its distance, which the attacker sees. No further start is
+    made once one came nearer than `near`, and no further search once one came nearer than
+    `explains`.
     """
 
     distance: Literal["squared", "cosine"]
@@ -62,9 +63,9 @@ class Search:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Examples and their labels, and the distance that their update is left at.
+    """Examples and their labels, and the remaining distance of their update.
 
-    `by`: the search that found them, or `guess` where there was nothing to search by.
+    `by`: the search that found them, or `guess` if there was nothing to search by.
     """
 
     examples: Float64s
@@ -80,11 +81,11 @@ def reconstruct(
     draw: torch.Generator,
     labels: Int64s | Literal["joint"] | None = None,
 ) -> Reconstruction:
-    """The examples behind a reading: by each search in turn, until one explains it.
+    """Reconstruct the examples behind a reading, by each search until one explains it.
 
-    Labels are given, or recovered first, or `joint`: sought together with the examples, as Zhu
-    et al. do; so they are too where the model does not end in a dense layer. A reading of a
-    direction alone is matched by its angle. One that says nothing leaves the typical example.
+    Labels are given, or recovered first, or `joint`: searched for together with the examples, as
+    Zhu et al. do. They are also joint if the model does not end in a dense layer. A reading of only
+    a direction is matched by its angle. An empty reading gives the typical example.
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)
@@ -105,7 +106,7 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """By the last layer; `joint` where there is none to read."""
+    """Recover labels from the last layer. Returns `joint` if the model has no readable one."""
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:
@@ -152,7 +153,7 @@ def _search(
 def _joint_labels(
     reading: Reading, known: Knowledge, distance: Distance, search: Search, draw: torch.Generator
 ) -> Int64s:
-    """Labels sought as free distributions over the classes, beside the examples."""
+    """Search for labels as free distributions over the classes, along with the examples."""
     measure = distance.squared if reading.scaled else distance.cosine
     shape, classes = (known.total, *known.prior.shape), _classes(known)
     pixels = known.prior.numel() * known.total
@@ -173,7 +174,7 @@ def _joint_labels(
 
 
 def _start(known: Knowledge, draw: torch.Generator, attempt: int) -> Tensor:
-    """Noise around the typical example, three times as wide with every attempt."""
+    """Draw noise around the typical example, three times as wide with every attempt."""
     spread = 0.05 * (known.box[1] - known.box[0]) * 3**attempt
     noise = torch.randn((known.total, *known.prior.shape), generator=draw)
     start: Tensor = known.prior + spread * noise.to(known.prior.device)

@@ -1,4 +1,4 @@
-"""How near reconstructions came: each original with the reconstruction that is its."""
+"""Quality of reconstructions: each original is compared with the reconstruction assigned to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedveil.privacy.intervals import median, share
 
 
 def paired(originals: Float64s, found: Float64s) -> Float64s:
-    """`found` in the order of `originals`: the assignment of the least squared error in sum."""
+    """Order `found` to match `originals`, by the assignment of least total squared error."""
     flat, other = originals.reshape(len(originals), -1), found.reshape(len(found), -1)
     costs = ((flat[:, None] - other[None]) ** 2).mean(-1)
     columns: Int64s = linear_sum_assignment(costs)[1]
@@ -23,7 +23,7 @@ def paired(originals: Float64s, found: Float64s) -> Float64s:
 
 
 def labels_in_common(labels: Int64s, found: Int64s) -> int:
-    """How many labels two lists have in common, counted as often as both have them."""
+    """Count the labels that two lists have in common, with multiplicity."""
     classes = 1 + int(max(labels.max(), found.max()))
     held, guessed = (np.bincount(each, minlength=classes) for each in (labels, found))
     return int(np.minimum(held, guessed).sum())
@@ -31,7 +31,9 @@ def labels_in_common(labels: Int64s, found: Int64s) -> int:
 
 @dataclass
 class Score:
-    """What was reached over many examples, with values in [0, 1], beside a guess for all."""
+    """Scores of reconstructions over many examples, with values in [0, 1], beside one fixed
+    guess.
+    """
 
     guess: Float64s
     common: int
@@ -41,7 +43,7 @@ class Score:
     right: int = 0
 
     def add(self, originals: Float64s, labels: Int64s, found: Float64s, guessed: Int64s) -> None:
-        """One client's examples and what was made of its report."""
+        """Add one client's examples and their reconstructions from its report."""
         self.originals += list(originals)
         self.found += list(paired(originals, found))
         self.labels += labels.tolist()
@@ -49,11 +51,11 @@ class Score:
 
     @property
     def are_images(self) -> bool:
-        """Whether examples are [channels, height, width], one channel or three."""
+        """True if examples are [channels, height, width] with one channel or three."""
         return self.guess.ndim == 3 and self.guess.shape[0] in (1, 3)
 
     def figures(self) -> list[Measured]:
-        """Medians over the examples, and the share of the labels that were recovered."""
+        """Return medians over the examples, and the share of the labels that were recovered."""
         by = {"mse": pictures.mse, "psnr": pictures.psnr}
         if self.are_images and min(self.guess.shape[1:]) >= 4:
             by["ssim"] = pictures.ssim
@@ -68,6 +70,6 @@ class Score:
         return [*figures, share("label accuracy", self.right, cases, guess=guessed)]
 
     def grid(self, columns: int = 8) -> bytes:
-        """A picture: originals above, reconstructions below."""
+        """Draw a picture with originals above reconstructions."""
         shown: Sequence[list[Float64s]] = (self.originals[:columns], self.found[:columns])
         return pictures.grid(list(shown))

@@ -1,4 +1,4 @@
-"""A client's local training as a function of its examples that can be differentiated."""
+"""A client's local training as a differentiable function of its examples."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.learning.weight_layout import Layout
 
-#: Of logits [batch, classes] and a distribution over the classes for each row, as a mean.
+#: Maps logits [batch, classes] and a class distribution for each row to a mean loss.
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class UnrolledTraining:
-    """What the local steps of a plan, from these weights, make of examples.
+    """Local training steps of a plan, from given weights, as a function of the examples.
 
-    The same steps as the client's trainer takes, up to rounding, but for one thing that nobody
-    outside the client knows: the order of its examples, which is here the order they are given
-    in, every epoch. With a batch that holds all of a client's examples the order changes nothing.
-    Buffers do not change here, and dropout drops nothing.
+    The steps equal the client's trainer up to rounding, except for the order of the examples.
+    Nobody outside the client knows that order; here it is the given one in every epoch. It makes no
+    difference if a batch holds all of a client's examples. Buffers do not change here, and dropout
+    is off.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class UnrolledTraining:
         self.layout.write(torch.from_numpy(weights).to(device))
 
     def steps(self, count: int) -> int:
-        """How many steps a client with so many examples takes."""
+        """Return the number of steps for a client with `count` examples."""
         return self.plan.epochs * -(-count // self.plan.batch_size)
 
     def update(self, x: Tensor, targets: Tensor, clients: int = 1) -> Tensor:
-        """The update, flat: the mean of those of `clients` that hold equal parts of the examples.
+        """Return the flat update: the mean over `clients` that hold equal parts of the examples.
 
         `targets`: a distribution over the classes for each example.
         """
@@ -90,7 +90,7 @@ class UnrolledTraining:
 
 
 def _at(start: Tensor, moved: Tensor | None) -> Tensor:
-    """The weights now; sums of steps are kept apart from them, which costs no digits."""
+    """Return the current weights. Sums of steps are stored separately, which loses no digits."""
     return start.requires_grad_() if moved is None else start + moved
 
 
@@ -104,7 +104,7 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """The steps of `torch.optim.SGD`; None for a parameter that the loss does not depend on."""
+    """Return the rule of `torch.optim.SGD`. A parameter without a gradient gets None."""
     velocity: list[Tensor | None] = [None] * count
 
     def advance(
@@ -120,12 +120,12 @@ def _sgd(plan: TrainingPlan, count: int) -> Advance:
     return advance
 
 
-#: What keeps the derivative of a square root finite at zero.
+#: Keeps the derivative of a square root finite at zero.
 _TINY = 1e-24
 
 
 def _adam(plan: TrainingPlan, count: int) -> Advance:
-    """The steps of `torch.optim.Adam` with its own constants."""
+    """Return the rule of `torch.optim.Adam` with its default constants."""
     first: list[Tensor | float] = [0.0] * count
     second: list[Tensor | float] = [0.0] * count
     taken = 0

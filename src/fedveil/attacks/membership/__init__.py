@@ -1,1 +1,1 @@
-"""Telling the examples that a model was trained on from others."""
+"""Membership inference: telling a model's training examples from others."""

@@ -12,10 +12,10 @@ from fedveil.attacks.membership.references import References
 
 
 def lira(answers: Answers, references: References) -> Float64s:
-    """By how many standard deviations the margin exceeds those of the references outside.
+    """Return by how many standard deviations the margin exceeds the outside references' margins.
 
-    The one-sided test of "not a member", in whose order 1 - Pr[Z > z] rises too. The standard
-    deviation is one for all examples, as the source advises for few references.
+    This is the one-sided test of "not a member", which orders examples as 1 - Pr[Z > z] does. One
+    standard deviation serves all examples, as the source advises for few references.
     """
     mean, deviation = references.outside(lambda given: given.margin)
     return (answers.margin - mean) / deviation

@@ -1,4 +1,4 @@
-"""A small loss betrays a member (Yeom et al. 2018), smaller than the example's difficulty says.
+"""A small loss reveals a member (Yeom et al. 2018), if it is small for the example's difficulty.
 
 Source: Watson et al. 2022, "On the importance of difficulty calibration in membership inference
 attacks": the score under the attacked model less its mean under models that never saw the example.
@@ -12,10 +12,10 @@ from fedveil.attacks.membership.references import References
 
 
 def loss(answers: Answers, references: References) -> Float64s:
-    """Minus the loss; the references serve for the threshold alone."""
+    """Return minus the loss. The references serve only for the threshold."""
     return answers.truth
 
 
 def calibrated_loss(answers: Answers, references: References) -> Float64s:
-    """By how much the loss is smaller than its mean under the references outside."""
+    """Return by how much the loss is below its mean under the outside references."""
     return answers.truth - references.outside(lambda given: given.truth)[0]

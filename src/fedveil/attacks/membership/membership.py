@@ -1,12 +1,12 @@
-"""Membership attacks on a job or a run: the model it trains, and single clients' reports.
+"""Membership attacks on a job or a run: on its final model, and on single clients' reports.
 
-The attacker knows the job, all of it, and has examples of which it asks whether they were trained
-on. Its reference models are the same job run on random halves of these examples, under the same
-protection; every threshold is chosen on references, where it knows who is a member.
+The attacker knows the whole job, and has examples of which it asks whether they were trained on.
+Its reference models are the same job run on random halves of these examples, under the same
+protection. Every threshold is chosen on references, where it knows the members.
 
-A job is first run on a random half of its training examples: they are the members, the other half
-is not. A run is taken as it is: its training examples are the members, its test examples are not,
-and the references are trained on halves of both together.
+For a job, the attack first trains on a random half of its training examples: they are the members,
+the other half is not. A run is attacked as it stands: its training examples are the members, its
+test examples are not, and the references are trained on halves of both together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedveil.entropy import Entropy, Seeded
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 
-#: Attacks on a trained model, by the name in their figures; those that bring their threshold.
+#: Attacks on a trained model, by the name in their metrics; then those with their own threshold.
 METHODS: dict[str, Method] = {
     "loss": loss,
     "calibrated loss": calibrated_loss,
@@ -42,7 +42,7 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """All attacks on the trained model, and on the reports of one round."""
+    """Run all attacks on the trained model, and on the reports of one round."""
     target.needs_classes("membership")
     count = by_effort(effort, 4, 16, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
@@ -62,10 +62,10 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What is attacked, and which of the pool's examples it was trained on, with references.
+    """The attacked model, the pool's examples that it was trained on, and references.
 
-    `target` is the job on its members, at the weights that the attacked round starts from.
-    `other` is the same job on what the first reference holds.
+    `target` is the job on its members, at the weights that the attacked round starts from. `other`
+    is the same job on the first reference's examples.
     """
 
     pool: Pool
@@ -78,7 +78,7 @@ class Case:
 
     @classmethod
     def of(cls, target: Target, count: int, entropy: Entropy, watch: Watch) -> Case:
-        """Train the model of a job, and as many references."""
+        """Train a job's model and its references."""
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
         members = np.arange(len(pool)) < len(dataset.train)
@@ -99,7 +99,7 @@ class Case:
         return cls(pool, members, model, attacked, others[0], references, entropy)
 
     def on_model(self) -> list[Measured]:
-        """The figures of every attack on the trained model, after how good it is."""
+        """Return the model's quality, then the metrics of every attack on it."""
         given = answers(self.model, self.pool.x, self.pool.y)
         right = given.truth == given.top[:, 0]
         found = [
@@ -116,7 +116,7 @@ class Case:
         return found
 
     def on_reports(self, most: int) -> list[Measured]:
-        """The figures of the attacks on the reports of at most so many clients in one round."""
+        """Return the metrics of the attacks on one round's reports, of at most `most` clients."""
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)
         attacked = play_round(self.target, *split(self.members), most, self.entropy)

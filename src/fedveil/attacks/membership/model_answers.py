@@ -1,4 +1,4 @@
-"""What a model answers to examples, as far as membership attacks look."""
+"""A model's answers to examples, reduced to what membership attacks use."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fedveil._arrays import Float32s, Float64s, Int64s
 from fedveil.errors import AttackImpossible
 
 _BATCH = 1000
-#: How many of the largest probabilities an attack model is shown.
+#: Number of largest probabilities that an attack model sees.
 TOP = 3
 
 
 @dataclass(frozen=True)
 class Answers:
-    """`truth[i]` is ln p of example i's true class, minus its loss.
+    """A model's log-probabilities. `truth[i]` is ln p of example i's true class, minus its loss.
 
-    `margin[i]` is ln(p / (1 - p)) of that class, whose law over models is nearly normal (Carlini
-    et al. 2022); `top[i]` the largest ln p in descending order, whatever their classes.
+    `margin[i]` is ln(p / (1 - p)) of that class, whose distribution over models is nearly normal
+    (Carlini et al. 2022). `top[i]` is the largest ln p in descending order, of any classes.
     """
 
     truth: Float64s
@@ -30,13 +30,13 @@ class Answers:
 
     @property
     def columns(self) -> Float64s:
-        """All of them, a row for each example."""
+        """Return all values, one row for each example."""
         return np.column_stack([self.truth, self.margin, self.top])
 
 
 @torch.no_grad()
 def answers(model: nn.Module, x: Float32s, y: Int64s) -> Answers:
-    """What the model answers to labelled examples."""
+    """Return the model's answers to labelled examples."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

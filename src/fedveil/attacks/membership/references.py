@@ -1,4 +1,6 @@
-"""Models that an attacker trained on examples of its choice, to know what membership changes."""
+"""Reference models that an attacker trained on examples of its choice, to learn membership's
+effect.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from fedveil.errors import InvalidValue
 
 @dataclass(frozen=True)
 class References:
-    """`answers[r]` are reference r's to the same examples; `held[r, i]`: it was trained on i.
+    """Reference models.
+
+    `answers[r]` are model r's answers; `held[r, i]`: it was trained on example i.
 
     `y` are the examples' labels.
     """
@@ -38,15 +42,15 @@ class References:
             )
 
     def without(self, which: int) -> References:
-        """All but one."""
+        """Return all references but `which`."""
         kept = [r for r in range(len(self.answers)) if r != which]
         return References([self.answers[r] for r in kept], self.held[kept], self.y)
 
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
-        """A quantity under the models that were not trained on the example.
+        """Evaluate a quantity under the models that were not trained on the example.
 
-        Its mean for each example, and one standard deviation from those means for all; 1 where no
-        two such models tell it.
+        Returns its mean for each example, and one standard deviation from those means for all, or 1
+        if no two such models determine it.
         """
         values = np.stack([of(answers) for answers in self.answers])
         out = ~self.held
@@ -57,14 +61,15 @@ class References:
         return means, float(np.sqrt(squares / freedom)) if squares else 1.0
 
 
-#: Scores of a model's answers by what references tell: larger where likelier a member.
+#: Scores a model's answers with the help of references. A larger score: likelier a member.
 Method: TypeAlias = Callable[[Answers, References], Float64s]
 
 
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
-    """Which example each of an even number of models is trained on: random halves.
+    """Draw the training examples of an even number of models: random halves.
 
-    A model and the next are trained on complements, so that half of the models hold an example.
+    Each model of a pair is trained on the other's complement, so half of the models hold an
+    example.
     """
     if integer("models", models, 2) % 2:
         raise InvalidValue(f"models = {models} is odd, an even number is needed")
@@ -76,9 +81,10 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 
 
 def threshold(method: Method, references: References) -> float:
-    """The best threshold for models of which the attacker knows the members: its references.
+    """Return the best threshold for the references, whose members the attacker knows.
 
-    Each is attacked with the others; the scores that a threshold is later used on are not seen.
+    Each is attacked with the help of the others. The scores that the threshold is used on later are
+    not used here.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

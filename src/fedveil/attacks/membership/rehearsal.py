@@ -1,4 +1,4 @@
-"""A job run on some of its examples, by the simulator itself."""
+"""Simulated runs of a job on some of its examples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedveil.record.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Pool:
-    """Examples to ask about, and whose they are where the data says it."""
+    """Examples to ask about, with their owners if the data names them."""
 
     x: Float32s
     y: Int64s
@@ -41,7 +41,7 @@ class Pool:
 
     @classmethod
     def everything(cls, dataset: Dataset) -> Pool:
-        """The training examples and then the test examples, dealt to the owners in turn."""
+        """Return a pool of training, then test examples, the latter dealt to the owners in turn."""
         train, test = cls.training(dataset), dataset.test
         owners = train.owners
         x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
@@ -53,9 +53,9 @@ class Pool:
         return len(self.y)
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
-        """The target with these rows as its training examples, dealt anew.
+        """Copy the target with these rows as its training examples, dealt again.
 
-        Where it has more clients than there are rows, as many as there are have one each.
+        A target with more clients than rows gets as many clients as rows, with one row each.
         """
         owners = None if self.owners is None else owner_codes(self.owners[rows])
         train = Examples(self.x[rows], self.y[rows])
@@ -73,9 +73,9 @@ class Pool:
 
 
 def rehearse(target: Target) -> nn.Module:
-    """The model that the target's job ends with on the target's examples, under its protection.
+    """Run the target's job on its examples, under its protection, and return the final model.
 
-    Every round is a real one, in this process; the run's record is thrown away.
+    Every round is a real one, in this process. The run's record is deleted.
     """
     data = target.job.model_dump()
     data["simulation"]["workers"] = 0
@@ -91,11 +91,11 @@ def rehearse(target: Target) -> nn.Module:
 def play_round(
     target: Target, rows: Int64s, strangers: Int64s, most: int, entropy: Entropy
 ) -> Round:
-    """A round of the target's job, and what its reports tell, of at most so many clients.
+    """Play one round of the target's job with at most `most` clients, and read its reports.
 
     `rows` are the pool's rows that the target trains on, in its order, and `strangers` rows that
-    nobody holds: each client is asked about others of them, as many as it has examples if there
-    are enough. A protection that needs more clients for a round gets them.
+    nobody trains on. Each client is asked about different strangers, as many as it has examples if
+    there are enough. A protection that needs more than `most` clients for a round gets them.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))
@@ -112,5 +112,5 @@ def play_round(
 
 
 def split(held: Bools) -> tuple[Int64s, Int64s]:
-    """The rows that are held, and those that are not."""
+    """Return the indices where `held` is true, and the others."""
     return np.flatnonzero(held), np.flatnonzero(~held)

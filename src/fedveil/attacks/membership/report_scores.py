@@ -1,7 +1,7 @@
-"""Which examples one client trained on, from what its report tells.
+"""Membership scores: which examples one client trained on, from its report.
 
 The attacker knows the weights that the round started from, the reading of the report, and the
-examples that it asks about; it needs no model of its own. Scores are larger where an example is
+examples that it asks about. It needs no model of its own. A larger score means that an example is
 likelier one of the client's.
 """
 
@@ -23,12 +23,12 @@ from fedveil.protections.reading import Reading
 
 _BATCH = 500
 _Weights: TypeAlias = dict[str, torch.Tensor]
-#: Scores of labelled examples by one reading.
+#: Scores labelled examples by one reading.
 Scorer: TypeAlias = Callable[[Reading, Float32s, Int64s], Float64s]
 
 
 class ReportScores:
-    """Scores by the reports of a round that starts from `weights`, with `model`'s architecture."""
+    """Scores from the reports of a round that starts at `weights`, with `model`'s architecture."""
 
     def __init__(self, model: nn.Module, weights: Float32s) -> None:
         self._model = copy.deepcopy(model).cpu().eval()
@@ -36,10 +36,10 @@ class ReportScores:
         self._weights = weights
 
     def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """How fast each example's loss falls along the reading: its estimate, entries as weighted.
+        """Return how fast each example's loss falls along the reading's weighted estimate.
 
         That is the inner product of the example's negative gradient with a vector of norm 1, and
-        needs only the update's direction. 0 where the report says nothing.
+        needs only the update's direction. An empty report scores 0.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -50,9 +50,9 @@ class ReportScores:
         return self._of_batches(x, y, lambda losses: -jvp(losses, (start,), (direction,))[1])
 
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """By how much each example's loss falls where the weights move by the estimate.
+        """Return how much each example's loss falls when the weights move by the estimate.
 
-        For a reading that has the update's size; 0 where the report says nothing.
+        This needs a reading that has the update's size. An empty report scores 0.
         """
         if reading.empty:
             return np.zeros(len(y))
@@ -88,9 +88,9 @@ class ReportScores:
 
 @dataclass(frozen=True)
 class Round:
-    """The reports of one round, read, and the rows of a table of examples to ask about.
+    """The readings of one round's reports, and the rows of a table of examples to ask about.
 
-    Client i trained on `held[i]`; nobody on `strangers[i]`, which it is asked about besides.
+    Client i trained on `held[i]`. Nobody trained on `strangers[i]`, about which it is also asked.
     """
 
     readings: Sequence[Reading]
@@ -98,10 +98,10 @@ class Round:
     strangers: Sequence[Int64s]
 
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
-        """Of members and of strangers, of all clients together.
+        """Return the scores of all clients' members, and those of their strangers.
 
-        From each score its mean under the other clients' reports is taken, who never saw the
-        example either: what every report does to it is its difficulty.
+        Each score is reduced by its mean under the other clients' reports, who never saw the
+        example either: the effect of every report on it is its difficulty.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

@@ -1,4 +1,4 @@
-"""Shadow models teach an attack model what members' answers look like.
+"""Shadow models: they train an attack model to recognise members' answers.
 
 Source: Shokri et al. 2017, "Membership inference attacks against machine learning models": one
 attack model for each class, here a logistic regression on the answer's largest log-probabilities,
@@ -14,16 +14,16 @@ from fedveil._arrays import Bools, Float64s
 from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
 
-#: A class with fewer answers than this of members, or of others, is judged by what all teach.
+#: A class with fewer members' or others' answers than this uses the model of all classes.
 _FEW = 20
-#: A log-probability below this is as good as any below it.
+#: Log-probabilities are cut off here, since smaller ones say no more.
 _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """The log-odds that the attack model of each example's class gives to "member".
+    """Return the log-odds of "member" by the attack model of each example's class.
 
-    Positive where it says so: 0 is its own threshold.
+    Positive means "member": the method's own threshold is 0.
     """
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))
@@ -41,7 +41,7 @@ def shadow_attack(answers: Answers, references: References) -> Float64s:
 
 
 class _Scale:
-    """Columns at mean 0 and deviation 1 on what an attack model is taught by."""
+    """Standardises columns to mean 0 and deviation 1 on an attack model's training data."""
 
     def __init__(self, columns: Float64s) -> None:
         bounded = np.maximum(columns, _LEAST)

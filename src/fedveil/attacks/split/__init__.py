@@ -1,1 +1,1 @@
-"""Attacks on what crosses between the parties of a split model."""
+"""Attacks on messages between the parties of a split model."""

@@ -1,8 +1,8 @@
-"""Inversion with public examples: a network that is trained to turn outputs back into inputs.
+"""Inversion with public examples: a network trained to turn outputs back into inputs.
 
-The attacker has examples of the same kind, and what the bottom gives for each: because it has
-asked (a follower answers for any example of its data, a service for anybody's), or because it has
-a bottom like it. It needs neither weights nor architecture.
+The attacker has examples of the same kind, and the bottom's output for each: it has asked (a
+follower answers for any example of its data, a service for anybody's), or it has a similar bottom.
+It needs neither weights nor architecture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.known_bottom import Step, falling
 
 _HIDDEN, _BATCH = 256, 64
-#: What the network reads is cut off so many standard deviations from its mean.
+#: The network's inputs are clipped at this many standard deviations from their mean.
 _FAR = 5.0
 
 
@@ -31,13 +31,13 @@ def invert(
     lr: float = 1e-3,
     tell: Step = lambda done, total: None,
 ) -> torch.Tensor:
-    """What the trained network makes of the evidence: [examples, *shape].
+    """Reconstruct examples [examples, *shape] from the evidence, by a trained network.
 
-    `public` [n, *shape] are the attacker's examples and `outputs` [n, *output] the bottom's
-    numbers for them, before any protection: their reports are drawn here anew in every step, as
-    many and with the same lies as the evidence has. The network is the best linear map plus a
-    small dense network that corrects it; every eighth public example decides how much of the
-    correction is of use, down to none.
+    `public` [n, *shape] are the attacker's examples and `outputs` [n, *output] the bottom's numbers
+    for them, before any protection. Their reports are drawn here afresh in every step, in the
+    evidence's number and with its lies. The network is the best linear map plus a small dense
+    network that corrects it. Every eighth public example decides how much of the correction is
+    used, down to none.
     """
     seen, inputs = _standing(evidence, outputs), public.flatten(1)
     held = torch.arange(len(public)) % 8 == 7
@@ -58,7 +58,9 @@ def invert(
 
 
 def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
-    """What is expected of a report of these outputs: the numbers, or how likely each bit is 1."""
+    """Return the expectation of a report of these outputs: the numbers, or each bit's chance of
+    1.
+    """
     flat = outputs.detach().flatten(1)
     if evidence.lie is None:
         return flat
@@ -66,7 +68,7 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """The mean of as many reports as the evidence has."""
+    """Draw the mean of the evidence's number of reports."""
     if evidence.lie is None or evidence.lie == 0:
         return seen
     count = torch.full_like(seen, float(evidence.reports))
@@ -74,7 +76,9 @@ def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -
 
 
 class _Linear:
-    """The best linear map from reports to inputs, their noise included: ridge regression."""
+    """The best linear map from reports to inputs, including the reports' noise: ridge
+    regression.
+    """
 
     def __init__(
         self, centre: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, weights: torch.Tensor
@@ -113,7 +117,7 @@ def _trained(
     lr: float,
     tell: Step,
 ) -> nn.Module:
-    """A dense network for what the linear map leaves, trained on reports drawn anew."""
+    """Train a dense network on reports drawn afresh, to predict the linear map's residual."""
     network = _network(seen.shape[1], inputs.shape[1], generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01)
     rows = _batches(len(seen), generator)
@@ -131,7 +135,7 @@ def _trained(
 
 
 def _network(inputs: int, outputs: int, generator: torch.Generator) -> nn.Module:
-    """A dense network that gives 0 at first."""
+    """Return a dense network whose output is initially 0."""
     first, last = nn.Linear(inputs, _HIDDEN), nn.Linear(_HIDDEN, outputs)
     for parameter in first.parameters():
         nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, generator=generator)

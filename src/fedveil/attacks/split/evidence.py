@@ -1,4 +1,4 @@
-"""What an attacker holds of a part's outputs, and how badly any other outputs would fit it."""
+"""The attacker's evidence about a part's outputs, and how badly any candidate outputs fit it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 from fedveil.vertical.split import EmbeddingPrivacy
 
-#: The error of numbers, as a share of their spread.
+#: Error of numbers, as a share of their spread.
 _ERROR = 0.03
-#: No bit is taken as surer than e^30 to 1.
+#: No bit counts as surer than e^30 to 1.
 _MOST = 30.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Reports of the same examples' outputs: their mean [examples, *output], and how many.
+    """Reports of one set of examples' outputs: their mean [examples, *output], and their number.
 
-    `lie` is with which probability a bit was turned round; None where the outputs crossed as they
-    are. Where every report is the same, they count as one.
+    `lie` is the probability with which a bit was flipped, or None if the outputs were sent in the
+    clear. Identical reports count as one.
     """
 
     mean: torch.Tensor
@@ -29,7 +29,7 @@ class Evidence:
 
     @classmethod
     def of(cls, reports: torch.Tensor, privacy: EmbeddingPrivacy | None) -> Evidence:
-        """From reports [reports, examples, *output] that were drawn under EmbeddingDP, or plain."""
+        """Collect reports [reports, examples, *output], drawn under EmbeddingDP or plain."""
         mean, count = reports.mean(dim=0), len(reports)
         if privacy is None:
             return cls(mean)
@@ -40,15 +40,15 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the numbers that crossed."""
+        """Return the standard deviation of the numbers that were sent."""
         return max(float(self.mean.std(correction=0)), 1e-12)
 
     def misfit(self, outputs: torch.Tensor, slope: float) -> torch.Tensor:
-        """-ln Pr[the reports | outputs] of each example, up to a constant: [examples].
+        """Return -ln Pr[the reports | outputs] of each example, up to a constant: [examples].
 
-        Of numbers, with a small Gaussian error. Of bits, with the step at 0 made a slope of that
-        width, so that there is a direction to go in: each bit is drawn once along the slope, and
-        told in all reports, with lies. Under a lie of 1/2 it is the same for all outputs.
+        Numbers have a small Gaussian error. For bits, the step at 0 becomes a slope of width
+        `slope`, which gives a gradient: each bit is drawn once along the slope, and sent in all
+        reports, with lies. If `lie` is 1/2 the misfit is equal for all outputs.
         """
         if self.lie is None:
             error = (outputs - self.mean) / (_ERROR * self.spread)

@@ -1,6 +1,6 @@
-"""What an attacker takes examples to be like before it sees anything of them.
+"""Priors: the attacker's expectation of examples before it sees anything of them.
 
-A prior maps free numbers to examples, and says what the numbers cost: -ln of a density.
+A prior maps free numbers to examples, and gives the numbers' cost: -ln of a density.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import torch
 
 from fedveil.attacks.smoothness import total_variation
 
-#: Of a pixel's difference from its neighbour, as a share of the range: a Laplace density's width.
+#: Width of the Laplace density of neighbouring pixels' differences, as a share of the range.
 _STEP = 0.1
 
 
 class Prior(Protocol):
-    """What examples are like; `rate` is how far a search goes in its numbers at first."""
+    """Distribution of examples. `rate` is a search's initial step size in its numbers."""
 
     @property
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """The numbers of so many likely examples."""
+        """Return the numbers of `examples` likely examples."""
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The examples that the numbers stand for."""
+        """Map numbers to the examples that they represent."""
 
     def cost(self, numbers: torch.Tensor) -> torch.Tensor:
-        """-ln of the density, up to a constant: [examples]."""
+        """Return -ln of the density, up to a constant: [examples]."""
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Normal, with a mean and a covariance factor · factorᵀ over the flattened example."""
+    """Normal prior, with a mean and a covariance factor · factorᵀ over the flattened example."""
 
     mean: torch.Tensor
     factor: torch.Tensor
@@ -42,7 +42,9 @@ class Gaussian:
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
-        """As public examples [examples, *shape] are spread; no direction less than `floor`²."""
+        """Fit public examples [examples, *shape], with variance at least `floor`² in each
+        direction.
+        """
         flat = public.flatten(1).double()
         mean = flat.mean(dim=0)
         centred = flat - mean
@@ -52,7 +54,7 @@ class Gaussian:
 
     @classmethod
     def standard(cls, shape: tuple[int, ...]) -> Gaussian:
-        """Every feature alone, mean 0 and variance 1."""
+        """Return the prior of independent features with mean 0 and variance 1."""
         mean = torch.zeros(shape)
         return cls(mean, torch.eye(mean.numel()))
 
@@ -68,7 +70,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Smooth:
-    """Images with values from `low` to `high` whose neighbouring pixels are mostly alike."""
+    """Images with values from `low` to `high` whose neighbouring pixels are mostly similar."""
 
     shape: tuple[int, ...]
     low: float = 0.0
@@ -86,5 +88,5 @@ class Smooth:
 
 
 def _from_0_to_1(numbers: torch.Tensor) -> torch.Tensor:
-    """A sigmoid, stretched by a tenth on either side and cut: both ends are reached."""
+    """Apply a sigmoid stretched by a tenth on either side and clipped, which reaches both ends."""
     return (1.2 * torch.sigmoid(numbers) - 0.1).clamp(0, 1)

@@ -1,11 +1,12 @@
-"""What a receiver makes of the features behind a part's output: inversions, aimed at a job or run.
+"""Inversion of the features behind a part's output, aimed at a job or a run.
 
-Four attackers look at the same reports. They know the bottom's architecture (`unsplit`), its
-weights (`known bottom`), its weights and public examples (`both`), or public examples and what the
-bottom gives for each (`public examples`). The held-out examples serve as public ones.
+Four attackers see equal reports. They know the bottom's architecture (`unsplit`), its weights
+(`known bottom`), its weights and public examples (`both`), or public examples and the bottom's
+output for each (`public examples`). The held-out examples serve as public ones.
 
-Of a table with words beside numbers, what is inverted is what the dense layers read, numbers and
-vectors of words. Who has the table of vectors reads each word as that of the nearest.
+For a table with words beside numbers, the attack inverts the inputs of the dense layers: numbers
+and vectors of words. An attacker with the table of vectors decodes each word as that of the
+nearest.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.split import Part, module_of
 from fedveil.vertical.task import Subset
 
-#: How many reports are averaged where each is drawn anew, and how many examples public at most.
+#: Number of reports to average if each is drawn afresh, and the most public examples.
 AVERAGED, _PUBLIC = 10, 2000
 _SHOWN = 10
 Method: TypeAlias = Callable[[Evidence, known_bottom.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Invert what crosses of every part that reads a column of numbers, and words at most beside.
+    """Invert the output of every part that reads a column of numbers and at most words beside it.
 
     Images give the median MSE, PSNR and SSIM, on values from 0 to 1, beside those of the mean
-    public image; other features the median over the features of the correlation with the truth, and
-    words how many are right, beside the most common public word of each column.
+    public image. Other features give the median over the features of the correlation with the
+    truth, and words how many are right, beside the most common public word of each column.
     """
     aims = [Aim(target, part, effort) for part in _attackable(target)]
     total = sum(len(aim.cases) * len(aim.methods) for aim in aims)
@@ -84,7 +85,9 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Aim:
-    """One part whose output crosses: the examples behind it, the reports, and who inverts them."""
+    """One part whose output is sent: the examples behind it, the reports, and the inversion
+    methods.
+    """
 
     target: SplitTarget
     part: Part
@@ -92,7 +95,7 @@ class Aim:
 
     @cached_property
     def truth(self) -> torch.Tensor:
-        """The examples to find: the first that are trained on."""
+        """The examples to find: the first training examples."""
         most = by_effort(self.effort, 16, 64, 256) * (1 if self.images else 8)
         return self._read("train", most)
 
@@ -102,20 +105,20 @@ class Aim:
 
     @cached_property
     def images(self) -> bool:
-        """Whether an example is an image: [channels, height, width], and of some size."""
+        """True if an example is an image, [channels, height, width], of sufficient size."""
         shape = self._read("train", 1).shape[1:]
         return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 7
 
     @property
     def reports(self) -> int:
-        """How many reports of an example are looked at, at most."""
+        """The largest number of reports of an example that are used."""
         privacy = self.part.privacy
         drawn = privacy is not None and privacy.eps is not None and not privacy.reuse
         return AVERAGED if drawn else 1
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """What is seen, by what is said of it: one report, and several where they differ."""
+        """The evidence by its description: one report, and several if they differ."""
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
         found = {"": Evidence.of(reports[:1], self.part.privacy)}
@@ -125,7 +128,7 @@ class Aim:
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """Who inverts, by name."""
+        """The inversion methods by name."""
         shape = tuple(self.truth.shape[1:])
         alone: Prior = Gaussian.standard(shape)
         if self.images:
@@ -138,13 +141,13 @@ class Aim:
         }
 
     def plain(self, images: torch.Tensor) -> Float64s:
-        """Images with values in [0, 1]."""
+        """Scale images to values in [0, 1]."""
         low, high = self._range
         scaled: Float64s = ((images.double() - low) / (high - low)).clamp(0, 1).numpy()
         return scaled
 
     def figures(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """How near what was found is to the truth."""
+        """Yield metrics of how near the found examples are to the truth."""
         if not self.images:
             yield from self._figures_of_table(what, found)
             return
@@ -157,7 +160,7 @@ class Aim:
             yield median(f"{what}{name}", values, guess=of_guess)
 
     def _figures_of_table(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """Of numbers; and of words, where what was found has their vectors too."""
+        """Yield metrics of numbers, and of words if their vectors were found too."""
         numbers = self._numbers
         yield correlation(f"{what}correlation", self.truth[:, :numbers], found[:, :numbers])
         deep = module_of(self.part)
@@ -193,13 +196,13 @@ class Aim:
         return auxiliary.invert(public, outputs, evidence, chance, steps=steps, tell=tell)
 
     def _read(self, subset: Subset, most: int) -> torch.Tensor:
-        """What the bottom reads of a subset's first examples."""
+        """Return the bottom's inputs for a subset's first examples."""
         found, module = _columns(self.target, self.part, subset, most), module_of(self.part)
         return module.joined(*found).detach() if isinstance(module, Deep) else found[0]
 
     @property
     def _numbers(self) -> int | None:
-        """How many of the values that the bottom reads are no words'; None: all."""
+        """Return how many of the bottom's inputs are not words'. None means all."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]
@@ -213,7 +216,7 @@ class Aim:
         return known_bottom.steady(_layers(module_of(self.part)))
 
     def _other_bottom(self, number: int) -> nn.Module:
-        """One of the same architecture: what the job makes of another seed."""
+        """Return a bottom of equal architecture, made from a different seed."""
         job = self.target.job
         other = job.model_copy(update={"seed": job.seed + 1 + number})
         split = make_split(other, make_task(other))
@@ -221,9 +224,9 @@ class Aim:
 
 
 def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
-    """The median over features of the correlation with the truth; guessing has none.
+    """Return the median over features of the correlation with the truth. Guessing has none.
 
-    What is constant was not found; a feature that is the same in all examples is left out.
+    A constant guess counts as 0. Features that are equal in all examples are left out.
     """
     real, made = (each.flatten(1).double() for each in (truth, found))
     real, made = real - real.mean(dim=0), made - made.mean(dim=0)
@@ -234,7 +237,7 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _attackable(target: SplitTarget) -> list[Part]:
-    """The parts that read one column of numbers, and words beside, and give to another party."""
+    """Return the parts that read one column of numbers, and words, and send to another party."""
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
     for part in target.split.parts:
@@ -252,17 +255,17 @@ def _attackable(target: SplitTarget) -> list[Part]:
 
 
 def _columns(target: SplitTarget, part: Part, subset: Subset, most: int) -> list[torch.Tensor]:
-    """What a part reads of its owner's first examples, column by column."""
+    """Return a part's inputs for its owner's first examples, column by column."""
     rows = target.rows[subset][part.owner]
     held = rows.batch(np.arange(min(most, rows.count))).columns
     return [held[name] for name in part.columns]
 
 
 def _layers(module: nn.Module) -> nn.Module:
-    """What computes a part's output of numbers: all of it, but for a table of words."""
+    """Return the module that computes a part's output from numbers, without a table of words."""
     return module.layers if isinstance(module, Deep) else module
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Progress in hundredths of an inversion."""
+    """Report progress in hundredths of an inversion."""
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -1,4 +1,4 @@
-"""Inversion with a known bottom: the examples whose outputs fit what crossed, and that are likely.
+"""Inversion with a known bottom: likely examples whose outputs fit the evidence.
 
 The attacker has the bottom with its weights. In one process a leader has a follower's first
 weights: they are drawn from the job's seed. Between machines every party draws its own.
@@ -19,9 +19,9 @@ from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.example_prior import Prior
 
 Bottom: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-#: How wide the slope of a bit is, as a share of what likely outputs are spread by.
+#: Width of a bit's slope, as a share of the spread of likely outputs.
 _SLOPE = 0.1
-#: Told how many steps are done of how many.
+#: Receives the number of steps done, and the total.
 Step: TypeAlias = Callable[[int, int], None]
 
 
@@ -33,10 +33,10 @@ def invert(
     steps: int = 600,
     tell: Step = lambda done, total: None,
 ) -> torch.Tensor:
-    """The most likely examples given the evidence: [examples, *shape].
+    """Return the most likely examples given the evidence: [examples, *shape].
 
-    Adam on the prior's numbers, from the prior's own start, at a rate that falls to 0. Where the
-    evidence says nothing it stays with what the prior holds most likely.
+    Adam on the prior's numbers, from the prior's own start, at a rate that falls to 0. If the
+    evidence is empty the search stays at the prior's most likely examples.
     """
     numbers = prior.start(len(evidence.mean))
     with torch.no_grad():
@@ -56,13 +56,13 @@ def invert(
 
 
 def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
-    """Set the rate for when that share of the steps is done: half a cosine, down to 0."""
+    """Set the learning rate at this share of the steps: half a cosine, down to 0."""
     for group in optimizer.param_groups:
         group["lr"] = lr * (1 + math.cos(math.pi * share)) / 2
 
 
 def steady(module: nn.Module) -> nn.Module:
-    """A copy to compute with, not to train: as in a step that trains, but for dropout."""
+    """Copy a module for computing, not training: in training mode except for dropout."""
     own = copy.deepcopy(module).requires_grad_(False).train()
     for inner in own.modules():
         if isinstance(inner, nn.modules.dropout._DropoutNd):

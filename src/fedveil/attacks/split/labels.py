@@ -1,4 +1,4 @@
-"""`fedveil attack labels`: a follower of a split job reads the labels from its gradients."""
+"""`fedveil attack labels`: a follower of a split job infers the labels from its gradients."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from fedveil.vertical.label_reading import (
 )
 from fedveil.vertical.vertical_blocks import PrivacySettings
 
-#: So many examples' labels the attacker knows, as evenly over the classes as they come.
+#: Number of examples whose labels the attacker knows, as evenly over the classes as they come.
 KNOWN = 10
-#: Steps that are looked at together: over more of them the leader's part moves too far.
+#: Steps analysed together. Over more of them the leader's part changes too much.
 _WINDOW = 20
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """What the first follower reads of the labels, from a first step alone and from many steps.
+    """Infer the labels at the first follower, from one first step and from many steps.
 
-    Step 1 is played with several batches; in each of them the attacker knows one label of every
-    class, 10 at most. Over the steps it knows 10, of the examples that come first; or none, and
-    is told which of the groups that it found is which class, so that most are right.
+    Step 1 is played with several batches. In each of them the attacker knows one label of every
+    class, 10 at most. Over the steps it knows 10, of the examples that come first; or none, and its
+    groups are then matched to the classes so that most are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
@@ -77,7 +77,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _protection(privacy: PrivacySettings) -> str:
-    """What protects the labels, by its name."""
+    """Return the names of the labels' protections."""
     defence = privacy.label_protection
     held = [] if privacy.label_dp is None else ["label_dp"]
     return ", ".join(held + ([] if defence is None else [defence.name])) or "none"
@@ -85,7 +85,7 @@ def _protection(privacy: PrivacySettings) -> str:
 
 @dataclass(frozen=True)
 class _Begun:
-    """Some of a run's steps: directions, each example's norms added up, and its true label.
+    """Some of a run's steps: directions, the sum of each example's norms, and its true label.
 
     `added` has gradients added up over epochs and cuts, [examples, values] each: all epochs'
     (`sum`), and the later half's less the earlier half's (`change`).
@@ -99,7 +99,7 @@ class _Begun:
 
 @dataclass(frozen=True)
 class _Follower:
-    """The follower of a job that attacks, and what it is held to know of the classes."""
+    """The attacking follower of a job, and its assumed knowledge of the classes."""
 
     target: SplitTarget
     party: str
@@ -110,7 +110,7 @@ class _Follower:
 
     @classmethod
     def of(cls, target: SplitTarget) -> _Follower:
-        """The first follower that a gradient comes back to; where none does, the first."""
+        """Return the first follower that receives a gradient, or else the first follower."""
         classes, followers = target.task.classes, target.split.followers
         if classes is None:
             raise AttackImpossible(
@@ -130,16 +130,16 @@ class _Follower:
 
     @cached_property
     def shares(self) -> Float64s:
-        """How large the classes are, which is held to be public."""
+        """The share of each class, assumed public."""
         return np.bincount(self.true, minlength=self.classes) / len(self.true)
 
     def looks(self, crossed: Crossed, examples: int) -> list[Float64s]:
-        """What came back in a step, part by part; zeros where nothing does."""
+        """Return the gradients of a step, part by part, or zeros if none are sent."""
         found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
         return found or [np.zeros((examples, 1))]
 
     def begun(self, steps: int, watch: Watch) -> _Begun:
-        """What the follower has of the first steps."""
+        """Collect the follower's view of the first steps."""
         came, looks = [], []
         for positions, crossed in self.target.begun(steps):
             came.append(positions)
@@ -157,9 +157,10 @@ class _Follower:
         return _Begun(windows, norms, self.true[examples], added)
 
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
-        """The classes by directions and the labels known at `known`.
+        """Guess the classes from directions and the labels known at `known`.
 
-        Under LabelDP groups are found first: not all of the known labels are those told.
+        Under LabelDP groups are found first, since training may have used other labels than those
+        known.
         """
         if self.eps is not None:
             return self.blind(run, known)
@@ -168,7 +169,7 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """The classes of groups that were found without a label; those at `known` name them."""
+        """Guess the classes from groups found without labels. Those at `known` name the groups."""
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -176,13 +177,13 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """How many are right, beside the share of the most common class."""
+        """Return the share of right guesses, beside the share of the most common class."""
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 
 
 def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
-    """The share of labels right in a first step, over several that might have been it."""
+    """Return the share of right labels over several candidate first steps."""
     size = follower.target.job.batch_size
     drawn = Seeded(0, "first step").generator()
     guesses, truth, judged, before = [], [], [], 0
@@ -232,7 +233,7 @@ def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
 
 
 def _spread(labels: Int64s, count: int, drawn: np.random.Generator) -> Int64s:
-    """The places of so many examples, drawn evenly from all classes as far as they have any."""
+    """Draw the positions of `count` examples, evenly from all classes while they last."""
     order = drawn.permutation(len(labels))
     turns = np.empty(len(labels), np.int64)
     for value in np.unique(labels):

@@ -1,4 +1,4 @@
-"""A vertical job as an attacker meets it: the split model, who holds what, and what crosses."""
+"""A vertical job as its attacker sees it: the split model, the parties' data, and the messages."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Crossed:
-    """What crossed in one step, by part, as its receiver has it; rows as the batch has them.
+    """Tensors sent in one step, by part, as received, with rows in the batch's order.
 
-    `outputs` are what parts of one party gave to another's: numbers, or the bits of EmbeddingDP as
-    0.0 and 1.0. `gradients` are what came back for them, of the step's mean loss, added up where
-    two parties sent one, as the part's owner adds them.
+    `outputs` are sent from one party's part to another's: numbers, or the bits of EmbeddingDP as
+    0.0 and 1.0. `gradients` are returned for them, of the step's mean loss. If two parties sent
+    one, they are added, as the part's owner does.
     """
 
     outputs: Mapping[str, torch.Tensor]
@@ -59,8 +59,8 @@ class Crossed:
 class SplitTarget:
     """A vertical job, its split model with weights, and every party's rows in the agreed order.
 
-    `told` are the labels that training reads, after LabelDP; the true ones are in `rows`.
-    `trained`: whether the weights are a run's result, or the initial ones.
+    `told` are the labels that training uses, after LabelDP; the true ones are in `rows`. `trained`:
+    whether the weights are a run's result, or the initial ones.
     """
 
     job: VerticalJob
@@ -72,12 +72,12 @@ class SplitTarget:
 
     @classmethod
     def of(cls, job: VerticalJob) -> SplitTarget:
-        """A job before its first step, all of its parties on this machine."""
+        """Set up a job before its first step, with all of its parties on this machine."""
         return cls._made(job, None)
 
     @classmethod
     def of_run(cls, folder: str | Path) -> SplitTarget:
-        """A finished run of all parties in one process, by its folder: the models it ended with."""
+        """Load a finished run of all parties in one process, with its final models."""
         path = Path(folder)
         target = cls._made(VerticalJob.load(job_of(path)), path)
         for party in target.split.parties:
@@ -99,7 +99,7 @@ class SplitTarget:
         return cls(job, task, split, rows, told)
 
     def under(self, privacy: PrivacySettings) -> SplitTarget:
-        """The same parts, weights and rows under another `privacy` block of the job."""
+        """Copy the target under a different `privacy` block of the job."""
         job = self.job.model_copy(update={"privacy": privacy})
         split = make_split(job, self.task)
         split.joined().load_state_dict(self.split.joined().state_dict())
@@ -108,11 +108,11 @@ class SplitTarget:
 
     @property
     def examples(self) -> int:
-        """How many examples are trained on."""
+        """The number of training examples."""
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """The crossing of a part, of those to several parties the first."""
+        """Return the crossing of a part. If it has several receivers, returns the first."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing
@@ -122,7 +122,9 @@ class SplitTarget:
         )
 
     def promised(self, part: str, reports: int = 1) -> Figure:
-        """What the ledger states of an example that a part's output was sent of so many times."""
+        """Return the ledger's epsilon for an example whose part's output was sent `reports`
+        times.
+        """
         privacy = self.crossing(part).privacy
         values = int(np.prod(self.crossing(part).output))
         charges = EmbeddingDP(None if privacy is None else privacy.eps).loss.charges(values)
@@ -132,19 +134,20 @@ class SplitTarget:
         return figure
 
     def crossed(self, positions: Positions, step: int = 1) -> Crossed:
-        """What crosses where the training examples at `positions` are a step of the job.
+        """Play one step of the job on the training examples at `positions`, and return its
+        messages.
 
-        The parties are the run's own, each on a copy of its parts: nothing is learnt. Another
-        `step` draws other reports of the same examples, as another epoch would, and the run's first
-        step sends exactly what is here for its examples and the initial weights. Under `reuse` an
+        The parties are the run's own, each on a copy of its parts: nothing is learnt. A different
+        `step` draws different reports of the examples, as another epoch would. The run's first step
+        sends exactly these messages for its examples and the initial weights. Under `reuse` an
         example's first report is repeated.
         """
         return self._step(self._parties(), positions, step)
 
     def begun(self, steps: int) -> Iterator[tuple[Positions, Crossed]]:
-        """The run's steps from these weights on, as many: the examples of each, and what crosses.
+        """Yield each of the run's next `steps` steps: its examples, and the messages.
 
-        The parties train on copies of their parts, which the next step goes on from.
+        The parties train on copies of their parts, which the next step continues from.
         """
         order = Order(self.job.seed, self.examples, self.job.batch_size)
         parties = self._parties()
@@ -171,12 +174,14 @@ class SplitTarget:
         return self._arrived(heard, step, micro_sizes(len(positions), self.job.in_flight))
 
     def outputs(self, part: str, positions: Positions, reports: int = 1) -> torch.Tensor:
-        """What the receiver has of a part's output: [reports, examples, *output]."""
+        """Return a part's output as its receiver has it: [reports, examples, *output]."""
         steps = range(1, reports + 1)
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
     def gradient(self, part: str, positions: Positions) -> torch.Tensor:
-        """What comes back to a part's owner in a step on these examples: [examples, *output]."""
+        """Return the gradient that a part's owner receives for these examples: [examples,
+        *output].
+        """
         gradients = self.crossed(positions).gradients
         if part not in gradients:
             raise AttackImpossible(f"no gradient comes back to the part {part}")
@@ -214,7 +219,7 @@ class SplitTarget:
     def _arrived(
         self, heard: list[tuple[str, Message]], step: int, sizes: tuple[int, ...]
     ) -> Crossed:
-        """The tensors among the messages, checked and decoded as their receivers do."""
+        """Return the tensors among the messages, checked and decoded as their receivers do."""
         found: dict[tuple[Crossing, bool], dict[int, torch.Tensor]] = defaultdict(dict)
         for sender, message in heard:
             if message.get("kind") != "tensor":
@@ -242,7 +247,7 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """The party's side of a conversation; what it sends is also heard here."""
+    """Run the party's side of a conversation, and copy its messages to `heard`."""
     answer: Message | None = None
     while True:
         try:
@@ -256,7 +261,7 @@ def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]])
 
 
 def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
-    """Every party's rows of the examples that all hold, in the order that a run agrees on."""
+    """Return every party's rows of the examples common to all, in a run's agreed order."""
     owned = {name: task.owned(name, subset) for name in (task.leader, *task.followers)}
     positions = align({name: columns.ids for name, columns in owned.items()}, task.leader)
     return {
@@ -266,7 +271,10 @@ def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
 
 
 def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows:
-    """The leader's training rows with the labels that are trained on; a run keeps its own."""
+    """Return the leader's training rows with the labels to train on.
+
+    A run uses its saved labels.
+    """
     settings = job.privacy.label_dp
     if settings is None or rows.labels is None:
         return rows

@@ -1,9 +1,9 @@
-"""Tokens read from what crosses in the language model's split, by whoever holds the layers between.
+"""Recovery of tokens from a split language model's messages, by the owner of the layers between.
 
-The embedding sends a vector of each token, as numbers or as EmbeddingDP's bits; the gradient that
-comes back to the layers' owner is a function of the next token. The attacker holds a table of the
-words' vectors: the leader's own, which a shared seed gives away, an older copy of it, or one that
-it learnt from windows whose text it knows. It may hold text of the same kind besides.
+The embedding sends a vector of each token, as numbers or as EmbeddingDP's bits. The gradient that
+the layers' owner receives is a function of the next token. The attacker has a table of the words'
+vectors: the leader's own, which a shared seed gives away, an older copy of it, or one that it
+learnt from windows whose text it knows. It may also have text of the same kind.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from fedveil._arrays import Float64s, Int64s
 from fedveil._lazy import special
 from fedveil._validate import integer, positive
 
-#: No bit is held to be surer than that.
+#: No bit counts as surer than this.
 _SUREST = 1e-6
-#: Words in a text that weigh as much as what is held of all texts before it is read.
+#: Weight of the prior over all texts, in words of a text.
 _BEFORE = 20.0
 
 
 def lie(eps: float | None) -> float:
-    """The probability that EmbeddingDP flips a bit, 1 / (1 + e^(eps/2)); 0 for None."""
+    """Return the probability that EmbeddingDP flips a bit, 1 / (1 + e^(eps/2)); 0 for None."""
     return 0.0 if eps is None else float(special().expit(-eps / 2))
 
 
 def nearest(sent: Float64s, known: Float64s) -> Int64s:
-    """The row of `known` [words, values] nearest to each of `sent` [tokens, values].
+    """Return the row of `known` [words, values] nearest to each of `sent` [tokens, values].
 
-    Bits are nearest to the bits of a table. Of equally near rows it is the first.
+    Bits are compared with the bits of a table. Ties go to the first row.
     """
     distances = (known**2).sum(axis=1) - 2 * (sent @ known.T)
     found: Int64s = distances.argmin(axis=1).astype(np.int64)
@@ -39,10 +39,10 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 
 
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
-    """The probability that EmbeddingDP sends 1 for each of `values`.
+    """Return the probability that EmbeddingDP sends 1 for each of `values`.
 
-    `blur` is the spread of what the attacker's values are off by, as of an older table: then a
-    value near 0 says little of its bit. With 0 the values are the ones that are sent.
+    `blur` is the spread of the error in the attacker's values, as of an older table: then a value
+    near 0 says little of its bit. With 0 the values are exact.
     """
     if blur:
         true = special().ndtr(values / positive("blur", blur))
@@ -54,10 +54,10 @@ def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
 
 
 def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64s:
-    """ln Pr[these reports | word], [tokens, words].
+    """Return ln Pr[these reports | word], [tokens, words].
 
-    `ones` [tokens, values] is how many of so many reports have a 1, `ones_odds` [words, values] the
-    probability of a 1 in each. With one report and a known table its order is that of `nearest`.
+    `ones` [tokens, values] counts the 1s in `reports` reports. `ones_odds` [words, values] is the
+    probability of a 1 in each. With one report and a known table, the order is that of `nearest`.
     """
     told = np.clip(ones_odds, _SUREST, 1 - _SUREST)
     no = np.log1p(-told)
@@ -66,17 +66,17 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
 
 
 def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
-    """As `bit_likelihood` of numbers that are off by a normal error of that spread."""
+    """Return ln Pr[sent | word], up to a constant, for normal errors of spread `blur`."""
     squares = (known**2).sum(axis=1) - 2 * (sent @ known.T) + (sent**2).sum(axis=1, keepdims=True)
     found: Float64s = squares / (-2 * positive("blur", blur) ** 2)
     return found
 
 
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
-    """A table from known text: the mean of what crossed for each word, and how often it did.
+    """Learn a table from known text: the mean of each word's messages, and their number.
 
-    Bits begin as one report of 1/2, so that the means are probabilities of a 1. A word that never
-    came up has the mean of all.
+    Bits start with one report of 1/2, so that the means are probabilities of a 1. A word that never
+    occurs has the mean of all.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
@@ -87,14 +87,14 @@ def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s
 
 @dataclass(frozen=True)
 class Habits:
-    """What a text says of others of its kind: how frequent each word is, and each after each."""
+    """Language statistics of a text: how frequent each word is, and each after each."""
 
     words: Float64s
     after: Float64s
 
     @classmethod
     def of(cls, tokens: Int64s, words: int) -> Habits:
-        """From a text in its order; a pair that never came up is as likely as its second word."""
+        """Count a text in its order. A pair that never occurs is as likely as its second word."""
         single = np.bincount(tokens, minlength=words) + 1.0
         single /= single.sum()
         pairs = np.zeros((words, words))
@@ -104,10 +104,11 @@ class Habits:
         return cls(single.astype(np.float64), after)
 
     def posterior(self, likelihood: Float64s) -> Float64s:
-        """[texts, length, words]: how likely each word is at each place, given all reports.
+        """Return the probability of each word at each place given all reports: [texts, length,
+        words].
 
-        `likelihood` is logarithmic and has the same shape. The text is taken for a Markov chain of
-        these frequencies; its forward and backward passes give the posterior of each place.
+        `likelihood` is logarithmic and has an equal shape. The text is modelled as a Markov chain
+        of these frequencies. Its forward and backward passes give the posterior of each place.
         """
         seen = np.exp(likelihood - likelihood.max(axis=2, keepdims=True))
         forward, backward = np.empty_like(seen), np.empty_like(seen)
@@ -124,9 +125,9 @@ class Habits:
 
 
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
-    """The word at each place [texts, length] that is most likely to be right.
+    """Return the most likely word at each place [texts, length].
 
-    Without habits all words are equally likely beforehand.
+    Without habits the prior of all words is uniform.
     """
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
@@ -134,10 +135,10 @@ def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
 
 
 def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens: int) -> Int64s:
-    """The next tokens, from what comes back for `hidden` [places, values], sent to a head.
+    """Recover the next tokens from the gradient of `hidden` [places, values], sent to a head.
 
     The head's scores are inner products with the rows of `word`, and the loss is the mean
-    cross-entropy of so many tokens. Then tokens · gradient = (mean of the rows by their
+    cross-entropy of `tokens` tokens. Then tokens · gradient = (mean of the rows by their
     probabilities) - (row of the next token): it is the row nearest to the difference.
     """
     scores = hidden @ word.T
@@ -147,7 +148,7 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
 
 
 def bit_told(eps: float | None, reports: int = 1) -> float:
-    """How often the majority of so many reports of a bit is its truth; ties are guessed."""
+    """Return how often the majority of `reports` reports of a bit is right. Ties are guessed."""
     n, q = integer("reports", reports, 1), lie(eps)
     lies = np.arange(n + 1)
     law = _binomial(n, q)
@@ -155,10 +156,10 @@ def bit_told(eps: float | None, reports: int = 1) -> float:
 
 
 def bit_information(eps: float | None) -> float:
-    """What one report of an even bit tells of it, in bits: 1 - h(q); h is the binary entropy.
+    """Return the information of one report of an even bit, in bits: 1 - h(q), h the binary entropy.
 
-    No attacker finds a word of so many equally likely ones from fewer than log2(words) of them,
-    reports of it and of its neighbours together, but by luck.
+    Reports of a word and of its neighbours must carry log2(words) bits together. With less, no
+    attacker finds a word among `words` equally likely ones, except by luck.
     """
     q = lie(eps)
     entropy = 0.0 if q == 0 else -(q * math.log2(q) + (1 - q) * math.log2(1 - q))
@@ -166,14 +167,14 @@ def bit_information(eps: float | None) -> float:
 
 
 def ceiling(values: int, words: int, eps: float | None) -> float:
-    """How often the likeliest word is right of words with independent even codes.
+    """Return how often the likeliest word is right, for words with independent even codes.
 
     One report of `values` bits, all words equally likely, ties guessed. The true code agrees with
     the report in A ~ Bin(values, 1 - q) bits and every other one in Bin(values, 1/2) of its own:
 
         sum over a of  Pr[A = a] · (F(a)^words - F(a - 1)^words) / (words · f(a)),
 
-    f and F the law and the distribution of Bin(values, 1/2). It is exact.
+    f and F the probability mass and the distribution function of Bin(values, 1/2). It is exact.
     """
     integer("words", words, 1)
     true = _binomial(values, lie(eps))[::-1]
@@ -190,7 +191,7 @@ def ceiling(values: int, words: int, eps: float | None) -> float:
 
 
 def _binomial(n: int, p: float) -> Float64s:
-    """The law of Bin(n, p) on 0..n."""
+    """Return the probabilities of Bin(n, p) on 0..n."""
     k = np.arange(n + 1)
     log_choose = _log_binomial(n) + n * math.log(2)
     law: Float64s = np.exp(log_choose + special().xlogy(k, p) + special().xlog1py(n - k, -p))

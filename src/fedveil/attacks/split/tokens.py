@@ -1,4 +1,4 @@
-"""`fedveil attack tokens`: whoever holds the layers of a split language model reads the text."""
+"""`fedveil attack tokens`: the owner of a split language model's layers recovers the text."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 from fedveil.vertical.split import module_of
 
-#: Reports of fixed weights that are added up.
+#: Reports at fixed weights that are added up.
 REPORTS = 10
-#: An older table is held to be off by this much of its spread.
+#: Assumed error of an older table, as a share of its spread.
 _BLUR = 0.5
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """What the follower reads of the leader's tokens, from vectors and from what comes back.
+    """Recover the leader's tokens at the follower, from vectors and from gradients.
 
-    It has the leader's tokenizer and, as each figure says, the leader's tables ("known table"),
-    those that the shared seed gives ("own copy", of a run that has ended), or the text of windows
-    as many as it reads ("known text"); for "with habits" also held-out text of the same kind.
+    It has the leader's tokenizer and, as each metric says, the leader's tables ("known table"),
+    those that the shared seed gives ("own copy", of a finished run), or the text of as many windows
+    as it reads ("known text"). For "with habits" it also has held-out text of the same kind.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
@@ -74,7 +74,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
-    """The tokens by what goes forward, as each attacker reads them."""
+    """Recover the tokens from the forward pass, as each attacker does."""
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
     privacy = cut.target.crossing(cut.part).privacy
@@ -95,7 +95,7 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """The next tokens by what comes back, as far as anything does."""
+    """Recover the next tokens from the backward pass, if anything is sent back."""
     if read.returned is None:
         return {}
     found = {
@@ -109,7 +109,7 @@ def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The two crossings of a language model, the leader's tables, and text set aside."""
+    """The two crossings of a language model, the leader's tables, and held-out text."""
 
     target: SplitTarget
     part: str
@@ -145,7 +145,7 @@ class _Cut:
 
     @property
     def bits(self) -> bool:
-        """Whether what crosses is EmbeddingDP's bits."""
+        """True if EmbeddingDP's bits are sent."""
         return self.target.crossing(self.part).privacy is not None
 
     @property
@@ -163,7 +163,7 @@ class _Cut:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """How many words there are, and the values of each."""
+        """The number of words, and of each one's values."""
         words, values = self.word.shape
         return words, values
 
@@ -175,7 +175,7 @@ class _Cut:
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """The word whose vector, or whose bits, are nearest at each place."""
+        """Return the word whose vector, or bits, are nearest at each place."""
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]
@@ -185,7 +185,7 @@ class _Cut:
     def likelihood(
         self, sent: Float64s, reports: int, word: Float64s, position: Float64s, blur: float = 0.0
     ) -> Float64s:
-        """ln Pr[reports | word] at each place; `sent` are sums of so many reports."""
+        """Return ln Pr[reports | word] at each place. `sent` are sums of `reports` reports."""
         spread = (blur or 1e-3 * float(word.std())) / math.sqrt(reports)
         found = np.empty((*sent.shape[:2], len(word)))
         for place in range(sent.shape[1]):
@@ -198,7 +198,7 @@ class _Cut:
         return found
 
     def by_text(self, pairs: _Heard, sent: Float64s) -> Int64s:
-        """The words by a table that was learnt from what crossed for known text."""
+        """Recover the words by a table learnt from messages for known text."""
         flat = pairs.first.reshape(-1, pairs.first.shape[-1])
         table, _ = learnt(flat, pairs.truth.reshape(-1), self.shape[0])
         given = sent.reshape(-1, sent.shape[-1])
@@ -209,9 +209,9 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Heard:
-    """What crossed for some windows: their first report, the sum of all, and what came back.
+    """Messages for some windows: their first report, the sum of all, and the returned gradients.
 
-    `returned` are the gradients and what they are of, [tokens, values]; None where none comes.
+    `returned` are the gradients and the values they belong to, [tokens, values], or None.
     """
 
     first: Float64s

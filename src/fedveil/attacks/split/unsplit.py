@@ -1,8 +1,8 @@
-"""UnSplit: inputs and a bottom that together fit what crossed, knowing the architecture alone.
+"""UnSplit: inputs and a bottom that together fit the evidence, knowing only the architecture.
 
 Source: E. Erdogan, A. Kupcu, A. E. Cicek, UnSplit: data-oblivious model inversion, model stealing,
-and label inference attacks against split learning, 2022, algorithm 1; with several starts, of
-which the best is gone on with, and rates that fall.
+and label inference attacks against split learning, 2022, algorithm 1; with several starts, of which
+the best is continued, and rates that fall.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from fedveil.attacks.smoothness import total_variation
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.known_bottom import Step, falling
 
-#: Steps on the inputs, then as many on the bottom, in a round.
+#: Number of steps on the inputs, then on the bottom, in a round.
 _IN_TURN = 10
 _INPUT_LR, _BOTTOM_LR = 0.1, 0.01
-#: What the source's lambda_tv and lambda_l2 are here, beside a misfit of 1 for a guess of the mean.
+#: The source's lambda_tv and lambda_l2, for a misfit that is 1 for a guess of the mean.
 _SMOOTHNESS, _SIZE = 0.003, 0.01
 
 
-#: How wide the slope of a bit is, as a share of what the dummy outputs are spread by.
+#: Width of a bit's slope, as a share of the spread of the dummy outputs.
 _SLOPE = 0.3
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """The inputs [examples, *shape], the bottom that goes with them, and how badly both fit."""
+    """The inputs [examples, *shape], their bottom, and the misfit of both."""
 
     inputs: torch.Tensor
     bottom: nn.Module
@@ -49,12 +49,12 @@ def invert(
     rounds: int = 150,
     tell: Step = lambda done, total: None,
 ) -> Recovered:
-    """Dummy inputs from `low` to `high`, and a dummy bottom, improved in turn.
+    """Improve dummy inputs from `low` to `high`, and a dummy bottom, in turn.
 
-    `make` gives a bottom of the right architecture with other weights for every number. `starts`
-    of them are tried for a third of the rounds, and the one that fits best has all of `rounds`. Of
-    two solutions that fit alike (an image and its negative, say) the darker and smoother is chosen,
-    as in the source. `tell` hears of every round.
+    `make` returns a bottom of the right architecture with different weights for every number.
+    `starts` of them are tried for a third of the rounds, and the one that fits best gets all of
+    `rounds`. If two solutions fit equally (an image and its negative, say), the darker and smoother
+    is chosen, as in the source. `tell` is called in every round.
     """
     short = max(1, rounds // 3)
     total = starts * short + rounds
@@ -112,7 +112,7 @@ class _Pair:
             self.cost = self.misfit + float(self._unlikely())
 
     def _fit(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The misfit, 1 for always guessing the mean of what crossed."""
+        """Return the misfit, 1 for always guessing the mean of the evidence."""
         outputs = self.bottom(inputs)
         slope = max(_SLOPE * float(outputs.detach().std(correction=0)), 1e-12)
         return self._evidence.misfit(outputs, slope).mean() / self._scale
@@ -126,7 +126,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """The misfit of outputs that say nothing: of numbers their mean, of bits either."""
+    """Return the misfit of uninformative outputs: the mean of numbers, or even odds for bits."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

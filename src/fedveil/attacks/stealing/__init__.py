@@ -1,1 +1,1 @@
-"""A server that sends a model made to steal, and what comes back to it."""
+"""A malicious server that sends a model made to steal examples, and decodes the answers."""

@@ -1,15 +1,15 @@
-"""A first layer whose gradient holds single examples, and reading them off its change.
+"""The imprint: a first layer whose gradient contains single examples, and its decoder.
 
-Fowl et al., "Robbing the Fed" (2022): every row of a linear layer measures the same statistic of an
-example, and row j answers to examples whose statistic lies in its cell alone. The weight gradient
-of a row is then the sum of delta * x over its cell's examples, its bias gradient the sum of delta:
-of an example that is alone in its cell, their quotient is the example, exactly.
+Fowl et al., "Robbing the Fed" (2022): every row of a linear layer measures one statistic of an
+example, and row j responds only to examples whose statistic lies in its cell. The weight gradient
+of a row is then the sum of delta * x over its cell's examples, its bias gradient the sum of delta.
+For an example that is alone in its cell, their quotient is the example, exactly.
 
-Two forms. `relu`: a row answers to all statistics above its threshold, and a cell is the difference
-of two neighbouring rows; it needs no other layer than a Linear with a ReLU behind, and one local
-step. `window`: a row answers between two bounds alone (Hardtanh), and the readout is so strong that
-the first step which touches a row takes it out of its window, whatever comes: the row then keeps
-what it has, through all further steps of a client.
+Two forms. `relu`: a row responds to all statistics above its threshold, and a cell is the
+difference of two neighbouring rows. It needs only a Linear followed by a ReLU, and one local step.
+`window`: a row responds only between two bounds (Hardtanh), and the readout is so strong that the
+first step that touches a row always moves it out of its window. The row then keeps its value
+through all further steps of a client.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from fedveil._validate import integer
 from fedveil.protections.reading import Reading
 
 Form = Literal["relu", "window"]
-#: What all activations together add to the logits at most, so that the labels alone decide delta.
+#: Bound on all activations' effect on the logits, so that only the labels determine delta.
 _WHISPER = 1e-3
 
 
 @dataclass(frozen=True)
 class Cells:
-    """What came back in every cell: sums of delta * x, and of delta; `known` where anything did.
+    """Content of every cell: sums of delta * x, and of delta.
 
-    `noise` is the standard deviation of an entry, as the cells show it that no example reaches.
+    `known` marks the cells that report any.
+
+    `noise` is the standard deviation of an entry, estimated from the cells that no example reaches.
     """
 
     weights: Float64s
@@ -48,10 +50,10 @@ class Cells:
 
 @dataclass(frozen=True)
 class Imprint:
-    """Statistics [statistics, features] of an example, and the bounds of each one's cells, rising.
+    """Statistics [statistics, features] of an example, and the rising bounds of each one's cells.
 
-    A row of `edges` has one bound more than there are cells; the last cell is one that no example
-    reaches, and shows what noise there is.
+    A row of `edges` has one bound more than there are cells. No example reaches the last cell,
+    which measures the noise.
     """
 
     directions: Float64s
@@ -67,9 +69,9 @@ class Imprint:
         form: Form = "window",
         rng: np.random.Generator | None = None,
     ) -> Imprint:
-        """`cells` for each of the statistics, equally likely by the law of `public` examples.
+        """Make `cells` cells for each statistic, equally likely under the `public` examples.
 
-        The first statistic is the mean of all features; each further one is a random combination,
+        The first statistic is the mean of all features. Each further one is a random combination,
         drawn from `rng`.
         """
         integer("cells", cells, 1)
@@ -84,28 +86,28 @@ class Imprint:
 
     @property
     def statistics(self) -> int:
-        """How many statistics there are."""
+        """The number of statistics."""
         return len(self.directions)
 
     @property
     def cells(self) -> int:
-        """How many cells each statistic has, the one that nothing reaches included."""
+        """The number of cells of each statistic, including the unreached one."""
         return int(self.edges.shape[1]) - 1
 
     @property
     def rows(self) -> int:
-        """How many rows the layer has."""
+        """The number of rows of the layer."""
         return self.statistics * (self.cells + (self.form == "relu"))
 
     @property
     def unreached(self) -> Bools:
-        """Which cells no example reaches."""
+        """Mask of the cells that no example reaches."""
         last = np.zeros((self.statistics, self.cells), np.bool_)
         last[:, -1] = True
         return last.ravel()
 
     def places(self, examples: Array) -> Int64s:
-        """Which cell of each statistic an example is in: [examples, statistics]."""
+        """Return the cell of each statistic that an example is in: [examples, statistics]."""
         found = [
             np.searchsorted(edges, examples @ direction, side="right") - 1
             for direction, edges in zip(self.directions, self.edges, strict=True)
@@ -114,7 +116,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """The rows' weights and biases; `whisper` is the size of an activation."""
+        """Return the rows' weights and biases. `whisper` is the size of an activation."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]
@@ -126,10 +128,10 @@ class Imprint:
         return weights.reshape(self.rows, -1), (-slope * low).ravel()
 
     def model(self, classes: int, gain: float) -> nn.Sequential:
-        """The layer and a readout of strength `gain`, for examples of any shape.
+        """Build the layer and a readout of strength `gain`, for examples of any shape.
 
-        A step at rate lr over a batch of b changes the bias of an example's row by about
-        gain * lr / b.
+        A step at rate lr over a batch of b changes the bias of an example's row by about gain * lr
+        / b.
         """
         features = self.directions.shape[1]
         first, readout = nn.Linear(features, self.rows), nn.Linear(self.rows, classes)
@@ -146,7 +148,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """What a reading of a change of `model` holds in every cell."""
+        """Decode every cell from a reading of a change of `model`."""
         features = self.directions.shape[1]
         stop = self.rows * features
 
@@ -169,7 +171,7 @@ class Imprint:
 
 
 def _edges(values: Float64s, cells: int) -> Float64s:
-    """Bounds of equally likely cells, which rise; the outer ones hold what is beyond, by far."""
+    """Return rising bounds of equally likely cells. The outer cells extend far beyond the data."""
     inner = np.quantile(values, np.arange(1, cells) / cells)
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)

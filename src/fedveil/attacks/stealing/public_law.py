@@ -1,4 +1,4 @@
-"""What an attacker knows of examples before it sees any report: the law of public ones."""
+"""The attacker's prior knowledge of examples: the distribution of public ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from fedveil._arrays import Array, Bools, Float64s
 
-#: Beside the variance of public examples, that of a feature which is the same in all of them.
+#: Floor of a feature's variance, relative to the mean variance of the public examples.
 _UNSEEN = 1e-3
 
 
@@ -24,7 +24,7 @@ class PublicLaw:
 
     @classmethod
     def of(cls, public: Array) -> PublicLaw:
-        """The prior of `public` examples [examples, ...]."""
+        """Fit `public` examples [examples, ...]."""
         flat = public.reshape(len(public), -1).astype(np.float64)
         mean = flat.mean(axis=0)
         centred = flat - mean
@@ -35,10 +35,10 @@ class PublicLaw:
         )
 
     def restore(self, noisy: Float64s, noise: Float64s, known: Bools | None = None) -> Float64s:
-        """The examples nearest in the mean to what is seen as `noisy` (Wiener's filter).
+        """Denoise examples with the least mean squared error (Wiener's filter).
 
-        Row i has noise of standard deviation `noise[i]` in every feature, none where that is 0;
-        features that are not `known` are the mean's.
+        Row i has noise of standard deviation `noise[i]` in every feature, none if that is 0.
+        Features that are not `known` are replaced by the mean's.
         """
         offset = noisy - self.mean
         if known is not None:
@@ -49,6 +49,6 @@ class PublicLaw:
         return np.clip(best, self.low, self.high)
 
     def unit(self, examples: Array) -> Float64s:
-        """Examples as rows with values in [0, 1], for figures that images are measured by."""
+        """Convert examples to rows with values in [0, 1], for image metrics."""
         flat = examples.reshape(len(examples), len(self.mean)).astype(np.float64)
         return (flat - self.low) / max(self.high - self.low, 1e-12)

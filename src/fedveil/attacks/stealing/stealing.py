@@ -1,7 +1,7 @@
 """`fedveil attack steal`: a server that sends a model made to steal, aimed at a job.
 
-The server keeps to the protocol and sends every client the same model, whose first layer is an
-imprint. Clients train and report exactly as the job says, under the job's protection.
+The server follows the protocol and sends every client one model, whose first layer is an imprint.
+Clients train and report exactly as the job says, under the job's protection.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import median, share
 from fedveil.protections.reading import Reading
 
-#: An example counts as recovered at this peak signal-to-noise ratio, in decibels: a mean squared
-#: error of 0.01 where values lie in [0, 1].
+#: Examples recovered at this peak signal-to-noise ratio, in decibels, count: a mean squared error
+#: of 0.01 for values in [0, 1].
 RECOVERED_DB = 20.0
-#: Cells for each example of one client's report, where a model of that size is still small.
+#: Cells for each example of one client's report, while a model of that size is still small.
 _CELLS_A_REPORT = 10
 _SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Loot:
-    """The clients' examples and what the attacker offers for them, as rows with values in [0, 1].
+    """The clients' examples and the attacker's candidates, as rows with values in [0, 1].
 
-    `public` are as many public examples as there are private ones: what guessing would offer.
+    `public` are as many public examples as there are private ones: the candidates of a guess.
     """
 
     originals: Float64s
@@ -47,7 +47,9 @@ class Loot:
     saw: str
 
     def figures(self) -> list[Measured]:
-        """The share recovered; how well, and how much of what is offered is true, if any is."""
+        """Return the share recovered, its quality, and the share of candidates that are true, if
+        any.
+        """
         pairs = matched(self.originals, self.offered)
         cases = len(self.originals)
         guess = len(matched(self.originals, self.public)) / cases
@@ -61,7 +63,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Originals above the nearest that is offered, if these are images and there is any."""
+        """Draw originals above their nearest candidates, if these are images and there are any."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -70,7 +72,9 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """The most pairs (original, offered) at that PSNR or above in which none occurs twice."""
+    """Return the most pairs (original, offered) at that PSNR or above in which none occurs
+    twice.
+    """
     from scipy.sparse import csr_matrix  # a tenth of a second to import
     from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -83,18 +87,18 @@ def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_
 
 
 def _errors(originals: Float64s, offered: Float64s) -> Float64s:
-    """Mean squared errors of all pairs."""
+    """Return the mean squared errors of all pairs."""
     squares = np.sum(originals**2, axis=1)[:, None] + np.sum(offered**2, axis=1)
     errors: Float64s = np.maximum(squares - 2 * originals @ offered.T, 0) / originals.shape[1]
     return errors
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Send the cohort of one round a model made to steal; the clients train as the job says.
+    """Send one round's cohort a model made to steal. The clients train as the job says.
 
     Every client holds its share of 200 examples at effort quick, of 1,000 at standard, of 4,000 at
-    full, or as many as it has. The attacker knows the job and the test examples, reads each report,
-    and the sum where the reports say nothing.
+    full, or as many as it has. The attacker knows the job and the test examples. It reads each
+    report, or the sum if the reports reveal nothing.
     """
     target.needs_classes("steal")
     wanted = by_effort(effort, 200, 1_000, 4_000)
@@ -107,7 +111,9 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def with_examples(target: Target, wanted: int) -> Target:
-    """The same with a cohort's clients alone, which together hold at most so many examples."""
+    """Copy the target with only one cohort's clients, holding at most `wanted` examples
+    together.
+    """
     cohort = target.job.clients_per_round
     each = max(1, wanted // cohort)
     held = [target.rows(client)[:each] for client in range(cohort)]
@@ -118,11 +124,13 @@ def with_examples(target: Target, wanted: int) -> Target:
 def steal(
     target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
 ) -> tuple[Loot, Target]:
-    """What one round of the target's clients gives away, and the target with the model sent.
+    """Attack one round of the target's clients.
 
-    The attacker first sends a model that is enough for one client's report. Where the reports say
-    nothing it plays the round again, with a model that is enough for the sum of the cohort; one
-    that knows the job sends that at once.
+    Returns the loot, and the target with the model sent.
+
+    The attacker first sends a model that suffices for one client's report. If the reports reveal
+    nothing it plays the round again, with a model that suffices for the sum of the cohort. An
+    attacker that knows the job sends that one at once.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes
@@ -147,7 +155,7 @@ def steal(
 def _played(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
-    """One round in which the clients are sent an imprint of so many cells."""
+    """Play one round in which the clients receive an imprint of `cells` cells."""
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
             f"training.optimizer = {target.job.training.optimizer}: a report holds examples where "

@@ -1,12 +1,12 @@
-"""Examples out of one change of an imprint: a client's report, or the sum of a whole cohort's.
+"""Recovery of examples from one change of an imprint: a client's report, or a cohort's sum.
 
-Secure aggregation hides which client an example came from, and nothing else: to this layer a cohort
-is one batch. Fowl et al. take four cells an example for that. Here a layer may measure several
-statistics, and an example that was found in a cell of its own is taken out of its cells of the
-others, which leaves those with one example fewer: as in an invertible Bloom filter, three
+Secure aggregation hides which client an example came from, and nothing else: for this layer a
+cohort is one batch. Fowl et al. take four cells per example for that. Here a layer may measure
+several statistics. An example found in a cell of its own is subtracted from its cells of the
+others, which leaves those with one example fewer. As in an invertible Bloom filter, three
 statistics need about a cell and a half for each example.
 
-The same model goes to every client. Zhao et al. ("LOKI", 2023) send each client a model of its own,
+Every client receives an equal model. Zhao et al. ("LOKI", 2023) send each client a different model,
 which fedveil's masks do not survive (docs/secure-aggregation.md): this form needs no such thing.
 """
 
@@ -21,25 +21,25 @@ from fedveil.attacks.stealing.imprint_layer import Cells, Imprint
 from fedveil.attacks.stealing.public_law import PublicLaw
 from fedveil.protections.reading import Reading
 
-#: An example's delta differs from another's by this share at most, where they step from one model.
+#: Largest relative difference of examples' deltas, if they step from one model.
 _LIKE = 0.25
-#: How many standard deviations of noise are no accident.
+#: Deviations of this many standard deviations are no accident.
 _CLEAR = 5.0
-#: What float32 may do to a statistic of values of about 1.
+#: Rounding error of float32 in a statistic of values of about 1.
 _ROUNDING = 1e-6
-#: Above this noise, beside an example's delta, nothing that looks like an example need be one.
+#: Above this noise, relative to an example's delta, apparent examples may be false.
 _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Cells of each statistic for so many examples: four an example, or half a one three times."""
+    """Return each statistic's cells: 4 per example, or 1.6 over all of several, plus 8 spare."""
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
 def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
-    """What the attacker takes for examples in a change of the imprint's model; often none.
+    """Return candidate examples from a change of the imprint's model, often none.
 
-    It knows the model that it sent, the reading, and public examples of the kind (`prior`).
+    The attacker knows the model that it sent, the reading, and public examples (`prior`).
     """
     if reading.empty:
         return np.empty((0, len(prior.mean)))
@@ -53,9 +53,9 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 
 
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
-    """Each cell's sum of delta and the error of it.
+    """Estimate each cell's sum of delta, and its error.
 
-    Where there is noise, the weights tell of it too, and better: their product with the statistic's
+    With noise, the weights give a second and better estimate: their product with the statistic's
     direction is delta times a number that is known up to the cell's width.
     """
     bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
@@ -78,9 +78,9 @@ def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
 def _peeled(
     imprint: Imprint, cells: Cells, there: Bools, prior: PublicLaw
 ) -> tuple[Float64s, Int64s]:
-    """Examples that are certain, one after the other taken out; and the cells that are left.
+    """Find certain examples and subtract them one by one. Returns them and the cells left.
 
-    A cell holds one example if its delta is an example's and the quotient lies in the range of
+    A cell holds one example if its delta is one example's and the quotient lies in the range of
     values and in the cell. Two of one sign have twice the delta, two of different signs none, three
     of different signs are almost never in the range.
     """
@@ -116,12 +116,12 @@ def _peeled(
 
 
 def _among(example: Float64s, found: Float64s, slack: float) -> bool:
-    """Whether an example has been found before."""
+    """Return True if an example has been found before."""
     return bool(len(found)) and bool(np.abs(found - example).max(axis=1).min() < slack)
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """The cells that an example is in, as far as that is certain, and the one it was found in."""
+    """Return the cells that an example is certainly in, and the one it was found in."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)
@@ -130,9 +130,9 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 
 
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
-    """Whether each example's statistic may lie in its cell; with the noise negated, whether surely.
+    """Return True for examples that may lie in their cell; with `noise` negated, that surely do.
 
-    The noise is that of an example's entries.
+    `noise` is that of an example's entries.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]
