@@ -77,7 +77,7 @@ class DenseGradient:
 
 @dataclass(frozen=True)
 class _Factors:
-    """Factors of a gradient, left @ right, `left` with orthonormal columns and zeros below `zero`."""
+    """Factors of a gradient, left @ right. `left` is orthonormal, with zeros below `zero`."""
 
     left: Float64s
     right: Float64s

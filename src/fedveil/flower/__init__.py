@@ -1,18 +1,18 @@
-"""fedveil's protections inside anybody's Flower app, of the Message API, in two lines.
+"""fedveil's protections inside any Flower app that uses the Message API, in two lines.
 
 app = ClientApp(mods=[ProtectMod()])
 strategy = ProtectedStrategy(FedAvg(...), protection="signds")
 
 app/      such an app: the client's side (mod.py), the server's (strategy.py), and between them
-          the settings, the offer of a round, its arrays and the metrics that travel in clear
+          the settings, the offer of a round, its arrays and the metrics sent in clear
 job/      a fedveil job on Flower: the app that `fedveil deploy` writes, its server and clients
 
-What both have under them:
+Shared by both:
 
 exchange.py      one exchange over Flower's grid, reply by reply
 records.py       a fedveil message in Flower's records, and back
-sealed_state.py  what a client keeps between the messages of a round
-own_account.py   what a client has given in a run, by its own account
+sealed_state.py  a client's encrypted state between the messages of a round
+own_account.py   a client's own account of its reports in a run
 """
 
 from __future__ import annotations

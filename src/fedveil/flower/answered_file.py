@@ -1,4 +1,4 @@
-"""The last round for which a client's update has left it, in a file that no server sets back."""
+"""The last round whose update has left a client, in a file that no server can reset."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedveil.protections.answered import Answered
 
 
 class AnsweredFile(Answered):
-    """The number is on the disk before the update leaves, and outlives every restart.
+    """A file that stores the number on disk before the update leaves, and survives every restart.
 
-    Of several processes that would answer one round, one does.
+    If several processes try to answer one round, only one succeeds.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One exchange over Flower's grid: all messages out, then the replies one by one as they come."""
+"""One exchange over Flower's grid: all messages are sent, then replies are read one by one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-#: So many replies may wait in memory while one is folded.
+#: Number of replies that may wait in memory while one is folded.
 BATCH = 8
-#: The pause between two looks for replies grows from the first to the second.
+#: The pause between two polls for replies grows from the first to the second.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
 
 
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout_s: float
 ) -> Iterator[tuple[int, Message | None]]:
-    """Send the messages; yield each client's number and reply until all are there or time is up.
+    """Send the messages. Yields each client's number and reply until all arrived or time is up.
 
-    A client that the grid could not take a message for has None for a reply, and is heard of
-    first; one that does not reply in time has none. At most `BATCH` replies are held at once:
+    A client whose message the grid could not accept has the reply None, and is yielded first. One
+    that does not reply in time is not yielded. At most `BATCH` replies are in memory at once:
     Flower's own `send_and_receive` returns a list of all of them.
     """
     pushed = set(grid.push_messages(messages))
@@ -52,5 +52,5 @@ def exchange(
 
 
 def reply_was_lost(reply: Message) -> bool:
-    """Whether an error reply says that there was a reply, which is not to be had any more."""
+    """Return True if an error reply says that a reply existed but is no longer available."""
     return reply.error.code == ErrorCode.REPLY_MESSAGE_UNAVAILABLE

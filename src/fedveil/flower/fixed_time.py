@@ -1,6 +1,6 @@
-"""An answer that leaves at a fixed time after it was asked for, whatever it took to make.
+"""Answers that leave at a fixed time after the request, however long they take to make.
 
-How long a client trains may depend on its examples, and on the weights, which the server chooses.
+Training time may depend on a client's examples, and on the weights, which the server chooses.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 from fedveil.errors import ClientWithheld
 
 T = TypeVar("T")
-#: The share of the time in which training must be ready; the rest is the protection's.
+#: The share of the time in which training must finish. The rest is for the protection.
 _TRAINING = 7 / 8
 
 
 class FixedTime:
-    """A context that takes so many seconds, errors included; None: as many as it takes."""
+    """A context that always takes `seconds` seconds, even on errors. None sets no time."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -36,9 +36,11 @@ class FixedTime:
             time.sleep(self._left(self._seconds))
 
     def trained(self, train: Callable[[], T]) -> T:
-        """What `train` gives, or raises, in time; `ClientWithheld` where it is not ready then.
+        """Return the result of `train`, or raise its exception.
 
-        It is not ended, and what it gives later is nobody's.
+        Raises `ClientWithheld` if it is late.
+
+        A late `train` is not ended, and its result is discarded.
         """
         if self._seconds is None:
             return train()
@@ -56,7 +58,7 @@ class FixedTime:
 
 
 class _Work(threading.Thread, Generic[T]):
-    """A call in a thread that keeps no process from ending."""
+    """A call in a daemon thread, which does not keep the process alive."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         super().__init__(daemon=True)

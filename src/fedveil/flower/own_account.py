@@ -1,8 +1,8 @@
-"""What a client has given, by its own account, which no server sets back.
+"""A client's own account of its reports, which no server can reset.
 
-An account is a file of the client's own. It is changed by one process at a time, and is on the
-disk before the training begins that it counts: what comes later, a killed process included, takes
-nothing back.
+An account is a file of the client's own. Only one process at a time changes it, and it is on disk
+before the training that it counts begins. Nothing later, including a killed process, takes a charge
+back.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ME = 0
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
-    """One more report of a job is asked for; raises `ClientWithheld` beyond `limit` of them.
+    """Count one more requested report of a job. Raises `ClientWithheld` beyond `limit` of them.
 
-    The account is a number. A report that promises nothing by itself is not counted: it has no
-    loss to limit.
+    The account is a number. A report that promises nothing by itself is not counted: it has no loss
+    to limit.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
@@ -42,11 +42,11 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
 
 
 class OwnLedger:
-    """What a client's reports have cost in one run of somebody's Flower app.
+    """The cost of a client's reports in one run of a Flower app.
 
-    It counts them by itself: the server's rounds may repeat or skip numbers. While all reports
-    cost the same, their number is all that a server decides, and they are composed; once they
-    differ it may have chosen them in view of earlier ones, and they add up plainly, in epsilon
+    It numbers the reports by itself: the server's rounds may repeat or skip numbers. While all
+    reports cost equally much, the server decides only their number, and they are composed. Once
+    they differ, it may have chosen them in view of earlier ones, so they add up plainly, in epsilon
     and in delta.
     """
 
@@ -59,9 +59,9 @@ class OwnLedger:
         limits: Sequence[tuple[float, float]],
         in_clear: Sequence[str] = (),
     ) -> None:
-        """One more report is asked for, and these things in clear beside it.
+        """Charge one more requested report, and the values sent in clear beside it.
 
-        Raises `MessageInvalid`, and charges nothing, where the report would pass a limit.
+        Raises `MessageInvalid`, and charges nothing, if the report would exceed a limit.
         """
         with alone(self._path):
             reports, (alike, any_) = self._read()
@@ -72,7 +72,7 @@ class OwnLedger:
             self._write(reports + 1, (alike, any_))
 
     def note(self, in_clear: Sequence[str]) -> None:
-        """These things leave in clear, beside no report."""
+        """Record values that are sent in clear, without a report."""
         with alone(self._path):
             reports, ledgers = self._read()
             for ledger in ledgers:

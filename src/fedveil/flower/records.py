@@ -1,8 +1,8 @@
 """A fedveil message in Flower's records, and back.
 
-A message travels as the bytes of its one encoding in a ConfigRecord of its own; nothing else may
-stand beside it, so that nothing leaves a client unnoticed and the length of those bytes is what
-every table calls upload bytes.
+A message travels as the bytes of its one encoding in a ConfigRecord of its own. Nothing else may
+accompany it, so that nothing leaves a client unnoticed, and the length of those bytes is the upload
+size in every table.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from fedveil.protections.base import Protection
 
 #: The record of a protection's message.
 MESSAGE = "fedveil"
-#: The records of what an engine says beside it: to whom, and what is the same for all clients, so
-#: that Flower, which finds an object by the digest of its content, stores it once.
+#: The records of an engine's own fields: the addressee, and the fields common to all clients.
+#: Flower stores an object once, since it finds it by the digest of its content.
 ADDRESS, COMMON = "fedveil.address", "fedveil.common"
 _FIELD = "encoded"
 
 
 def to_records(message: Message) -> RecordDict:
-    """`message` as records."""
+    """Encode `message` as records."""
     return encoded_records(encode(message))
 
 
 def encoded_records(message: bytes) -> RecordDict:
-    """The records of the message with this encoding."""
+    """Return the records of an encoded message."""
     return RecordDict({MESSAGE: ConfigRecord({_FIELD: message})})
 
 
 def common_record(common: Message) -> ConfigRecord:
-    """What an engine says to all clients alike; one object serves all of their messages."""
+    """Return the record of an engine's fields for all clients. One object serves all messages."""
     return ConfigRecord({_FIELD: encode(common)})
 
 
 def addressed_records(client: int, message: bytes, common: ConfigRecord) -> RecordDict:
-    """An engine's records for `client`: the message with this encoding, and what all are told."""
+    """Return an engine's records for `client`: the encoded message, and the common fields."""
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client})})
     records[COMMON] = common
@@ -47,24 +47,24 @@ def addressed_records(client: int, message: bytes, common: ConfigRecord) -> Reco
 
 
 def from_records(records: RecordDict) -> dict[str, Value]:
-    """The message in records that hold one and nothing else; raises `MessageInvalid`."""
+    """Decode records that contain one message and nothing else. Raises `MessageInvalid`."""
     return decode(encoded_message(records))
 
 
 def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], dict[str, Value]]:
-    """For whom it is, the message, and what all are told; raises `MessageInvalid`."""
+    """Return the addressee, the message, and the common fields. Raises `MessageInvalid`."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     only_fields(address, "client")
     return take(address, "client", int), message, common
 
 
 def encoded_message(records: RecordDict) -> bytes:
-    """The encoding in records that hold one message and nothing else; raises `MessageInvalid`."""
+    """Return the encoding in records with only one message. Raises `MessageInvalid`."""
     return _encoded(records, MESSAGE)[0]
 
 
 def check_report(protection: Protection) -> None:
-    """Refuse reports that no record carries: Flower cuts arrays, and nothing else."""
+    """Refuse reports that records cannot carry: Flower can cut only arrays."""
     what = f"a report under protection.name = {protection.name} of {protection.dimension:,} numbers"
     check_carried(what, protection.longest_report())
 

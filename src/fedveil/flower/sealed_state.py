@@ -1,10 +1,10 @@
-"""What a client keeps between the messages of a round, sealed, given out once, then erased.
+"""A client's encrypted state between the messages of a round, given out once and then erased.
 
-Flower starts a new process for every message and hands it the client's context. The state lies
-in that context as a sealed record; its key lies in a file that only the client's user can read,
-in a folder of the client's own. Each state has a key of its own, and whoever takes the state up
-removes the key first: two processes cannot both go on from one state, an older record cannot be
-put back in place of a newer one, and a record that outlives its round is noise.
+Flower starts a new process for every message and hands it the client's context. The state lies in
+that context as an encrypted record. Its key lies in a file that only the client's user can read, in
+a folder of the client's own. Each state has its own key, and a process that loads the state removes
+the key first: two processes cannot both resume from one state, an older record cannot replace a
+newer one, and a record that outlives its round is noise.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fedveil._files import write_new
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.message import Message, decode, encode
 
-#: The key of a node configuration that names the folder.
+#: Key of the node configuration that names the folder.
 STATE_FOLDER = "state-folder"
 
 _RECORD = "fedveil.state"
 _FIELD = "sealed"
 _KEY_BYTES = 32
-# A key seals one state and is never used again: the nonce never meets it twice.
+# A key seals one state and is never used again, so the nonce never meets it twice.
 _NONCE = bytes(12)
 
 
 class StateFolder:
-    """A folder of a client's own; made where it is missing, and refused where others read it."""
+    """A folder of a client's own. Created if missing, and refused if others can read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,15 +53,15 @@ class StateFolder:
             )
 
     def file(self, job: bytes, client: int, kind: str) -> Path:
-        """Where something of that kind lies, for one client in one job."""
+        """Return the path of a file of this kind, for one client in one job."""
         name = hashlib.sha256(b"fedveil client state" + job).hexdigest()[:16]
         return self.path / f"{name}-{client}.{kind}"
 
     @classmethod
     def for_keys(cls, named: object = None) -> StateFolder:
-        """The one that a node names; else in memory, where the system gives a user such a folder.
+        """Return the folder that a node names, or one in memory if the system gives users one.
 
-        A node that is restarted needs no key of a round that is over.
+        A node that is restarted needs no key of a finished round.
         """
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if not named and runtime and Path(runtime).is_dir():
@@ -70,7 +70,7 @@ class StateFolder:
 
     @classmethod
     def for_accounts(cls, named: object = None) -> StateFolder:
-        """The one that a node names; else on the disk, since an account outlives every restart."""
+        """Return the folder that a node names, or one on disk: accounts survive restarts."""
         if named:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -78,7 +78,7 @@ class StateFolder:
 
 
 class SealedState:
-    """One client's state in one job; `records` are those of its context."""
+    """One client's state in one job. `records` are those of its context."""
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
         self._key_file = folder.file(job, client, "key")
@@ -86,7 +86,7 @@ class SealedState:
         self._records = records
 
     def take(self, round: int) -> Message | None:
-        """The state that was put for this round, which is gone then; None where there is none."""
+        """Return and delete the state that was saved for this round. Returns None without one."""
         sealed = self._records.pop(_RECORD, None)
         key = self._take_key()
         if key is None or not isinstance(sealed, ConfigRecord):
@@ -97,7 +97,7 @@ class SealedState:
             return None  # of another round or run, or of somebody who had no key
 
     def put(self, round: int, state: Message) -> None:
-        """Keep `state` for the next message of the round, in place of what was kept before."""
+        """Save `state` for the next message of the round, in place of any earlier one."""
         self.erase()
         key = AESGCM.generate_key(8 * _KEY_BYTES)
         try:
@@ -108,7 +108,7 @@ class SealedState:
         self._records[_RECORD] = ConfigRecord({_FIELD: sealed})
 
     def erase(self) -> None:
-        """Forget whatever is kept, and what a process that was killed has left of it."""
+        """Erase the saved state, and any remains of a killed process."""
         self._records.pop(_RECORD, None)
         self._take_key()
         for left in self._key_file.parent.glob(f"{self._key_file.name}.*"):
@@ -118,13 +118,13 @@ class SealedState:
         return self._bound + round.to_bytes(8, "little")
 
     def _take_key(self) -> bytes | None:
-        """The key, which no other process can read any more; None where there is none."""
+        """Return the key, no longer readable by other processes. Returns None without one."""
         mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
         try:
             self._key_file.rename(mine)
             with mine.open("r+b") as file:
                 key = file.read()
-                # A file system in memory forgets these bytes; what a disk keeps is up to the disk.
+                # This erases the bytes in a file system in memory. A disk may still keep them.
                 file.seek(0)
                 file.write(bytes(len(key)))
                 file.flush()

@@ -1,10 +1,10 @@
 """The arrays of a Flower record as one flat float32 vector, and back.
 
-Every array is in the vector, kept or refused, by name; none is passed on as it is:
-- float16, float32 and float64 arrays of every shape, those of no dimension and of no entry
-  included, are in the vector, in the order of the record;
-- arrays whose names `keep` matches are not: each client starts from the server's value, and what
-  it makes of it stays with the client;
+Every array is in the vector, left out or refused, by name; none is forwarded unprotected:
+- float16, float32 and float64 arrays of every shape, including those without dimensions or
+  entries, are in the vector, in the order of the record;
+- arrays whose names `keep` matches are not: each client starts from the server's value, and its
+  own new value stays with the client;
 - every other type (whole numbers, truth values, complex numbers, bfloat16) is refused.
 """
 
@@ -26,13 +26,13 @@ from fedveil.protections.base import Update
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 AVERAGED = ("float16", "float32", "float64")
-#: The names that PyTorch's BatchNorm gives its statistics.
+#: PyTorch's names of BatchNorm's statistics.
 STATISTICS = ("*running_mean", "*running_var")
 
 
 @dataclass(frozen=True)
 class Place:
-    """One array of the vector."""
+    """One array's position in the vector."""
 
     name: str
     dtype: np.dtype[Any]
@@ -41,10 +41,10 @@ class Place:
 
 
 class ArrayLayout:
-    """Where the arrays of a record lie in the vector; raises `ModelInvalid` for what has no place.
+    """Positions of a record's arrays in the vector. Raises `ModelInvalid` for an unsupported array.
 
-    `perturbed`: whether the vector will have noise in it, which the statistics of BatchNorm do
-    not survive (a noisy variance may be negative).
+    `perturbed`: whether the vector will have noise in it, which breaks the statistics of BatchNorm
+    (a noisy variance may be negative).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ArrayLayout:
             raise ModelInvalid("the arrays cannot be protected: there is nothing in them to send")
 
     def vector(self, arrays: Arrays) -> Update:
-        """The values of the arrays."""
+        """Return the values of the arrays as one vector."""
         out = np.empty(self.dimension, np.float32)
         with np.errstate(over="ignore"):  # an infinite value is refused where it matters
             for place in self.places:
@@ -87,9 +87,9 @@ class ArrayLayout:
         return out
 
     def update(self, old: Arrays, new: Arrays) -> Update:
-        """The new arrays less the old; raises `ModelInvalid` where they are not alike.
+        """Return the new arrays less the old. Raises `ModelInvalid` if they do not match.
 
-        Each difference is taken in float32, or in the arrays' own type where that is wider.
+        Each difference is taken in float32, or in the arrays' own type if that is wider.
         """
         self._check_alike(new)
         out = np.empty(self.dimension, np.float32)
@@ -114,7 +114,10 @@ class ArrayLayout:
                 )
 
     def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
-        """The record's arrays plus the update, in their own types; kept arrays as they are."""
+        """Return the record's arrays plus the update, in their own types.
+
+        Local arrays are unchanged.
+        """
         arrays = read(record)
         out: dict[str, Array] = dict(record.items())
         with np.errstate(over="ignore"):
@@ -126,7 +129,7 @@ class ArrayLayout:
 
 
 def read(record: ArrayRecord) -> Arrays:
-    """The arrays of a record; raises `ModelInvalid` for one that NumPy cannot hold."""
+    """Return the arrays of a record. Raises `ModelInvalid` for one that NumPy cannot represent."""
     arrays: Arrays = {}
     for name, array in record.items():
         try:
@@ -144,7 +147,7 @@ def read(record: ArrayRecord) -> Arrays:
 
 
 def digest(arrays: Arrays) -> bytes:
-    """A digest of all that clients start from, kept arrays too."""
+    """Return a digest of everything that clients start from, including local arrays."""
     whole = hashlib.sha256()
     for name, array in arrays.items():
         whole.update(repr((name, str(array.dtype), array.shape)).encode())
@@ -153,5 +156,5 @@ def digest(arrays: Arrays) -> bytes:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the shell-style patterns is the name's."""
+    """Return True if one of the shell-style patterns matches the name."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

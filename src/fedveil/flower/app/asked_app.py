@@ -1,4 +1,4 @@
-"""The app behind the mod, asked once: what it replies, in time, and nothing of why it does not."""
+"""One call of the app behind the mod: its reply, if in time, without the reason of a failure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger("flwr.fedveil")
 
 
 class AppFailed(Exception):
-    """The app raised, or answered with an error."""
+    """Raised if the app raised an exception or answered with an error."""
 
 
 def ask_in_time(
     time: FixedTime, message: FlowerMessage, context: Context, call_next: ClientAppCallable
 ) -> RecordDict:
-    """The content of the app's reply; what it keeps is taken over where it is in time."""
+    """Return the content of the app's reply. Its state is saved only if it replies in time."""
     own = copy.deepcopy(context) if time.is_set else context
     content = time.trained(lambda: _ask_app(message, own, call_next))
     if own is not context:
@@ -31,7 +31,7 @@ def ask_in_time(
 
 
 def _ask_app(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:
-    """The content of the app's reply; what is wrong with it stays in this client's log."""
+    """Return the content of the app's reply. Errors are described only in this client's log."""
     try:
         reply = call_next(message, context)
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""Carries the messages of a protected round over Flower's grid, beside those of the app."""
+"""Transport of a protected round's messages over Flower's grid, along with those of the app."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, 
 
 @dataclass
 class AppCarrier(Carrier):
-    """Sends each phase out, and reads the replies as they come.
+    """Sends each phase's messages, and reads the replies as they arrive.
 
     `invited`: the messages that the inner strategy would send, whose content travels in the phase
     `trains`. `offer`: one object for all of them, which Flower then stores once. `reveal`: the
@@ -48,7 +48,7 @@ class AppCarrier(Carrier):
                 yield answer
 
     def _out(self, asked: Mapping[ClientId, Message], training: bool) -> Sequence[FlowerMessage]:
-        """Flower's messages; what is the same for several clients is one object."""
+        """Build Flower's messages. Content common to several clients is one object."""
         made: dict[tuple[int, int], RecordDict] = {}
         out = []
         for client, words in asked.items():

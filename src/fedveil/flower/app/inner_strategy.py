@@ -1,4 +1,4 @@
-"""Which strategies may stand inside a protected one: those that can take one averaged reply."""
+"""Strategies that can be wrapped by a protected one: those that accept one averaged reply."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedveil.errors import InvalidValue
 
-#: These look at every client's own arrays or losses, which nobody sees under a protection.
+#: These inspect every client's own arrays or losses, which a protection hides.
 NEEDS_EVERY_UPDATE = (
     flower.FedMedian,
     flower.FedTrimmedAvg,
@@ -21,7 +21,7 @@ NEEDS_EVERY_UPDATE = (
     flower.DifferentialPrivacyClientSideFixedClipping,
     flower.DifferentialPrivacyClientSideAdaptiveClipping,
 )
-#: These average their replies and go on from there: one that is the average does as well.
+#: These average their replies and continue from there, so one reply with the average also works.
 _AVERAGING = (
     flower.FedAvg,
     flower.FedAvgM,
@@ -33,9 +33,9 @@ _AVERAGING = (
 
 
 def check_inner(strategy: Strategy, *, takes_averages: bool) -> None:
-    """Raise `InvalidValue` for a strategy that would be given something else than it expects.
+    """Raise `InvalidValue` for a strategy that cannot work with one averaged reply.
 
-    One with an aggregation of its own is refused unless it `takes_averages`.
+    A strategy with its own aggregation is refused unless it `takes_averages`.
     """
     kind = type(strategy).__name__
     if not isinstance(strategy, Strategy):
@@ -61,7 +61,7 @@ def check_inner(strategy: Strategy, *, takes_averages: bool) -> None:
 
 
 def _own_aggregation(strategy: Strategy) -> str | None:
-    """What is not Flower's own of that which is given the round's replies."""
+    """Return the name of an aggregation function that is not Flower's own, or None."""
     aggregate = getattr(strategy.aggregate_train, "__func__", None)
     if aggregate not in [known.aggregate_train for known in _AVERAGING]:
         return "aggregate_train"

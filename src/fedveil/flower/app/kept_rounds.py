@@ -1,4 +1,4 @@
-"""What a strategy has charged its clients, in a file that outlives the server's process."""
+"""A strategy's charges to its clients, in a file that survives the server's process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEDGER, _STATE = "ledger.", "state."
 
 
 class Kept(NamedTuple):
-    """Rounds that were begun, what they cost, and the protection's state; None: its first."""
+    """Number of started rounds, their cost, and the protection's state (None: the initial one)."""
 
     rounds: int
     ledger: Ledger
@@ -29,9 +29,10 @@ class Kept(NamedTuple):
 class KeptRounds:
     """One file of one strategy, whose protection `terms` describe.
 
-    It is on the disk before the first report of a round is asked for, with the round as begun and
-    all that are asked as charged: a process that ends there has charged them. When the round
-    closes, what is known not to have left is taken back. Nobody else writes it meanwhile.
+    It is on disk before the first report of a round is requested, with the round as started and all
+    requested clients as charged. A process that ends there has charged them. When the round closes,
+    charges for reports that are known not to have left are taken back. Nobody else may write it
+    meanwhile.
     """
 
     def __init__(self, path: str | Path, terms: str) -> None:
@@ -40,7 +41,7 @@ class KeptRounds:
         self._written: bytes | None = None
 
     def read(self) -> Kept | None:
-        """What an earlier process has left; None where there is no file."""
+        """Return an earlier process's record, or None if there is no file."""
         if not self._path.parent.is_dir():
             raise DeploymentError(f"{self._path.parent} is no folder, and the ledger is kept there")
         if not self._path.exists():
@@ -63,7 +64,7 @@ class KeptRounds:
         return Kept(rounds, ledger, state)
 
     def write(self, kept: Kept) -> None:
-        """Put this in place of what is there."""
+        """Replace the saved record."""
         fields: dict[str, Value] = {
             "terms": self._terms, "rounds": kept.rounds, "moved": kept.state is not None,
             **{f"{_LEDGER}{name}": value for name, value in kept.ledger.to_state().items()},

@@ -1,4 +1,4 @@
-"""The client's side: what an app's reply becomes before it leaves the client."""
+"""The client's side: protection of an app's reply before it leaves the client."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ from fedveil.protections.base import BY_SIZE, TIMING, ClientContext, ClientRound
 
 log = logging.getLogger("flwr.fedveil")
 
-#: What the kept state of a round is bound to.
+#: Binds the saved state of a round to its terms.
 _TERMS = "terms"
 _NO_MODEL: Update = np.empty(0, np.float32)
 
 
 class ProtectMod:
-    """A mod of a `ClientApp`: replies to a training message leave as reports, and as nothing else.
+    """A mod of a `ClientApp` that sends replies to training messages only as reports.
 
-    A training message must come from a `ProtectedStrategy`. The app trains as it always does; this
-    forms the update, the reply's arrays less those received, runs the protection's client half on
-    it with the operating system's randomness, and sends the report. The report is charged to this
-    client's own account before the app trains, and under a protection that promises anything it
-    leaves whatever came of the training: what failed, or is not finite, counts as an update of
-    zero, and this client's log alone says so. Metrics stay unless the server's `reveal` asks for
-    them and this client's own allows it; replies to evaluation and queries keep the same metrics,
-    and nothing else. An error says what kind it was, never its text, which might hold data.
+    A training message must come from a `ProtectedStrategy`. The app trains unchanged. The mod forms
+    the update, the reply's arrays less those received, runs the protection's client half on it with
+    the operating system's randomness, and sends the report. The report is charged to this client's
+    own account before the app trains. Under a protection that promises anything, a report leaves
+    whatever the training does: a failed or non-finite update counts as zero, and only this client's
+    log says so. Metrics stay unless the server's `reveal` asks for them and this client's own
+    allows it. Replies to evaluation and queries keep the same metrics, and nothing else. An error
+    names its kind, never its text, which might hold data.
 
-    The keywords pin what this client insists on (`Options`, and a protection's own parameters), as
-    do the run and node configurations: an offer that protects less, or that would bring this
-    client's run above `max_epsilon`, is refused, and the server is told why. A client without any
-    pin takes every protection that a `ProtectedStrategy` can have, and logs that it does.
+    The keywords pin this client's demands (`Options`, and a protection's own parameters), as do the
+    run and node configurations. An offer that protects less, or that would bring this client's run
+    above `max_epsilon`, is refused, and the server learns why. A client without any pin accepts
+    every protection of a `ProtectedStrategy`, and logs that it does.
 
-    It comes first among the app's mods: another before it would be given reports, and is refused.
+    It must be the first of the app's mods: one before it would get reports, and is refused.
 
-    Several messages may make a round: what must be kept between them lies in the node's context,
-    sealed, and is erased at the round's end.
+    A round may take several messages. State between them lies in the node's context, encrypted, and
+    is erased at the round's end.
     """
 
     def __init__(self, **pins: Any) -> None:
@@ -97,7 +97,7 @@ class ProtectMod:
             return _error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(failure), message)
         except FedveilError as error:
             log.warning("fedveil: this client sends no report: %s", error)
-            # What the server said is no secret to it; what the data did to the update is.
+            # The server knows its own words. The data's effect on the update is secret.
             told = str(error) if isinstance(error, _Refused) else "for a reason in its own log"
             return _error(ErrorCode.MOD_FAILED_PRECONDITION, f"{WITHHELD}{told}", message)
         except Exception as error:  # Flower would send its text
@@ -122,16 +122,16 @@ def _error(code: int, reason: str, message: FlowerMessage) -> FlowerMessage:
 
 
 class _Refused(MessageInvalid):
-    """The server's message asks for what this client does not give."""
+    """Raised if the server's message asks for something that this client does not give."""
 
 
 class _Arrays(NamedTuple):
-    """The server's arrays of a round, and what they are as one vector."""
+    """The server's arrays of a round, and the vector made of them."""
 
     layout: ArrayLayout
     before: Arrays
     model: Update
-    #: What the half of a protection in phases takes for the arrays' name.
+    #: Identifies the arrays for a client half with several phases.
     origin: bytes
 
 
@@ -158,11 +158,11 @@ class _Answer:
         self._protection: Protection = self.offer.protection(context.run_id)
 
     def content(self) -> RecordDict:
-        """The reply: a report, and the metrics that may be seen beside it."""
+        """Return the reply: a report, and the metrics that may be revealed beside it."""
         phases, trains = self._protection.phases, self._protection.trains
         state = _state_of(self._context) if len(phases) > 1 else None
         kept = None if state is None else self._kept(state)
-        # The server's arrays travel with the phase that trains, and with no other.
+        # The server's arrays are sent with the training phase, and with no other.
         training = state is None or bool(self._message.content.array_records)
         if training and kept is None and trains != phases[0]:
             raise _Refused(f"{trains} is asked for before {phases[0]} in this round")
@@ -183,13 +183,13 @@ class _Answer:
         try:
             return half.respond(self._words, None)
         except ClientWithheld as error:
-            # What a phase of keys finds wrong lies in the server's message alone.
+            # Errors in a phase of keys depend only on the server's message.
             raise _Refused(str(error)) from None
 
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge the report, let the app train, and answer with what came of it."""
+        """Charge the report, let the app train, and answer with the result."""
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)
@@ -214,7 +214,7 @@ class _Answer:
         return answered.half, answered.message, _all_of(metrics, names)
 
     def _arrays(self) -> _Arrays:
-        """The arrays to train from; they must be those of the offer."""
+        """Return the arrays to train from. Raises an error unless they match the offer."""
         before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
         layout = ArrayLayout(before, options.kept, perturbed=options.noised)
@@ -228,9 +228,9 @@ class _Answer:
         return answer_after_s(self.offer.options, self._pins)
 
     def _charge(self, revealed: AbstractSet[str]) -> None:
-        """What is asked for is in this client's account before its data is touched.
+        """Charge the request to this client's account before its data is touched.
 
-        An opening has the epsilon of its round where that may change.
+        If epsilon may change between rounds, the opening carries this round's.
         """
         told = in_clear(revealed)
         if self.offer.options.weighs == "by_size":
@@ -268,7 +268,10 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """What an earlier phase of the round has left; its terms must be those of now."""
+        """Return the state of the round's earlier phase.
+
+        Raises an error if the terms have changed.
+        """
         kept = state.take(self._round)
         if kept is None:
             return None
@@ -277,7 +280,7 @@ class _Answer:
         return {name: value for name, value in kept.items() if name != _TERMS}
 
     def _examples(self, content: RecordDict) -> int:
-        """What the app's reply gives as its number of examples, where the server weighs by it."""
+        """Return the reply's number of examples, or 1 unless the server weighs by it."""
         if self.offer.options.weighs == "equal":
             return 1
         key = self.offer.weight_key
@@ -292,7 +295,7 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """The protection's words and the offer beside them; the app gets the message without them."""
+    """Extract the protection's fields and the offer. The app gets the message without them."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(
@@ -313,7 +316,7 @@ def _only_arrays(content: RecordDict, where: str) -> ArrayRecord:
 
 
 def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
-    """The revealed metrics; logs once a reply what stays."""
+    """Return the revealed metrics. Logs the names of the others, once per reply."""
     metrics, held = revealed(content, names)
     if held:
         log.debug("fedveil: not sent, since `reveal` does not name them: %s", ", ".join(held))
@@ -321,16 +324,16 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """A value for each of the names, NaN where there is none: a reply that lacks one would tell."""
+    """Return a value for each of the names, or NaN: a missing name would reveal something."""
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """The revealed metrics of another message than a training one, whatever came of it.
+    """Return the revealed metrics of a message other than a training one, even if it failed.
 
-    What is told by them, and by how long they take, is in this client's account before.
+    This client's account records the metrics and the timing before they are revealed.
     """
     names = revealed_by(pins)
     seconds = answer_after_s(_take_time(message), pins)
@@ -345,7 +348,7 @@ def _evaluated(
 
 
 def _take_time(message: FlowerMessage) -> Options:
-    """What the server says of the time; the app gets the message without it."""
+    """Extract the server's timing option, so that the app gets the message without it."""
     content = message.content
     if TIME not in content:
         return Options()
@@ -362,7 +365,7 @@ def _state_of(context: Context) -> SealedState:
 
 
 def _lasting(context: Context, kind: str) -> Path:
-    """Where something lies that this client keeps for ever in the run."""
+    """Return the path of a file that this client keeps permanently for the run."""
     folder = StateFolder.for_accounts(context.node_config.get(STATE_FOLDER))
     return folder.file(_run_of(context), context.node_id, kind)
 

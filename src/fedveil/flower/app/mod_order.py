@@ -1,4 +1,4 @@
-"""Which mods of a `ClientApp` stand outside the one that is at work, by Flower's own call chain."""
+"""Detection of mods outside the running mod of a `ClientApp`, from Flower's own call chain."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from flwr.client.mod.utils import make_ffn
 from flwr.clientapp import ClientApp
 
-#: Every mod is called from a frame of this code, in which it has this name.
+#: Every mod is called from a frame of this code, under this name.
 _LINK, _MOD = make_ffn(lambda message, context: message, [lambda *chain: chain[0]]).__code__, "_mod"
 
 
 def mod_outside() -> str | None:
-    """Why no answer is given, where another mod stands outside the one that asks this.
+    """Return why no answer is given if another mod is outside the calling one, or None.
 
-    It would get the report in place of the arrays, so that its clipping or noise is lost in
-    silence, and what it adds leaves the client after the protection, uncounted.
+    The outer mod would get the report in place of the arrays, so that its clipping or noise is
+    silently lost. Whatever it adds leaves the client after the protection, without being charged.
     """
     at_work, *outside = [*_mods()] or [None]
     if not outside:
@@ -31,7 +31,7 @@ def mod_outside() -> str | None:
 
 
 def _mods() -> Iterator[Any]:
-    """The mods that are being called for this message, the innermost first."""
+    """Yield the mods on the call stack for this message, the innermost first."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not ClientApp.__call__.__code__:
         if frame.f_code is _LINK:

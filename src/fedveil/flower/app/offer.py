@@ -1,4 +1,4 @@
-"""What the server tells the clients of a round, and the protection that both sides make of it."""
+"""The server's offer to the clients of a round, and the protection that both sides make from it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FIELDS = ("protection", "weighting", "weight_key", "keep", "reveal", "dimension
 
 @dataclass(frozen=True)
 class Offer:
-    """The terms of a round, the same for all of its clients.
+    """The terms of a round, equal for all of its clients.
 
-    `weight_key`: the metric that an app's reply gives as its number of examples. `dimension`: how
-    many entries the update has. `clients`: how many are asked at most.
+    `weight_key`: the metric in an app's reply that gives its number of examples. `dimension`: the
+    number of entries of the update. `clients`: the most clients that are asked.
     """
 
     options: Options
@@ -32,7 +32,7 @@ class Offer:
     clients: int
 
     def words(self) -> Message:
-        """The offer as a message's fields."""
+        """Return the offer as a message's fields."""
         options = self.options
         parameters = options.parameters.model_dump(exclude_none=True)
         return {
@@ -49,10 +49,10 @@ class Offer:
 
     @classmethod
     def read(cls, words: Message, known: Collection[str]) -> Offer:
-        """The offer in an untrusted message; raises `MessageInvalid`.
+        """Read the offer from an untrusted message. Raises `MessageInvalid`.
 
-        `known`: the protections of its own that this client names itself; another's code is never
-        imported at a server's word.
+        `known`: custom protections that this client names itself. Other code is never imported at a
+        server's request.
         """
         parameters = {
             name.removeprefix(_PARAMETER): value
@@ -80,17 +80,17 @@ class Offer:
         return cls(options, weight_key, *numbers)
 
     def protection(self, run: int) -> Protection:
-        """The protection of these terms in the Flower run of that number."""
+        """Make the protection of these terms for the Flower run with number `run`."""
         return _protection(self, run)
 
     def job(self, run: int) -> bytes:
-        """A digest that all clients of the run share while they are told the same."""
+        """Return a digest that all clients of the run share if they receive equal terms."""
         fields: dict[str, Value] = {**self.words(), "run": run}
         return hashlib.sha256(b"fedveil flower app" + encode(fields)).digest()
 
 
 def check(options: Options) -> None:
-    """What must hold between the settings; raises `InvalidValue`."""
+    """Check that the settings are consistent. Raises `InvalidValue`."""
     if options.protection is None:
         raise InvalidValue(f"protection is not given: one of {', '.join(OFFERED)} is needed")
     if options.weighting == "by_size" and options.noised:

@@ -23,7 +23,7 @@ from fedveil.protections.positions import POSITIONS, find
 from fedveil.settings.allowed import sentences, shown
 from fedveil.settings.settings import Settings, function_text
 
-#: The built-in positions that an app may have.
+#: The built-in protections available to apps.
 OFFERED = tuple(name for name, position in POSITIONS.items() if position.for_apps)
 PREFIX = "fedveil."
 
@@ -32,7 +32,7 @@ PositionName = Annotated[str, function_text("package.module:Name", *OFFERED)]
 
 
 class Options(Settings):
-    """The keys that every protection has; names in a text are separated by commas."""
+    """The keys common to every protection. A text with several names separates them by commas."""
 
     protection: PositionName | None = Field(None, description="the switch's position")
     weighting: Weighting | None = Field(
@@ -80,13 +80,13 @@ class Options(Settings):
 
     @property
     def position(self) -> type[Protection]:
-        """The protection's class; there is a protection."""
+        """The protection's class. There must be a protection."""
         assert self.protection is not None
         return find(self.protection)
 
     @property
     def noised(self) -> bool:
-        """Whether there is noise in the aggregate."""
+        """True if the aggregate contains noise."""
         return self.position.noised(self.parameters)
 
     @property
@@ -103,17 +103,17 @@ class Options(Settings):
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The names in a text that separates them by commas."""
+    """Split a text at its commas into names."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a Flower configuration says to fedveil, without the prefix."""
+    """Return fedveil's keys of a Flower configuration, without the prefix."""
     return {key.removeprefix(PREFIX): v for key, v in config.items() if key.startswith(PREFIX)}
 
 
 def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of both; raises `JobError` where they say different things."""
+    """Merge the keys of both. Raises `JobError` if they contradict each other."""
     ours = of_config(config)
     problems = [
         f"{key} = {shown(keywords[key])} is written in the code and {PREFIX}{key} = "
@@ -127,7 +127,7 @@ def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, 
 
 
 def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
-    """The checked settings; raises `JobError` with a sentence for each key that is wrong."""
+    """Return the checked settings. Raises `JobError` with a sentence for each invalid key."""
     position = keys.get("protection")
     parameters = None
     if isinstance(position, str) and (position in OFFERED or is_function(position)):
@@ -160,7 +160,7 @@ def _options_of(parameters: type[Settings]) -> type[Options]:
 
 
 def _text(value: Any) -> Any:
-    """Names in a sequence as the text that a configuration would have."""
+    """Convert a sequence of names to the text that a configuration would have."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return ", ".join(map(str, value))
     return value

@@ -1,8 +1,8 @@
-"""What a client insists on, whatever the server tells it.
+"""Pins: a client's own demands, which the server cannot override.
 
-A pin comes from one of the client's own sources, and every pin must hold: the keywords of its
+A pin comes from one of the client's own sources, and every pin must be met: the keywords of its
 `ProtectMod`, the app's run configuration, and the configuration of its SuperNode (`--node-config`),
-which alone is out of reach of whoever starts the run.
+the only source that the run's initiator cannot change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedveil.flower.app.options import PREFIX, Options, of_config, parse
 from fedveil.privacy.promise import Figure
 from fedveil.protections.directions import weakened
 
-#: What Flower's strategies weigh their clients by, unless they are told otherwise.
+#: Metric by which Flower's strategies weigh their clients by default.
 WEIGHT_KEY = "num-examples"
 
 
@@ -32,7 +32,7 @@ class Pin:
 def pins_of(
     keywords: Mapping[str, Any], run_config: Mapping[str, Any], node_config: Mapping[str, Any]
 ) -> list[Pin]:
-    """The demands of the three sources, those that have any; raises `JobError`."""
+    """Return the demands of the three sources, without empty ones. Raises `JobError`."""
     sources = (
         ("ProtectMod", keywords, ""),
         ("the run configuration", of_config(run_config), PREFIX),
@@ -42,11 +42,11 @@ def pins_of(
 
 
 def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
-    """Raise `MessageInvalid` where the offer protects less than a pin demands, or nothing at all.
+    """Raise `MessageInvalid` if the offer protects less than a pin demands, or nothing at all.
 
-    The same protection as the pin's is needed, with at most its loss a report: epsilon and delta
-    of the whole update, each; and whatever else it says is weaker. The server learns the sum of
-    the clients' weights: they are made of a metric that this client gives, and of no other.
+    The offer must name the pin's protection, with at most its loss per report: epsilon and delta of
+    the whole update, each. Any other offer counts as weaker. The server learns the sum of the
+    clients' weights, so they must come from a metric that this client names.
     """
     try:
         check(offer.options)
@@ -82,35 +82,35 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
-    """The metrics that every source with a word in it allows; none where no source has."""
+    """Return the metrics that every source with a `reveal` allows, or none if no source has one."""
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
 
 
 def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
-    """Those among them that the server asks for."""
+    """Return the allowed metrics that the server asks for."""
     return offer.options.revealed & revealed_by(pins)
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """After how many seconds an answer leaves: the longest time that anybody asks for."""
+    """Return after how many seconds an answer leaves: the longest time that any side asks for."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 
 
 def own_protections(pins: Sequence[Pin]) -> frozenset[str]:
-    """The protections that this client names itself."""
+    """Return the custom protections that this client names itself."""
     return frozenset(pin.options.protection for pin in pins if pin.options.protection)
 
 
 def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:
-    """Every (epsilon, delta) that the run as a whole may not pass for this client."""
+    """Return every (epsilon, delta) limit of this client's whole run."""
     stated = [(pin.options.max_epsilon, pin.options.delta) for pin in pins]
     return [(epsilon, delta) for epsilon, delta in stated if epsilon is not None]
 
 
 def _on_its_word(options: Options) -> bool:
-    """Whether the loss of these options rests on the server's word."""
+    """Return True if the loss of these options depends on trusting the server."""
     return options.protection is not None and options.position.rests_on_server(options.parameters)
 
 

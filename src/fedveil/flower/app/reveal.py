@@ -1,4 +1,4 @@
-"""The metrics that travel in clear: those that `reveal` names, and no others."""
+"""Metrics sent in clear: those that `reveal` names, and no others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ log = logging.getLogger("flwr.fedveil")
 
 Metric = int | float | list[int] | list[float]
 
-#: The record that revealed metrics travel in, beside a report.
+#: The record of revealed metrics, beside a report.
 METRICS = "metrics"
-#: The largest weight that a client may reveal, as under secure aggregation.
+#: The largest weight that a client may reveal, equal to that of secure aggregation.
 MOST_WEIGHT = 1 << 20
 
 
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
-    """The metrics among `names`, and the names of everything else that the app has put there."""
+    """Return the metrics among `names`, and the names of all other content of the app."""
     shown, held = MetricRecord(), []
     for key, record in content.items():
         if not isinstance(record, MetricRecord):
@@ -36,15 +36,15 @@ def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[Metri
 
 
 def in_clear(names: AbstractSet[str]) -> list[str]:
-    """What a ledger says of them: no epsilon covers a number that leaves as it is."""
+    """Return a ledger's entries for the metrics: no epsilon covers a number sent in clear."""
     return [f"the metric {name} (reveal)" for name in sorted(names)]
 
 
 def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
-    """Those that are numbers: NaN stands where a client has none.
+    """Return the finite metrics. A client sends NaN for a metric that it lacks.
 
-    None of them are where the client says a weight that no mean is to be made with: one number
-    above 0 and up to `MOST_WEIGHT` is one.
+    Returns no metrics if the client's weight is unusable: it must be a number above 0 and at most
+    `MOST_WEIGHT`.
     """
     weight = metrics.get(weight_key, 1)
     if not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:
@@ -59,16 +59,16 @@ def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
 class Means:
     """Running means of revealed metrics, over the clients whose report was folded.
 
-    A metric counts with the client's weight where the clients reveal that, and equally elsewhere.
+    A metric counts with the client's weight if the clients reveal that, and equally otherwise.
     """
 
     def __init__(self, weight_key: str) -> None:
         self._weight_key = weight_key
-        #: Each one's length, None where it is no list; its sums, and how much weight is in them.
+        #: Each metric's length (None if it is not a list), sums, and total weight.
         self._sums: dict[str, tuple[int | None, Sequence[float], float]] = {}
 
     def add(self, metrics: MetricRecord) -> None:
-        """Count one client's, but for those without a value; a list counts entry by entry."""
+        """Add one client's metrics that have a value. A list is averaged entry by entry."""
         metrics = usable(metrics, self._weight_key)
         weight = metrics.get(self._weight_key, 1)
         assert isinstance(weight, int | float)
@@ -83,7 +83,7 @@ class Means:
                 self._sums[name] = (known, totals, weights + weight)
 
     def record(self) -> dict[str, Metric]:
-        """The means."""
+        """Return the means."""
         found: dict[str, Metric] = {}
         for name, (length, totals, weights) in self._sums.items():
             means = [total * (1 / weights) for total in totals]

@@ -1,4 +1,4 @@
-"""What a protected strategy keeps of a round."""
+"""A protected strategy's record of a round."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedveil.flower.app.reveal import Metric
 
 @dataclass
 class RoundRecord:
-    """What came of a round; its rejected, withheld and failed replies are counted by reason.
+    """The outcome of a round. Rejected, withheld and failed replies are counted by reason.
 
-    `dropped`: clients that were asked and did not reply in time. `void`: why there is no
-    aggregate; None where there is one.
+    `dropped`: clients that were asked and did not reply in time. `void`: why there is no aggregate,
+    or None if there is one.
     """
 
     round: int

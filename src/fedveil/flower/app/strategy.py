@@ -1,4 +1,4 @@
-"""The server's side: a strategy around a strategy, which gets one averaged reply a round."""
+"""The server's side: a strategy that wraps another, which gets one averaged reply per round."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ _WRAPPED = (
 class ProtectedStrategy(Strategy):
     """Runs the rounds of `strategy` under a protection.
 
-    Where `strategy` would send its training messages, this sends them with an offer beside them,
-    folds the reports of the clients' `ProtectMod` as they arrive, and hands `strategy` one reply:
-    the global arrays plus the protection's aggregate update. So every strategy works that averages
-    the clients' arrays and goes on from there (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam,
-    FedYogi). What is not such a report is refused and counted, and never averaged.
+    Where `strategy` would send its training messages, this sends them with an offer, folds the
+    reports of the clients' `ProtectMod` as they arrive, and hands `strategy` one reply: the global
+    arrays plus the protection's aggregate update. Every strategy therefore works that averages the
+    clients' arrays and continues from there (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam,
+    FedYogi). A reply that is no such report is refused and counted, and never averaged.
 
-    `takes_averages`: whether a strategy that aggregates in a way of its own can take that one
-    reply. `wrapped`: whether a strategy that stands around this one, and begins its rounds, can do
-    without any reply; neither is assumed.
+    `takes_averages`: whether a strategy with its own aggregation can take that one reply.
+    `wrapped`: whether a strategy that wraps this one, and starts its rounds, can do without any
+    reply. Neither is assumed.
 
     `run_config`: the server app's `context.run_config`, whose keys that begin with "fedveil." are
-    settings; the others are keywords (`Options`, and the protection's own parameters).
+    settings. Keywords give the others (`Options`, and the protection's own parameters).
 
-    `ledger_file`: where the ledger is kept, so that a strategy that is made again, after the
-    server's process has ended in mid-run, goes on with what was charged. Without one it begins at
-    nothing, as its `max_epsilon` does.
+    `ledger_file`: where the ledger is saved, so that a strategy created again after the server's
+    process ended in mid-run continues with the earlier charges. Without one it starts from zero, as
+    its `max_epsilon` does.
 
-    After a run, or in it: `ledger` is what every client has spent, by Flower's number of it;
-    `rounds` has a record of every round; `stopped` says why no further round was begun.
+    During and after a run, `ledger` is what every client has spent, by Flower's number of it;
+    `rounds` has a record of every round; `stopped` says why no further round was started.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ProtectedStrategy(Strategy):
     ) -> None:
         check_inner(strategy, takes_averages=takes_averages)
         self.strategy = strategy
-        #: Whether rounds may be begun: in `start`, which a strategy around this one never calls.
+        #: Whether rounds may be started: in `start`, which a strategy around this one never calls.
         self._begun = wrapped or type(self).start is not ProtectedStrategy.start
         self.options: Options = parse(joined(run_config or {}, settings))
         check(self.options)
@@ -95,7 +95,7 @@ class ProtectedStrategy(Strategy):
         if self.options.noised and self.options.answer_after_s is None:
             self.ledger.note_in_clear([TIMING])
         self._state: State | None = None
-        #: Rounds that an earlier process has begun.
+        #: Rounds that an earlier process has started.
         self._earlier = 0
         self._kept = None if ledger_file is None else KeptRounds(ledger_file, self._terms)
         if self._kept is not None and (kept := self._kept.read()) is not None:
@@ -107,18 +107,18 @@ class ProtectedStrategy(Strategy):
 
     @property
     def weight_key(self) -> str:
-        """The metric that `strategy` weighs its clients by."""
+        """The metric by which `strategy` weighs its clients."""
         return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
 
     @property
     def _terms(self) -> str:
-        """What a kept ledger's rounds were run under."""
+        """Description of the terms that a saved ledger's rounds were run under."""
         parameters = self.options.parameters.model_dump(exclude_none=True)
         said = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         return f"{self.options.protection} ({said}; clients count {self.options.weighs})"
 
     def summary(self) -> None:
-        """Log what is protected and how, and the inner strategy's own summary."""
+        """Log the protection, and the inner strategy's own summary."""
         log.info("\t├──> Protection: %s", self._terms)
         for advise in self.options.position.advice:
             if (sentence := advise(self.options.parameters, Cohort(None, None))) is not None:
@@ -135,7 +135,7 @@ class ProtectedStrategy(Strategy):
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
         *args: Any, **kwargs: Any,
     ) -> Result:  # fmt: skip
-        """Run the rounds as any strategy does; `timeout` is in seconds and for each exchange."""
+        """Run the rounds as any strategy does. `timeout` is in seconds, for each exchange."""
         self._timeout_s = positive("timeout", timeout)
         begun, self._begun = self._begun, True
         try:
@@ -148,10 +148,10 @@ class ProtectedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Play the whole training exchange here; nothing is left for the caller to send.
+        """Run the whole training exchange here. Leaves nothing for the caller to send.
 
-        It is the one place that every caller passes with the grid in hand. A strategy around
-        this one passes it too, and is given no client's reply: it is refused unless `wrapped`.
+        It is the only method that every caller calls with the grid. A strategy that wraps this one
+        calls it too, and gets no client's reply: it is refused unless `wrapped`.
         """
         if not self._begun:
             raise InvalidValue(_WRAPPED)
@@ -166,7 +166,7 @@ class ProtectedStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the inner strategy makes of the round's averaged reply; nothing of a void round."""
+        """Return the inner strategy's result for the averaged reply, or None for a void round."""
         if self._averaged is None:
             return None, None
         averaged, self._averaged = self._averaged, None
@@ -182,9 +182,9 @@ class ProtectedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The inner strategy's messages; none where no metric may come back in clear.
+        """Return the inner strategy's messages, or none if no metric may be revealed.
 
-        An answer to them leaves at the same time after it was asked for as a report does.
+        An answer to them leaves after the fixed time of a report.
         """
         if not self.options.revealed - {self.weight_key}:
             if server_round == 1:
@@ -199,10 +199,10 @@ class ProtectedStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """What the inner strategy makes of the revealed metrics.
+        """Return the inner strategy's result for the revealed metrics.
 
-        Clients count equally unless all of them reveal their weight; a reply without a revealed
-        metric is left out, and a metric that some do not reveal too.
+        Clients count equally unless all of them reveal their weight. Replies without a revealed
+        metric are left out, as are metrics that some do not reveal.
         """
         shown = []
         for reply in replies:
@@ -281,12 +281,12 @@ class ProtectedStrategy(Strategy):
         self._keep(record)
 
     def _write(self, rounds: int, state: State | None) -> None:
-        """Keep the ledger as it is now, where it is kept."""
+        """Save the current ledger, if it has a file."""
         if self._kept is not None:
             self._kept.write(Kept(rounds, self.ledger, state))
 
     def _note(self, record: RoundRecord, outcome: Outcome, carrier: AppCarrier) -> None:
-        """What came of the round, and the means of what those in it have revealed."""
+        """Record the round's outcome, and the means of its clients' revealed metrics."""
         record.rejected, record.withheld = outcome.rejected, outcome.withheld
         record.failed, record.dropped = outcome.failed, len(outcome.dropped)
         record.bytes_up = outcome.bytes_up
@@ -300,7 +300,10 @@ class ProtectedStrategy(Strategy):
 
     @property
     def _number(self) -> int:
-        """The number of the next round; unlike Flower's it goes on when `start` is called again."""
+        """The number of the next round.
+
+        Unlike Flower's it continues when `start` is called again.
+        """
         return self._earlier + len(self.rounds) + 1
 
     def _keep(self, record: RoundRecord) -> None:
@@ -308,7 +311,7 @@ class ProtectedStrategy(Strategy):
         log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
 
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
-        """Whether so many clients can have this protection at all; an error in a first round."""
+        """Return True if enough clients take part. Raises an error if no round has succeeded."""
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
         reason = next(filter(None, broken), None)
@@ -343,7 +346,7 @@ class ProtectedStrategy(Strategy):
         log.warning("fedveil: a single report is promised %s: %s", figure, more)
 
     def _content(self, arrays: ArrayRecord, record: RoundRecord) -> RecordDict:
-        """The one reply that the inner strategy averages."""
+        """Return the one reply that the inner strategy averages."""
         metrics = MetricRecord({self.weight_key: record.reports, **record.metrics})
         key = str(getattr(self.strategy, "arrayrecord_key", "arrays"))
         return RecordDict({key: arrays, METRICS: metrics})
@@ -357,7 +360,7 @@ class ProtectedStrategy(Strategy):
 
 
 class Averaged(NamedTuple):
-    """What the inner strategy gets of a round, and the arrays that it is not asked about."""
+    """The inner strategy's input for a round, the earlier arrays, and the names of local arrays."""
 
     reply: Message
     before: ArrayRecord

@@ -1,15 +1,15 @@
 """A fedveil job on Flower: Flower carries the messages, starts the clients and authenticates them.
 
     deploy.py           writes the Flower app of a job
-    app_folder.py       what that app's folder holds beside its code
+    app_folder.py       the contents of that app's folder beside its code
     identity_file.py    a client's long-lived signing key
     job_server.py       the ServerApp: the job's rounds, in a run folder (grid_executor.py,
                         members.py)
     job_client.py       the ClientApp: answers one message of a round at a time
     client_training.py  the part of an answer that needs torch
 
-An app's two files need `client_app` and `server_app`; neither is imported before it is called,
-so that a client that answers without training imports no torch.
+An app's two files need `client_app` and `server_app`. Neither is imported before it is called, so
+that a client that answers without training imports no torch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def client_app(folder: str | Path) -> ClientApp:
-    """The ClientApp of the app that `fedveil deploy` wrote to `folder`."""
+    """Return the ClientApp of the app that `fedveil deploy` wrote to `folder`."""
     from fedveil.flower.job.job_client import make_app
 
     return make_app(Path(folder))
 
 
 def server_app(folder: str | Path) -> ServerApp:
-    """The ServerApp of the app that `fedveil deploy` wrote to `folder`."""
+    """Return the ServerApp of the app that `fedveil deploy` wrote to `folder`."""
     from fedveil.flower.job.job_server import make_app
 
     return make_app(Path(folder))

@@ -1,4 +1,4 @@
-"""What a deployed app's folder holds beside its code: the job, and who signs for which client."""
+"""The contents of a deployed app's folder: the job, and the clients' public keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def check_deployable(job: Job) -> None:
-    """Refuse what has no meaning outside the simulator."""
+    """Refuse settings that have no meaning outside the simulator."""
     if job.simulation.dropouts:
         raise DeploymentError(
             f"simulation.dropouts = {job.simulation.dropouts} is a fault plan of the simulator; "
@@ -46,7 +46,7 @@ def check_deployable(job: Job) -> None:
 
 
 def read_job(folder: Path) -> Job:
-    """The job of the app; every participant reads the same one."""
+    """Read the app's job, which is equal for every participant."""
     job = Job.load(folder / JOB)
     if job.clients.number is None:
         raise DeploymentError(
@@ -58,7 +58,7 @@ def read_job(folder: Path) -> Job:
 
 
 def read_roster(path: Path) -> dict[ClientId, bytes]:
-    """Each client's public signing key, 64 hexadecimal digits by its number."""
+    """Read each client's public signing key, 64 hexadecimal digits by its number."""
     if not path.exists():
         return {}
     try:

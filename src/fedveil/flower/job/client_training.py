@@ -39,8 +39,8 @@ from fedveil.rounds.answers import ClientId
 
 _log = logging.getLogger("flwr")
 
-#: Features of clients' examples, by job, model, client and data, where a process trains more than
-#: once: of so many clients, since one process may simulate them all.
+#: Cached features by job, model, client and data, for a process that trains more than once. The
+#: number of clients is limited, since one process may simulate them all.
 _seen_before: dict[tuple[bytes, str, ClientId, str | None], ClientsData] = {}
 _MOST_SEEN = 16
 
@@ -48,7 +48,7 @@ _MOST_SEEN = 16
 def own_data(
     job: Job, client: ClientId, function: str | None, form: Form | None = None
 ) -> ClientsData:
-    """The client's examples: what its own function gives, or its part of the job's data set.
+    """Return the client's examples, from its own function or its part of the job's data set.
 
     If a form is given, each record of its function is read by itself and the rest is ignored.
     """
@@ -70,9 +70,9 @@ def example_count(job: Job, client: ClientId, function: str | None) -> int:
 
 
 class Training:
-    """A client's training in one round, from what the server has told all clients.
+    """A client's training in one round, set up from the server's message to all clients.
 
-    It is made of the server's words alone, and checks them; `update` is what meets the examples.
+    The constructor uses and checks only the server's message. `update` accesses the examples.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Training:
             target_shape=target_shape,
             whole_targets=whole_targets,
         )
-        # A copy, since torch takes no array that cannot be written.
+        # A copy, since torch accepts no read-only array.
         weights = take_array(common, "weights", "float32", (take(common, "dimension", int),))
         self.model = weights.copy()
         self._job = job
@@ -104,12 +104,12 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """The client's update, and the number of its examples; raises whatever goes wrong."""
+        """Return the client's update and its number of examples. Raises any training error."""
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)
         training.open(self._round, self.model)
-        # More threads may add in another order: one gives the simulator's bytes.
+        # More threads may add in a different order. One thread gives the simulator's bytes.
         torch.set_num_threads(1)
         _log.info("round %d: client %d trains on its examples", self._round, client)
         with Quiet(QUIET_S, self._still):
@@ -125,7 +125,7 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """The client's examples as the trained part sees them: features, once in a process."""
+        """Return the client's examples as the trained part's features, cached in the process."""
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]
@@ -151,7 +151,7 @@ class Training:
         return seen
 
     def _form(self) -> Form:
-        """Return what every record must be."""
+        """Return the required form of every record."""
         shape = self._shape
         assert isinstance(shape.example_shape, tuple), "the trainer takes nothing else"
         return Form(
@@ -164,7 +164,7 @@ class Training:
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
-    """The client's examples, of different lengths where the job's are."""
+    """Return the client's examples, of different lengths if the job's are."""
     x = data.x
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
         x = ragged(x)

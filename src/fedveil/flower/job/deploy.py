@@ -1,4 +1,4 @@
-"""Writes the Flower app of a job: a folder that `flwr run` takes as it is."""
+"""Writes the Flower app of a job: a folder that `flwr run` accepts directly."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB, ROSTER, check_deployable
 from fedveil.record.run_folder import make_folder
 
-#: Flower's limit of an app's name.
+#: Flower's limit on an app's name.
 _MAX_NAME = 32
 
 
 def deployable(job: Job, *, seeded: bool = False) -> Job:
-    """The job as it is deployed: its clients counted, its reports' randomness the system's.
+    """Return the job for deployment: with its clients counted, and system randomness for reports.
 
-    `seeded` lets reports draw from the job's seed, which whoever reads the job can draw again:
-    it protects nothing, and is for tests against the simulator. Raises `DeploymentError` for
-    what has no meaning outside the simulator.
+    `seeded` lets reports draw from the job's seed, which anyone who reads the job can draw again.
+    It protects nothing, and is for tests against the simulator. Raises `DeploymentError` for
+    settings that have no meaning outside the simulator.
     """
     check_deployable(job)
     if job.clients.number is None:
@@ -36,10 +36,10 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
 
 
 def write_app(folder: Path, job: Job) -> list[Path]:
-    """Write the app of a job that `deployable` has made; gives the files.
+    """Write the app of a job that `deployable` has made. Returns the files.
 
-    The modules of the job's own functions are copied into it. An existing file is never
-    overwritten, except by itself.
+    The modules of the job's own functions are copied into it. An existing file is never overwritten
+    unless its content is equal.
     """
     name = _app_name(job.name)
     files = {
@@ -81,13 +81,13 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def _app_name(name: str) -> str:
-    """The job's name as Flower wants it: letters, digits and hyphens, a letter first."""
+    """Convert the job's name to Flower's format: letters, digits and hyphens, a letter first."""
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "job"
     return (plain if plain[0].isalpha() else f"job-{plain}")[:_MAX_NAME].strip("-")
 
 
 def _own_modules(names: list[str]) -> dict[str, str]:
-    """The source of the modules that hold the job's own functions, whole packages with them."""
+    """Return the source of the modules with the job's own functions, including whole packages."""
     files: dict[str, str] = {}
     for name in filter(own_code.is_function, names):
         own_code.load(name, key=name, error=DeploymentError)

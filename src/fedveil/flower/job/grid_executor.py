@@ -1,4 +1,4 @@
-"""A round's messages over Flower's grid: pushed together, answered one by one."""
+"""A round's messages over Flower's grid: sent together, answered one by one."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from fedveil.protections.base import Protection, RoundContext
 from fedveil.rounds import answers
 from fedveil.rounds.answers import Answer, ClientId
 
-#: A message is kept for so long after the server has stopped waiting for its answer.
+#: A message stays available this long after the server has stopped waiting for its answer.
 _GRACE_S = 300.0
-#: How long a server that goes on with a run waits for clients to come back, before it goes on
-#: without some of them.
+#: Time that a server that resumes a run waits for clients to return, before it continues without
+#: some of them.
 _RETURN_S = 90.0
-#: How long the server waits at the run's end until clients have forgotten an unfinished round.
+#: Time that the server waits at the run's end for clients to forget an unfinished round.
 _FORGET_S = 15.0
 
 
 class GridExecutor(Executor):
-    """Carries messages to the SuperNodes that say that they are the clients.
+    """Sends messages to the SuperNodes that introduced themselves as the clients.
 
-    A client without a node, and one of whose node Flower says that it failed, is not reached; a
-    node without an answer in time has dropped out. The weights travel with the messages of the
-    phase in which clients train, and no earlier.
+    A client without a node, or whose node failed according to Flower, counts as not reached. A node
+    without an answer in time has dropped out. The weights are sent with the messages of the phase
+    in which clients train, and no earlier.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class GridExecutor(Executor):
         self._context: RoundContext
         self._opening = True
         self._started = False
-        #: The clients that hold keys of a round which has not ended for them.
+        #: The clients with keys of a round that has not ended for them.
         self._unfinished: set[ClientId] = set()
 
     def open(self, context: RoundContext) -> None:
-        """Begin a round when enough of its clients are here; raises `RunStopped`."""
+        """Start a round once enough of its clients are connected. Raises `RunStopped`."""
         if not self._started:
             self._started = True
             self._gather(context.round)
         self._need(context.cohort, min(self._protection.least_clients, len(context.cohort)))
-        # The opening of a round ends whatever a client was in before.
+        # The opening of a round ends any earlier round of a client.
         self._unfinished -= set(context.cohort)
         if self._unfinished:
             self._grid.push_messages(self._farewells())
@@ -91,12 +91,12 @@ class GridExecutor(Executor):
                 yield answer
 
     def close(self) -> None:
-        """Let clients forget a round that ended without them."""
+        """Tell clients to forget a round that ended without them."""
         if self._unfinished:
             list(exchange(self._grid, self._farewells(), _FORGET_S))
 
     def _gather(self, round: int) -> None:
-        """Wait for everybody who should be there at the start, or come back after a restart."""
+        """Wait for the expected clients at the start, or for their return after a restart."""
         everybody = range(self._job.clients.number or 0)
         enough = self._job.deployment.start_clients or len(everybody)
         if round == 1:

@@ -15,7 +15,7 @@ from fedveil.secagg.secret import Secret
 
 
 def make_identity(path: Path) -> str:
-    """Write a new key to `path`, an existing file is never overwritten; gives its public half."""
+    """Write a new key to `path`, never over an existing file. Returns its public half."""
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -30,7 +30,7 @@ def make_identity(path: Path) -> str:
 
 
 def read_identity(path: Path) -> Secret:
-    """The private key in `path`; refuses a file that other users can read."""
+    """Read the private key in `path`. Refuses a file that other users can read."""
     try:
         pem = read_bytes(path, MOST_KEY_BYTES)
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -1,8 +1,8 @@
 """The ClientApp of a deployed job: one message of a round in, one encoded report out.
 
-Flower starts a process for each message. What leaves it is the half's own answer, or one of two
-words that say that there is none: reasons, warnings, figures and tracebacks stay in this machine's
-log, since they are made of the client's data. Only what the job reveals is said beside it.
+Flower starts a process for each message. The reply is only the half's own answer, or a fixed word
+that says that there is none. Reasons, warnings, metrics and tracebacks stay in this machine's log,
+since they are made from the client's data. Only data that the job reveals is sent beside it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from fedveil.protections.base import ClientContext, ClientRound, Protection, Upd
 from fedveil.protections.positions import find
 from fedveil.rounds.answers import ClientId
 
-#: The server's questions: who are you; and forget the round, which has ended without you.
+#: The server's questions: introduce yourself; and forget the round, which ended without you.
 INTRODUCE, FORGET = "introduce", "forget"
-#: What an error reply of this app says; any other is of Flower's own.
+#: Reasons in this app's error replies. Any other is Flower's own.
 WITHHELD, FAILED, STRANGER = "withheld", "failed", "another client"
-#: Its update of that round has left already, which the server has seen or may have.
+#: Its update of that round has left already, and the server may have seen it.
 ANSWERED = "answered before"
 ERROR_CODE = 200
 
-#: Sent with the messages of a round: whether it is the round's first, its number, and how many
-#: weights there are; and, where a client trains, the weights and what they are weights of.
+#: Fields of a round's messages: whether it is the round's first, its number, and the number of
+#: weights. A training message adds the weights and their shape.
 ROUND_FIELDS = ("opening", "round", "dimension")
 TRAINING_FIELDS = ("weights", "example_shape", "classes", "fingerprint")
 
@@ -62,11 +62,11 @@ _log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Member:
-    """Who this SuperNode is: what its node configuration says.
+    """This SuperNode's identity, from its node configuration.
 
-    `client`: its number in the job. `data`: a function of its own that gives its examples;
-    without one it holds the part of the job's data set that the split deals to that number.
-    `seeded`: whether it sends reports that draw from the job's seed.
+    `client`: its number in the job. `data`: a function of its own that returns its examples;
+    without one it has the part of the job's data set that the split deals to that number. `seeded`:
+    whether its reports draw from the job's seed.
     """
 
     client: ClientId
@@ -79,7 +79,10 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
-        """The member that a node configuration describes; `partition-id` is a name of `client`."""
+        """Return the member that a node configuration describes.
+
+        `partition-id` also means `client`.
+        """
         number = config.get("client", config.get("partition-id"))
         clients = job.clients.number or 0
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
@@ -105,7 +108,7 @@ class Member:
 
 
 def make_app(folder: Path) -> ClientApp:
-    """The ClientApp of the app in `folder`."""
+    """Return the ClientApp of the app in `folder`."""
     job = app_folder.read_job(folder)
     app = ClientApp()
     for action in find(job.protection.name).phases:
@@ -116,11 +119,11 @@ def make_app(folder: Path) -> ClientApp:
 
 
 class _Misaddressed(Exception):
-    """The message is for another client: the server has not noticed who this node is now."""
+    """Raised if the message is for a different client: the server has a stale node number."""
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Reply with the answer, or with a word: Flower would send an exception's own text."""
+    """Reply with the answer, or with a fixed word: Flower would send an exception's own text."""
 
     def reply(message: Message, context: Context) -> Message:
         try:
@@ -239,7 +242,7 @@ def _trained(
     half: Callable[[int, Update], ClientRound],
     time: FixedTime,
 ) -> Reply:
-    """The answer in the phase that trains: refused, or charged, before any example is read."""
+    """Answer the training phase: the request is checked and charged before any example is read."""
     from fedveil.flower.job.client_training import Training
 
     if job.privacy.randomness == "seeded" and not member.seeded:
@@ -266,7 +269,7 @@ def _trained(
 
 
 def _told(error: BaseException) -> str:
-    """What went wrong, with the user's own file and line where it was there."""
+    """Describe the error, with the file and line in the user's own code if it was there."""
     place = place_of(error)
     return reason(error) if place is None else f"{reason(error)} ({place})"
 

@@ -35,15 +35,15 @@ from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.run_display import RunDisplay
 
-#: The run configuration's key that names the run folder.
+#: Key of the run configuration that names the run folder.
 FOLDER = "folder"
-#: A server that was killed lets go of its folder when its last process has noticed.
+#: A killed server releases its folder only when its last process has noticed.
 _LET_GO_S = 60.0
 _LINE_WIDTH = 200
 
 
 def make_app(folder: Path) -> ServerApp:
-    """The ServerApp of the app in `folder`."""
+    """Return the ServerApp of the app in `folder`."""
     app = ServerApp()
 
     @app.main()
@@ -54,7 +54,7 @@ def make_app(folder: Path) -> ServerApp:
 
 
 def serve(folder: Path, grid: Grid, context: Context) -> Run:
-    """Run the app's job, or go on with it from its last complete round."""
+    """Run the app's job, or resume it from its last complete round."""
     job = read_job(folder)
     display_on = console(file=sys.stdout, force_terminal=False, width=_LINE_WIDTH)
     display = RunDisplay(display_on, job.rounds)
@@ -75,9 +75,9 @@ def serve(folder: Path, grid: Grid, context: Context) -> Run:
 
 
 def run_path(job: Job, named: object = None) -> Path:
-    """The run's folder: what the run configuration names, else one that the job itself names.
+    """Return the run's folder: from the run configuration, or else from the job itself.
 
-    Starting the same job again finds it, and goes on there.
+    A restart of one job finds its folder, and resumes there.
     """
     if named:
         return Path(str(named))
@@ -85,7 +85,7 @@ def run_path(job: Job, named: object = None) -> Path:
 
 
 def _open(path: Path, job: Job) -> RunFolder:
-    """The folder, new or to go on in; refuses that of another job."""
+    """Open the folder, as new or to resume. Refuses the folder of a different job."""
     end = time.monotonic() + _LET_GO_S
     while True:
         try:
@@ -107,7 +107,7 @@ def _open(path: Path, job: Job) -> RunFolder:
 
 
 class FlowerEngine(Engine):
-    """Clients are SuperNodes, which train; the server has the test examples and no others."""
+    """Trains on SuperNodes as clients. The server has only the test examples."""
 
     how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
     reports_leave = True
@@ -119,17 +119,17 @@ class FlowerEngine(Engine):
         self._roster = read_roster(app / ROSTER)
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Keep the server's own data."""
+        """Save the server's own data."""
         self._dataset, self._own_layers = dataset, bool(job.clients.own_layers)
         return job
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
-        """With the server's test examples, which are no client's."""
+        """Try the model on the server's test examples, which belong to no client."""
         batches = batches_of_the_test(job, self._dataset)
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """No key comes from the job's seed; what no message would carry is refused."""
+        """Make the protection. Uses no key from the job's seed, and refuses unsendable reports."""
         protection = make_protection(job, dimension, Deployed(self._roster))
         weights = np.empty(dimension, np.float32)
         check_carried(f"a model of {dimension:,} numbers", encoded_bytes({"weights": weights}))

@@ -1,7 +1,7 @@
-"""What a client of a deployed job keeps from one round to the next, on its own disk.
+"""A deployed client's state from one round to the next, on its own disk.
 
-It is bound to the job and to the server's run, which has a name of its own: a round that is begun
-again begins where it began, and another run of the same job where the first one did.
+It is bound to the job and to the server's run, which has its own name. A repeated round starts from
+that round's state, and a different run of the job from the initial state.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fedveil.record.run_folder import explained
 from fedveil.record.sealed_message import intact
 from fedveil.rounds.answers import ClientId
 
-#: The field of a message that names the run, and the file that holds the name.
+#: The field of a message that names the run, and the file with that name.
 KEPT_FIELD = RUN = "run"
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 def run_name(folder: Path) -> str:
-    """The name of the run in `folder`."""
+    """Return the name of the run in `folder`, made on first use."""
     path = folder / RUN
     if path.exists():
         with intact(path):
@@ -66,7 +66,7 @@ class _OwnStates(ClientStates):
 
 
 def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId) -> ClientStates:
-    """What the client has kept in this run, less what no round of it reads any more."""
+    """Return the client's saved states in this run, without those that no round reads any more."""
     name = take(common, KEPT_FIELD, str)
     if not _NAME.fullmatch(name):
         raise MessageInvalid("field run is no run's name")

@@ -1,4 +1,4 @@
-"""Which SuperNode is which client: they say so when they are met."""
+"""The mapping of SuperNodes to clients, from the nodes' own introductions."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fedveil.flower.records import encoded_message, to_records
 from fedveil.message import decode, only_fields, take
 from fedveil.rounds.answers import ClientId, short
 
-#: How long a node may take to say who it is.
+#: Seconds that a node may take to introduce itself.
 _INTRODUCTION_S = 60.0
 _INTRODUCTION_BYTES = 256
-#: How often the server looks for new nodes while it waits for clients.
+#: Seconds between polls for new nodes while the server waits for clients.
 _LOOK_S = 1.0
-#: A node that could not say who it is is asked again after so long.
+#: A node that could not introduce itself is asked again after this many seconds.
 _PATIENCE_S = 30.0
 
 
 class Members:
-    """The connected clients, as of the last look.
+    """The connected clients, as of the last poll.
 
-    Whoever says last that it is a client is taken for it: a node that was restarted without an
+    The last node that claims a client's number gets it: a node that was restarted without an
     identity of its own meets the server under a new number while the old one still seems to be
-    there. Who may connect at all is Flower's node authentication to decide.
+    connected. Flower's node authentication decides who may connect at all.
     """
 
     def __init__(self, grid: Grid, job: Job, event: Callable[[str], None]) -> None:
@@ -47,13 +47,13 @@ class Members:
         return self._node_of
 
     def doubt(self, client: ClientId) -> None:
-        """Ask the client's node again who it is, at the next look."""
+        """Forget the client's node, so that the next poll asks it again."""
         node = self._node_of.pop(client, None)
         if node is not None:
             del self._client_of[node], self._asked_at[node]
 
     def look(self) -> None:
-        """Forget nodes that have gone, and ask new ones who they are."""
+        """Forget nodes that have gone, and ask new ones to introduce themselves."""
         here = set(self._grid.get_node_ids())
         for node in [node for node in self._client_of if node not in here]:
             client = self._client_of.pop(node)
@@ -74,7 +74,7 @@ class Members:
                 self._meet(node, reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
-        """Look until enough of the wanted clients are connected, or time is up: how many are."""
+        """Poll until `enough` wanted clients are connected or time is up. Returns their number."""
         end = time.monotonic() + limit_s
         self.look()
         while (here := len(self.node_of.keys() & set(wanted))) < enough:

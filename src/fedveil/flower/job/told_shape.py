@@ -1,4 +1,4 @@
-"""The shape of the job's examples, as the server tells it to clients that train."""
+"""The shape of the job's examples, as sent by the server to clients that train."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fedveil.example_arrays import Shape
 from fedveil.message import Message, Value, take, take_array
 
 _FIELD = "example_shape"
-#: Told to clients that read each record by itself.
+#: Sent to clients that read each record by itself.
 TARGET_FIELDS = _TARGETS, _WHOLE = "target_shape", "whole_targets"
 
 
 def telling(shape: Shape) -> Value:
-    """The field of the message: numbers, or text where examples have several inputs."""
+    """Encode the shape as a message field: numbers, or text if examples have several inputs."""
     return json.dumps(shape) if isinstance(shape, dict) else np.array(shape, np.int64)
 
 
