@@ -1,4 +1,7 @@
-"""What is promised, and what it adds up to. `fedveil.privacy.audit` tries to refute it."""
+"""Privacy accounting: promises, and their composition.
+
+`fedveil.privacy.audit` tries to refute them.
+"""
 
 from fedveil.privacy.compose import compose
 from fedveil.privacy.ledger import Ledger, project

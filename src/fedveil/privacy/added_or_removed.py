@@ -1,10 +1,10 @@
-"""Gaussian noise where one contribution is added or removed, as most papers have it.
+"""Gaussian noise under the neighbouring relation of most papers: add or remove one contribution.
 
-For comparison with them alone: fedveil's losses are of replacing one. What is added or removed
-moves a sum by at most the clip c, where replacing moves it by 2c: the same noise is twice as many
-sensitivities. With a contribution that is in the sum with a secret probability q, one side's law
+It serves only for comparison with them: fedveil's losses are of replacing one. Adding or removing
+moves a sum by at most the clip c, where replacing moves it by 2c, so the noise is twice as many
+sensitivities. If a contribution is in the sum with a secret probability q, one side's distribution
 is P = (1 - q) N(0) + q N(c) and the other's Q = N(0), and the order matters (Mironov, Talwar and
-Zhang, 2019). The greater of the two composed curves holds (Zhu, Dong and Wang, 2022).
+Zhang, 2019). The greater of the two composed curves is the bound (Zhu, Dong and Wang, 2022).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedveil.privacy.loss_distribution import LossDistribution
 Order = Literal["added", "removed"]
 
 _POINTS = 1 << 14
-#: The grid ends where an output lies so many sigma from the middle of its law.
+#: The grid ends where an output is this many sigma from its distribution's middle.
 _REACH = 8.5
-#: What the parts of the curve may be wrong by, of each of them.
+#: Relative error of each part of the curve.
 _ERROR = 1e-12
 
 
@@ -35,8 +35,8 @@ _ERROR = 1e-12
 class OneSided:
     """Noise of `ratio` times the clip on a sum that a contribution is in with probability `rate`.
 
-    `order`: which of the two is the law that a loss is drawn under, the one without it (added) or
-    the one that it may be in (removed).
+    `order`: the distribution that the loss is drawn under, without the contribution (added) or with
+    it possibly present (removed).
     """
 
     ratio: float
@@ -44,14 +44,14 @@ class OneSided:
     order: Order
 
     def distribution(self) -> LossDistribution:
-        """The privacy-loss distribution of that pair."""
+        """Return the privacy-loss distribution of that pair."""
         return _distribution(self.ratio, self.rate, self.order)
 
     def curve(self, epsilons: Float64s) -> Float64s:
-        """delta at each epsilon, or a little more.
+        """Return delta at each epsilon, or a little more.
 
-        The best event is where the loss is above epsilon: beyond the output x = t at which
-        (1 - q) + q e^((2x - 1) / 2s²) is e^epsilon, or below the one at which it is e^-epsilon.
+        The best event is where the loss is above epsilon: beyond the output x = t at which (1 - q)
+        + q e^((2x - 1) / 2s²) is e^epsilon, or below the one at which it is e^-epsilon.
         """
         s, q, ndtr = self.ratio, self.rate, special().ndtr
         sign = 1.0 if self.order == "removed" else -1.0
@@ -67,7 +67,7 @@ class OneSided:
 
 
 def added_or_removed(ratio: float, rate: float, releases: int, delta: float) -> float:
-    """Epsilon at `delta` of so many releases, noised by `ratio` times 2c, as papers state it."""
+    """Return epsilon at `delta` of `releases` releases with noise `ratio` times 2c."""
     if rate == 1:
         return compose([(PrivacyLoss.of_release(Gaussian(2 * ratio)), releases)], delta)
     orders: tuple[Order, Order] = ("added", "removed")

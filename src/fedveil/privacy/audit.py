@@ -38,7 +38,7 @@ _THRESHOLDS = 512
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found: epsilon is at least `bound`, at that confidence."""
+    """Result of an audit: epsilon is at least `bound`, at that confidence."""
 
     claim: PrivacyLoss
     bound: float
@@ -48,7 +48,7 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is refuted."""
+        """True if the claim is refuted."""
         return self.bound > self.claim.epsilon
 
     def __str__(self) -> str:
@@ -105,9 +105,9 @@ def run(
 def of_scores(
     ahead: Float64s, back: Float64s, *, claim: PrivacyLoss, confidence: float = 0.999
 ) -> Audit:
-    """The same from scores of outputs for a, and of as many for b: larger where a is likelier.
+    """Audit from scores of outputs for a, and of as many for b: larger where a is likelier.
 
-    The first half of either chooses the threshold, the rest is counted.
+    The first half of each chooses the threshold, the rest is counted.
     """
     trials = integer("scores", len(ahead), _MIN_TRIALS)
     if len(back) != trials:
@@ -119,7 +119,7 @@ def of_scores(
 
 
 def _reachable(trials: int, confidence: float, delta: float) -> float:
-    """The bound where every output for a is in the event, and none for b."""
+    """Return the bound if every output for a is in the event, and none for b."""
     tested, error = trials - trials // 2, (1 - confidence) / 2
     most = _bound(np.array([tested]), np.array([0]), tested, error, delta)
     return max(0.0, float(most[0]))
@@ -136,21 +136,20 @@ def lower_bound(
     delta: float = 0.0,
     score: Callable[[Any], float] | None = None,
 ) -> float:
-    """A lower bound on the epsilon of `mechanism` at `delta`, from `trials` outputs for each input.
+    """Return a lower bound on the epsilon of `mechanism` at `delta`, from `trials` outputs each.
 
-    `mechanism` is called as `mechanism(input, entropy)`, or is an object with a method
-    `privatize`, `perturb` or `select` that is. The bound is above the true epsilon with
-    probability at most 1 - confidence; it is 0 where nothing was found, and at most about
-    log(trials / 15) at the default confidence.
+    `mechanism` is called as `mechanism(input, entropy)`, or is an object with a method `privatize`,
+    `perturb` or `select` that is. The bound is above the true epsilon with probability at most 1 -
+    confidence. It is 0 if nothing was found, and at most about log(trials / 15) at the default
+    confidence.
 
-    Outputs may be numbers, arrays, text, bytes, or dataclasses, mappings and sequences of these;
-    they are laid out as rows of numbers, a text by its bytes, rows of different lengths padded,
-    with their length in front. A first quarter of the rows teaches several scores: the
-    likelihood ratio of the whole row where rows repeat; of each column, binned, added up over
-    all columns, over those that differ significantly, and for the best column alone; and the
-    best linear score. A second quarter chooses among the scores and their thresholds; the rest
-    is counted. `score`, a function of one output, takes their place where the tester knows
-    better.
+    Outputs may be numbers, arrays, text, bytes, or dataclasses, mappings and sequences of these.
+    They are laid out as rows of numbers, a text by its bytes, rows of different lengths padded,
+    with their length in front. A first quarter of the rows trains several scores: the likelihood
+    ratio of the whole row if rows repeat; of each column, binned, added up over all columns, over
+    those that differ significantly, and for the best column only; and the best linear score. A
+    second quarter chooses among the scores and their thresholds. The rest is counted. `score`, a
+    function of one output, replaces them if the tester knows a better one.
     """
     trials = integer("trials", trials, _MIN_TRIALS)
     confidence = within("confidence", confidence, 0, 1, open_low=True, open_high=True)
@@ -172,7 +171,7 @@ def lower_bound(
 
 
 def _itself(rows: Float64s) -> Float64s:
-    """The score of rows of one number, which is a score."""
+    """Return rows of one number as their own score."""
     return rows[:, 0]
 
 
@@ -184,7 +183,10 @@ def _played(
     confidence: float,
     delta: float,
 ) -> float:
-    """The bound: the rows from `learn` to the middle choose an event, the rest is counted."""
+    """Return the bound.
+
+    The rows from `learn` to the middle choose an event, the rest is counted.
+    """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2
     event = _choose(scorers, ahead[learn:choose], back[learn:choose], error, delta)
@@ -211,7 +213,7 @@ class _Event:
 def _choose(
     scorers: Sequence[Scorer], ahead: Float64s, back: Float64s, error: float, delta: float
 ) -> _Event:
-    """The event of the best bound on these rows."""
+    """Return the event of the best bound on these rows."""
     best, event = -math.inf, _Event(scorers[0], 1.0, math.inf, False)
     for score in scorers:
         plain = score(ahead), score(back)
@@ -231,7 +233,7 @@ def _choose(
 
 
 def _bound(hits: Array, others: Array, n: int, error: float, delta: float) -> Float64s:
-    """log((p - delta) / q) for the least p and the largest q that the counts allow.
+    """Return log((p - delta) / q) for the least p and the largest q that the counts allow.
 
     Clopper and Pearson: each is wrong with probability at most `error`, exactly.
     """
@@ -258,6 +260,6 @@ def _callable(mechanism: Mechanism) -> Callable[[Any, Entropy], Any]:
 
 
 def rounded_down(bound: float, digits: int = 4) -> str:
-    """What was found, with so many digits: no more than was found."""
+    """Format a bound with `digits` digits, rounded down: it states no more than was found."""
     context = Context(prec=digits, rounding=ROUND_FLOOR)
     return f"{float(context.create_decimal(as_written(bound))):g}"

@@ -1,4 +1,4 @@
-"""Scores that tell a mechanism's outputs for one input from those for another."""
+"""Scores that distinguish a mechanism's outputs for one input from those for a different one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 from fedveil._arrays import Array, Float64s, Int64s
 from fedveil.errors import InvalidValue
 
-#: A number for each row of a table of outputs: larger where the first input is likelier.
+#: Returns a number for each row of a table of outputs: larger if the first input is likelier.
 Scorer: TypeAlias = Callable[[Float64s], Float64s]
 
-#: A column of more different values than this is cut into as many bins.
+#: A column with more distinct values than this is cut into this many bins.
 _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """One row of numbers for each output: how many it has, then its numbers, then NaN."""
+    """Return one row of numbers for each output: their count, the numbers, then NaN."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -56,7 +56,7 @@ def _numbers(output: Any) -> Iterator[Float64s]:
 
 
 def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
-    """Scores that outputs for the first input and outputs for the second teach."""
+    """Train scores on outputs for the first input and outputs for the second."""
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
     best = max(columns, key=lambda column: column.excess)
@@ -84,7 +84,7 @@ class _Column:
         hits = np.bincount(self._bins(ahead), minlength=size)
         others = np.bincount(self._bins(back), minlength=size)
         self._scores = np.log((hits + 0.5) / (others + 0.5))
-        #: By how many standard deviations the two columns differ more than chance (G-test).
+        #: Number of standard deviations by which the two columns differ more than chance (G-test).
         self.excess = _excess(hits, others)
 
     def _bins(self, values: Float64s) -> Int64s:
@@ -127,7 +127,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """The log-likelihood ratio of whole rows, where they repeat often enough to be counted."""
+    """Return the log-likelihood ratio of whole rows, or None if they repeat too rarely to count."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

@@ -1,8 +1,8 @@
-"""How often each client paid what: the memory of a ledger, a few bytes for each client.
+"""Count of each client's charges: the memory of a ledger, a few bytes for each client.
 
 Charges that rounds share are one `kind`. Kinds that were fixed in advance are counted for each
-client, so that they can be composed later; those of an adaptive run only ever add up, and are
-kept as sums.
+client, so that they can be composed later. Those of an adaptive run only ever add up, and are
+stored as sums.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fedveil.privacy.compose import Charge, cost, plain_sum
 Clients: TypeAlias = Uint64s
 Kind: TypeAlias = tuple[Charge, ...]
 
-#: So many different histories are composed one by one; of more, only a bound on all of them.
+#: Up to this many distinct histories are composed one by one. Beyond it, only a bound on all is.
 _MAX_HISTORIES = 16
 
 
 class Tally(ABC):
-    """What every client has paid: a column for each client, in the order of their numbers."""
+    """Every client's charges: a column for each client, in the order of their numbers."""
 
-    #: What a state calls the columns.
+    #: Name of the columns in a state.
     _name: ClassVar[str]
 
     def __init__(self, columns: Array) -> None:
@@ -40,26 +40,26 @@ class Tally(ABC):
 
     @abstractmethod
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Each of the sorted, different `clients` paid `kinds[kind]` once more."""
+        """Charge each of the sorted, distinct `clients` once more for `kinds[kind]`."""
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """The epsilon, at `delta`, of the client that paid most."""
+        """Return the epsilon, at `delta`, of the client that was charged most."""
 
     def copy(self) -> Self:
-        """An independent copy."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other._columns = self._columns.copy()
         return other
 
     def to_state(self) -> dict[str, Array]:
-        """The arrays that `restore` needs."""
+        """Return the arrays that `restore` needs."""
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Take over what `to_state` gave; raises `MessageInvalid` for what it cannot have given.
+        """Load the arrays of `to_state`. Raises `MessageInvalid` for arrays it cannot have made.
 
-        `times` is in how many rounds each kind was paid.
+        `times` is the number of rounds in which each kind was charged.
         """
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
@@ -68,10 +68,10 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` where the columns cannot be those of clients."""
+        """Raise `MessageInvalid` if the columns cannot be those of clients."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
-        """Where the columns of `clients` are; new clients get columns of zeros."""
+        """Return the positions of the columns of `clients`. New clients get columns of zeros."""
         known = self._clients
         if not len(clients):
             return np.empty(0, np.intp)
@@ -88,7 +88,7 @@ class Tally(ABC):
 
 
 class Counts(Tally):
-    """How many times each client paid each kind: 4 bytes for each client and kind."""
+    """Number of charges of each kind to each client: 4 bytes for each client and kind."""
 
     _name = "counts"
 
@@ -112,11 +112,11 @@ class Counts(Tally):
             raise MessageInvalid("clients have not paid what its rounds cost")
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """The largest composed epsilon over the clients' different histories.
+        """Return the largest composed epsilon over the clients' distinct histories.
 
-        A client that paid every kind at most as often as another cannot be the worst. Where
-        many different histories remain, a client that paid each kind as often as any of them
-        bounds them all.
+        A client charged at most as often as a different one for every kind cannot be the worst. If
+        many distinct histories remain, a fictitious client charged for each kind as often as any of
+        them bounds them all.
         """
         histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:
@@ -125,7 +125,7 @@ class Counts(Tally):
 
 
 class Sums(Tally):
-    """Each client's sums of epsilon and of delta, as decimals and rounded up: 16 bytes a client."""
+    """Each client's sums of epsilon and of delta, decimals rounded up: 16 bytes per client."""
 
     _name = "sums"
 
@@ -146,14 +146,14 @@ class Sums(Tally):
             raise MessageInvalid("what clients have paid is not two sums each")
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """The largest sum of epsilons; infinite where some sum of deltas is above `delta`."""
+        """Return the largest sum of epsilons. Infinite if some sum of deltas is above `delta`."""
         if (self._columns[1] > delta).any():
             return math.inf
         return float(self._columns[0].max(initial=0.0))
 
 
 def in_order(clients: Clients) -> Clients:
-    """Clients of an untrusted state; raises `MessageInvalid` unless they are sorted, none twice."""
+    """Return an untrusted state's clients. Raises `MessageInvalid` unless sorted and distinct."""
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients
@@ -169,7 +169,7 @@ def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
 
 
 def _unsurpassed(counts: Uint32s) -> Uint32s:
-    """The different columns of `counts`, as rows, that no other reaches in every entry."""
+    """Return the distinct columns of `counts`, as rows, that no other reaches in every entry."""
     if not counts.size:
         return np.empty((0, len(counts)), np.uint32)
     rows = _different_columns(counts)
@@ -182,7 +182,7 @@ def _unsurpassed(counts: Uint32s) -> Uint32s:
 
 
 def _different_columns(counts: Uint32s) -> Uint32s:
-    """The different columns of `counts`, as rows; of a single row, the largest."""
+    """Return the distinct columns of `counts`, as rows. If there is one row, only the largest."""
     if len(counts) == 1:
         return np.full((1, 1), counts.max(), np.uint32)
     radices = [int(most) + 1 for most in counts.max(axis=1)]

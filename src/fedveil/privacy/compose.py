@@ -1,12 +1,12 @@
-"""What many releases cost together.
+"""Composition: the joint cost of many releases.
 
-At delta = 0 pure losses add. For delta > 0 the whole privacy curve is composed: a bare
-(epsilon, delta) statement as the worst mechanism that it allows (randomised response that fails
-completely with probability delta; Kairouz, Oh and Viswanath, 2015), Gaussian noise as Gaussian
-noise, a mechanism with a loss distribution by that distribution. Every figure is an upper
-bound: grids round up, and what floating point may have lost is added to delta.
+At delta = 0 pure losses add. For delta > 0 the whole privacy curve is composed: a bare (epsilon,
+delta) statement as the worst mechanism that it allows (randomised response that fails completely
+with probability delta; Kairouz, Oh and Viswanath, 2015), Gaussian noise as Gaussian noise, a
+mechanism with a loss distribution by that distribution. Every result is an upper bound: grids round
+up, and possible floating-point errors are added to delta.
 
-This holds for losses that were fixed before the first release. Losses that were chosen in view
+This is valid for losses that were fixed before the first release. Losses that were chosen in view
 of earlier outputs add up in epsilon and in delta (`adaptive`), which is a valid privacy filter
 (Rogers, Roth, Ullman and Vadhan, 2016).
 """
@@ -31,17 +31,17 @@ from fedveil.privacy.loss_sum import BLOCK, TAIL, Part, Tilted, TooSteep, add, r
 
 Charge: TypeAlias = tuple[PrivacyLoss, int]
 
-#: More releases of one kind than this are composed by Rényi divergences alone.
+#: More releases of one kind than this are composed only by Rényi divergences.
 _MAX_COUNT = 10**12
-#: Share of delta that may stand for errors before a second tilt is tried; where epsilon is large,
-#: the share that is as much of it.
+#: Share of delta that may be for errors before a second tilt is tried. For a large epsilon the
+#: limit is the equivalent share of epsilon.
 _DOUBT = 1e-5
 
 
 def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = False) -> float:
-    """The smallest epsilon known to hold at `delta` for `count` releases of each loss together.
+    """Return the smallest epsilon known at `delta` for `count` releases of each loss together.
 
-    Infinite where nothing holds: at delta = 0 with a loss that is not pure, or with a loss that
+    Infinite if none is known: at delta = 0 with a loss that is not pure, or with a loss that
     promises nothing. Never above the plain sum.
     """
     delta = within("delta", delta, 0, 1, open_high=True)
@@ -52,7 +52,7 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 
 
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
-    """What an account prints: a single pure release costs what it states, others are composed."""
+    """Return the account's epsilon: a single pure release's statement, or the composition."""
     if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
         return charges[0][0].epsilon
     return compose(charges, delta, adaptive=adaptive)
@@ -74,9 +74,9 @@ def _compose(charges: frozenset[Charge], delta: float, adaptive: bool) -> float:
 
 
 def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
-    """The exact sum of value * count, each value read as the decimal it is written as.
+    """Return the exact sum of value * count, each value read as the decimal it is written as.
 
-    Rounded up to a float where it has more digits than one holds.
+    Rounded up to a float if it has more digits than one can represent.
     """
     with localcontext() as context:
         context.prec = 800
@@ -113,7 +113,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """Gaussian releases: together one Gaussian, of squared distance `square`."""
+    """Gaussian releases, equal to one Gaussian of squared distance `square`."""
 
     square: float
     count: int = 1
@@ -131,7 +131,7 @@ class _Normal:
         return [(Tilted(origin, distance * float(step), weights, 1e-10), 1)]
 
     def epsilon(self, delta: float) -> float:
-        """The exact curve of the Gaussian mechanism (Balle and Wang, 2018, theorem 8)."""
+        """Solve the exact curve of the Gaussian mechanism (Balle and Wang, 2018, theorem 8)."""
         log_ndtr, distance = special().log_ndtr, math.sqrt(self.square)
 
         def log_delta(epsilon: float) -> float:
@@ -156,15 +156,15 @@ class _Repeated:
         return repeat(lambda level: _block(self.release, tilt, level), self.count)
 
 
-#: Releases of one kind, all their finite losses together: so many (`count`; 1 where they are summed
-#: up as one), log E[e^(order * loss)] with the loss drawn under the input that is to be recognised
-#: (`log_moment`), and the tilted law of the loss as a sum of parts (`tilted`).
+#: All finite losses of the releases of one kind: their number (`count`; 1 if they are summed up as
+#: one), log E[e^(order * loss)] with the loss drawn under the true input (`log_moment`), and the
+#: tilted distribution of the loss as a sum of parts (`tilted`).
 _Group: TypeAlias = _Pure | _Normal | _Repeated
 
 
 @lru_cache(maxsize=128)
 def _block(release: LossDistribution, tilt: float, level: int) -> Tilted:
-    """The tilted law of 16^level finite losses; kept, as a run asks for it every round."""
+    """Return the tilted distribution of 16^level finite losses. Cached, as every round needs it."""
     if level:
         return add([(_block(release, tilt, level - 1), BLOCK)], tilt)
     with np.errstate(divide="ignore"):
@@ -182,9 +182,9 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 
 
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
-    """The finite losses by kind, and the logarithm of the chance that no loss is infinite.
+    """Return the finite losses by kind, and the log-probability that no loss is infinite.
 
-    In an order of their own, so that figures repeat to the last digit in every process.
+    The groups have a fixed order, so that results repeat to the last digit in every process.
     """
     survivals, squares = [], []
     pure: Counter[float] = Counter()
@@ -211,7 +211,7 @@ def _log_survival(infinite: float) -> float:
 
 
 def _solve(groups: Sequence[_Group], delta: float) -> float:
-    """The smallest epsilon at which the groups' composed curve is at most `delta`."""
+    """Return the smallest epsilon at which the groups' composed curve is at most `delta`."""
     if not groups:
         return 0.0
     if len(groups) == 1 and isinstance(groups[0], _Normal):
@@ -222,7 +222,7 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
     for tilt in tilts:
         found, doubt = _untilt(groups, delta, *_total(groups, tilt), epsilon)
         epsilon = min(epsilon, found)
-        # Near there delta falls by e^-tilt for each unit of epsilon, with the last of the tilts.
+        # Near there delta falls by e^-tilt per unit of epsilon, with the last of the tilts.
         if doubt < _DOUBT * max(1.0, tilts[-1] * epsilon):
             break
     return epsilon
@@ -231,15 +231,15 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """The least epsilon up to `bound`, and the share of delta there that stands for errors."""
+    """Return the least epsilon up to `bound`, and the share of delta there that is for errors."""
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
-    # The exponents are differences of numbers as large as these; log n! is below 30 n.
+    # The exponents are differences of numbers as large as these. log n! is below 30 n.
     most = max(group.count for group in groups)
     rounding = 1e-9 + SUM_ERROR * most + 1e-15 * max(abs(log_mass), tilt * bound, 30 * most)
 
     def log_delta(epsilon: float) -> float:
-        """delta = e^(log_mass - tilt * epsilon) * the tail under the tilted weights."""
+        """Return the log of e^(log_mass - tilt * epsilon) * the tail under the tilted weights."""
         start = int(np.searchsorted(losses, epsilon, side="right"))
         above = losses[start:] - epsilon
         tail = float((weights[start:] * np.exp(-tilt * above) * -np.expm1(-above)).sum())
@@ -251,7 +251,7 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """The tilted law of the sum of all losses, with a smaller tilt where no grid is fine enough."""
+    """Return the tilted distribution of the sum of losses. A coarse grid gets a smaller tilt."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -262,10 +262,10 @@ def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
 
 
 def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
-    """The least epsilon in [0, bound] at which a decreasing curve is at most `wanted`.
+    """Return the least epsilon in [0, bound] at which a decreasing curve is at most `wanted`.
 
-    Regula falsi, as the curve is nearly straight; the end that is returned satisfies it. That
-    is `bound`, which holds anyhow, where the curve, an upper estimate, is too high everywhere.
+    Regula falsi, as the curve is nearly straight. The returned end satisfies the condition. It is
+    `bound`, which is always valid, if the curve, an upper estimate, is too high everywhere.
     """
     low, high = 0.0, bound
     above, below = log_delta(low) - wanted, log_delta(high) - wanted
@@ -287,13 +287,13 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """The best bound that Rényi divergences give, and the tilts to try.
+    """Return the best bound that Rényi divergences give, and the tilts to try.
 
     log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)) for every t > 0
     (Canonne, Kamath and Steinke, 2020). The best t tilts the loss so that epsilon lies in its
-    middle, and errors weigh least. A smaller one, worse by a factor e^8, mostly does as well,
-    and keeps the law narrow where a few large losses would widen it; a larger one than needed
-    would run off to infinity where the loss has a largest value. Quarter powers of two are fine
+    middle, and errors weigh least. A smaller one, worse by a factor e^8, mostly does as well, and
+    keeps the distribution narrow where a few large losses would widen it. A larger one than needed
+    would run off to infinity if the loss has a largest value. Quarter powers of two are fine
     enough, and a run that grows by a round keeps its tilt and the blocks made with it.
     """
 

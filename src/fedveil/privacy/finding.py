@@ -1,6 +1,6 @@
-"""What an attack found, as data: a run's record, a comparison and a page read the same figures.
+"""An attack's finding, as data: a run's record, a comparison and a page read equal numbers.
 
-An attack that recovers nothing has shown nothing but that: no finding calls a protection safe.
+An attack that recovers nothing proves nothing: no finding calls a protection safe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedveil.privacy.audit import rounded_down
 
 #: How much work an attack may do, and how many cases it is tried on.
 EFFORTS = ("quick", "standard", "full")
-#: How the name of a lower bound on epsilon begins.
+#: Prefix of the name of a lower bound on epsilon.
 BOUND = "epsilon at least"
 #: The confidence of every interval.
 CONFIDENCE = 0.95
@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Measured:
-    """One figure of merit: `low` to `high` is its interval at 95%, `guess` what guessing reaches.
+    """One metric: `low` to `high` is its interval at 95%, `guess` the result of guessing.
 
     `cases` is how many cases it was measured on. A figure without an interval has NaN there, and
     one that guessing says nothing of has it in `guess`.
@@ -67,10 +67,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Finding:
-    """This attack, at this effort, against this protection with these settings, reached that.
+    """Result of this attack, at this effort, against this protection with these settings.
 
-    `epsilon` and `delta` are what the ledger states for what the attacker saw, epsilon infinite
-    where nothing is promised. `pictures` are files beside the record.
+    `epsilon` and `delta` are the ledger's for the attacker's view, epsilon infinite if nothing is
+    promised. `pictures` are files beside the record.
     """
 
     attack: str
@@ -146,11 +146,11 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """The same in words, beside what was promised."""
+        """Describe the finding in words, with the promise."""
         return "NOT WHAT WAS PROMISED" if self.refutes else "not refuted"
 
     def figure(self, name: str) -> Measured:
-        """The figure of that name."""
+        """Return the metric with this name."""
         for figure in self.figures:
             if figure.name == name:
                 return figure
@@ -168,7 +168,7 @@ def _unseen(bound: Measured, claim: float) -> str:
 
 
 def timed(attack: Callable[[], Finding]) -> Finding:
-    """What an attack finds, with the seconds that it took."""
+    """Run an attack, and return its finding with the seconds that it took."""
     began = time.perf_counter()
     found = attack()
     return replace(found, seconds=time.perf_counter() - began)

@@ -12,13 +12,13 @@ from fedveil._lazy import special
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2  # on [0, 1]
-#: What figures that are worked out here are rounded up by, beyond every error of their own.
+#: Results are rounded up by this factor, which exceeds all numerical errors here.
 _MARGIN = 1 + 1e-8
 
 
 @functools.lru_cache(maxsize=64)
 def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
-    """The least sigma for which Gaussian noise on an L2 sensitivity is (eps, delta)-private.
+    """Return the least sigma for which Gaussian noise on an L2 sensitivity is (eps, delta)-private.
 
     With mu = sensitivity / sigma, x = eps / mu - mu / 2 and y = eps / mu + mu / 2, theorem 8 of
     Balle and Wang (2018) is
@@ -27,7 +27,7 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 
     where E(t) = erfcx(t / √2) = 2 exp(t² / 2) Phi(-t). The search is over x, in which delta falls
     strictly: y = √(x² + 2 eps) and mu = y - x follow from it without cancellation, and |x| < 40
-    covers every delta that a float can hold. The relative error is below 1e-11.
+    covers every delta that a float can represent. The relative error is below 1e-11.
     """
     root = math.sqrt(2 * eps)
     low, high = -40.0, 40.0
@@ -41,17 +41,18 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 
 
 def ratio_for(epsilon: float, delta: float, releases: int) -> float:
-    """The least noise of each of so many Gaussian releases that are (epsilon, delta) together.
+    """Return the least noise of each of `releases` Gaussians that cost (epsilon, delta) together.
 
-    As a multiple of the sensitivity: `releases` of ratio z are one of z / √releases. It is rounded
-    up by more than a ledger's own figure is, so that the ledger of such a run never states more.
+    The unit is the sensitivity: `releases` of ratio z are one of z / √releases. The result is
+    rounded up by more than a ledger's own epsilon is, so that the ledger of such a run never states
+    more.
     """
     return analytic_sigma(epsilon, delta, 1.0) * math.sqrt(releases) * _MARGIN
 
 
 @functools.lru_cache(maxsize=64)
 def epsilon_for(ratio: float, delta: float) -> float:
-    """The epsilon that one Gaussian release of that ratio has at `delta`, rounded up.
+    """Return the epsilon at `delta` of one Gaussian release with this ratio, rounded up.
 
     The search is over the x of `analytic_sigma`, with mu = 1 / ratio: epsilon = mu · (x + mu / 2).
     """
@@ -66,12 +67,12 @@ def epsilon_for(ratio: float, delta: float) -> float:
 
 
 def _difference(x: float, y: float, eps: float) -> float:
-    """y - x, where y² - x² = 2 eps."""
+    """Return y - x, where y² - x² = 2 eps."""
     return 2 * eps / (x + y) if x > 0 else y - x
 
 
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
-    """Whether delta(x) <= delta, compared where neither side has cancelled."""
+    """Return True if delta(x) <= delta, compared in a form in which neither side has cancelled."""
     if x < -1:  # delta(x) > 0.68: compare the complements
         return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta
     mu = _difference(x, y, eps)
@@ -84,5 +85,5 @@ def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
 
 
 def _scaled(t: Any) -> Any:
-    """E(t) = 2 exp(t² / 2) Phi(-t)."""
+    """Return E(t) = 2 exp(t² / 2) Phi(-t)."""
     return special().erfcx(t * math.sqrt(0.5))

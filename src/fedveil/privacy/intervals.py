@@ -16,7 +16,7 @@ from fedveil.privacy.finding import CONFIDENCE, Measured
 def share(
     name: str, hits: int, cases: int, *, guess: float = np.nan, confidence: float = CONFIDENCE
 ) -> Measured:
-    """`hits` of `cases`, with the interval of Clopper and Pearson: exact, never too narrow."""
+    """Return `hits` of `cases` with the exact interval of Clopper and Pearson, never too narrow."""
     hits, cases = integer("hits", hits, 0, cases), integer("cases", cases, 1)
     tail = (1 - confidence) / 2
     inverse = special().betaincinv
@@ -32,10 +32,11 @@ def median(
     guess: float = np.nan,
     confidence: float = CONFIDENCE,
 ) -> Measured:
-    """The median, between two order statistics; NaN where there are too few values for any.
+    """Return the median with an interval of two order statistics, NaN if there are too few values.
 
-    How many of n values lie below the median of their law is binomial (n, 1/2), whatever the law:
-    the k-th smallest and the k-th largest enclose it unless fewer than k lie on one side.
+    The number of n values below the median of their distribution is binomial (n, 1/2), for every
+    distribution: the k-th smallest and the k-th largest enclose it unless fewer than k lie on one
+    side.
     """
     ordered = np.sort(np.asarray(values, np.float64))
     n = integer("values", len(ordered), 1)

@@ -1,12 +1,12 @@
-"""Who spent what, and what it adds up to.
+"""The ledger: what each client has spent, and its total.
 
-A ledger states four figures for a run, each an upper bound that is never rounded down (the last
+A ledger states four epsilons for a run, each an upper bound that is never rounded down (the last
 in two forms: for the client that was drawn most often, and for one drawn in every round):
 
-    per bit         what a round's reports tell about one bit of a mechanism's input
-    per parameter   what they tell about one parameter, the rest of the update held fixed
-    per round       what they tell about one client's whole data, in the costliest round
-    whole run       the same for all rounds together
+    per bit         what a round's reports reveal about one bit of a mechanism's input
+    per parameter   what they reveal about one parameter, the rest of the update fixed
+    per round       what they reveal about one client's whole data, in the costliest round
+    whole run       what they reveal about it in all rounds together
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ _MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
-    """A loss and how many times one report spends it, such as a protection's `Spending`."""
+    """A loss and its number of releases in one report, such as a protection's `Spending`."""
 
     @property
     def loss(self) -> PrivacyLoss:
-        """What is spent."""
+        """The loss that is spent."""
 
     @property
     def count(self) -> int:
-        """How many times."""
+        """The number of times."""
 
 
 Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
 class Line(NamedTuple):
-    """A figure as it is told, and what it is for."""
+    """One epsilon with its delta, as printed, and a description of whom it is for."""
 
     epsilon: float
     delta: float
@@ -65,7 +65,7 @@ class Line(NamedTuple):
 
     @property
     def figure(self) -> Figure:
-        """The figure alone."""
+        """The epsilon and delta without the description."""
         return Figure(self.epsilon, self.delta)
 
     def __str__(self) -> str:
@@ -73,11 +73,10 @@ class Line(NamedTuple):
 
 
 class Ledger:
-    """What every client of a run has spent.
+    """The spending of every client of a run.
 
-    With `adaptive`, losses may have been chosen in view of earlier rounds: rounds then add up
-    plainly, which stays valid, whatever delta is asked for, and only the (epsilon, delta)
-    statements are kept.
+    With `adaptive`, losses may have been chosen in view of earlier rounds. Rounds then add up
+    plainly, which stays valid for every delta, and only the (epsilon, delta) statements are stored.
     """
 
     def __init__(self, *, adaptive: bool = False) -> None:
@@ -92,7 +91,10 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """`client` released `count` things of that loss in `round`; rounds come in any order."""
+        """Charge `client` for `count` releases of that loss in `round`.
+
+        Rounds may come in any order.
+        """
         self._record([(loss, count)], round, [client])
 
     def record_many(
@@ -103,11 +105,11 @@ class Ledger:
         clients: Iterable[int] | Array,
         ahead: bool = False,
     ) -> None:
-        """Each of `clients` reported once in `round`, spending all of `spendings`.
+        """Charge each of `clients` for one report in `round` that spends all of `spendings`.
 
-        Closes the rounds before: nothing can be recorded for them any more, and only counts are
-        kept of them. For an engine, whose rounds come in order. `ahead`: the round has been before
-        and will be again; the rounds before it stay open.
+        This closes the earlier rounds: nothing can be recorded for them any more, and only their
+        counts are stored. It is for an engine, whose rounds come in order. `ahead`: the round was
+        recorded before and will be again; the rounds before it stay open.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -120,29 +122,31 @@ class Ledger:
         self._first_open = max(self._first_open, round)
 
     def note_in_clear(self, what: Iterable[str]) -> None:
-        """These leave beside the reports as they are: no figure here covers them."""
+        """Record values that are sent in clear beside the reports. No epsilon here covers them."""
         self._in_clear.update(what)
 
     @property
     def in_clear(self) -> tuple[str, ...]:
-        """What has no finite epsilon, whatever the figures say of the reports."""
+        """The values sent in clear, which have no finite epsilon."""
         return tuple(sorted(self._in_clear))
 
     @property
     def kinds(self) -> int:
-        """How many different things reports have spent."""
+        """The number of distinct things that reports have spent."""
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """What one report spends, as this ledger keeps it."""
+        """Return one report's spending, in this ledger's form."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
-        """The figure of that name at `delta`; at delta = 0 the exact sum of pure losses.
+        """Return the epsilon of that name at `delta`.
 
-        "run" is the client that spent most, which is the most-drawn one where all rounds cost
-        the same. "round" is the costliest round of any client. "parameter" and "bit" are the
-        costliest one of either in one round. Infinite where nothing is promised at that delta.
+        At delta = 0 it is the exact sum of pure losses.
+
+        "run" is the client that spent most, which is the most-drawn one if all rounds cost equally
+        much. "round" is the costliest round of any client. "parameter" and "bit" are the costliest
+        of their kind in one round. Infinite if nothing is promised at that delta.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
         match per:
@@ -153,9 +157,9 @@ class Ledger:
         raise InvalidValue(f"per = {per!r} is not one of {', '.join(get_args(Unit))}")
 
     def epsilon_every_round(self, delta: float = 0.0) -> float:
-        """The whole run's figure for a client that took part in every round so far.
+        """Return the whole run's epsilon for a client that took part in every round so far.
 
-        Where the clients of a round spent differently, it spent what the costliest did.
+        If the clients of a round spent differently, it is charged for the costliest.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
         paid: Counter[int] = Counter()
@@ -169,10 +173,9 @@ class Ledger:
         return cost(charges, delta, adaptive=self.adaptive)
 
     def figures(self, delta: float) -> dict[str, Figure]:
-        """The account: per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
+        """Return the account: per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
 
-        Each epsilon stands beside the delta that it holds at: `delta`, or 0 where it is no
-        better at `delta`.
+        Each epsilon comes with its delta: `delta`, or 0 if epsilon is no better at `delta`.
         """
 
         def at(d: float) -> dict[str, float]:
@@ -195,13 +198,13 @@ class Ledger:
     def preview(
         self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
     ) -> dict[str, Figure]:
-        """The figures as they would be after `record_many`; records nothing."""
+        """Return the account as it would be after `record_many`. Records nothing."""
         trial = self.copy()
         trial.record_many(spendings, round=round, clients=clients)
         return trial.figures(delta)
 
     def copy(self) -> Ledger:
-        """An independent ledger with the same records."""
+        """Return an independent ledger with equal records."""
         other = Ledger(adaptive=self.adaptive)
         other._kinds, other._index = list(self._kinds), dict(self._index)
         other._tally = self._tally.copy()
@@ -222,7 +225,7 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Charge `members`; one who spent something in the round already now spent both."""
+        """Charge `members`. A client already charged in the round now has both charges."""
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -246,17 +249,17 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """What was spent in the rounds: the kinds of one round, and how many such rounds."""
+        """Return each distinct combination of kinds in a round, and the number of such rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
 
     def _live(self) -> list[Kind]:
-        """Every different thing that some client spent in some round."""
+        """Return every distinct kind that some client spent in some round."""
         return [self._kinds[k] for k in sorted({k for kinds, _ in self._rounds() for k in kinds})]
 
     def _everything(self) -> Tally:
-        """The tally, with the open rounds counted in; made once between two records."""
+        """Return the tally including the open rounds, cached between two records."""
         if self._counted is None:
             self._counted = self._tally.copy()
             for _, groups in sorted(self._open.items()):
@@ -265,7 +268,7 @@ class Ledger:
         return self._counted
 
     def to_state(self) -> Message:
-        """The ledger as a flat mapping that `fedveil.message` encodes."""
+        """Return the ledger as a flat mapping that `fedveil.message` encodes."""
         return {
             **kinds_to_state(self._kinds),
             **rounds_to_state(self._closed, self._open),
@@ -277,9 +280,9 @@ class Ledger:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Ledger:
-        """The ledger that `to_state` gave: same figures, and it goes on as the other would.
+        """Restore the ledger from `to_state`, with equal results now and after further records.
 
-        Refuses a state that no ledger gives.
+        Refuses a state that no ledger produces.
         """
         try:
             ledger = cls(adaptive=take(state, "adaptive", bool))
@@ -305,12 +308,12 @@ class Ledger:
 def project(
     spendings: Spendings, rounds: int, delta: float, *, adaptive: bool = False
 ) -> dict[str, Figure | None]:
-    """The account of a run before it starts, if every round's report spends `spendings`.
+    """Return the account of a run before it starts, if every round's report spends `spendings`.
 
-    `run_every_round` is for a client that is drawn in every one of `rounds` rounds, and so a
-    bound for every client. `run_most_drawn` is None: who will be drawn most often, and how
-    often, is not known before. In an adaptive run later losses are not known either: these are
-    the figures if none is larger than the first.
+    `run_every_round` is for a client that is drawn in every one of `rounds` rounds, and so a bound
+    for every client. `run_most_drawn` is None: the most-drawn client, and its number of rounds, are
+    unknown before. In an adaptive run later losses are unknown too: the account is valid if none is
+    larger than the first.
     """
     ledger = Ledger(adaptive=adaptive)
     ledger._closed[(0,)] = integer("rounds", rounds, 1)
@@ -319,7 +322,7 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """The spendings as (loss, count) pairs, those of a same loss as one."""
+    """Return the spendings as (loss, count) pairs, with equal losses merged."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -338,7 +341,7 @@ def _merged(charges: Iterable[Charge]) -> Kind:
 
 
 def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
-    """The clients in order; one that is named twice, or is not a whole number, is an error."""
+    """Return the clients in order. Raises an error for duplicates and non-integers."""
     clients = clients if isinstance(clients, np.ndarray) else list(clients)
     array = np.asarray(clients)
     if array.dtype.kind not in "iu" or (array.size and int(array.min()) < 0):
@@ -353,18 +356,18 @@ def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
 
 
 def _costliest(kind: Kind, per: Unit, delta: float) -> float:
-    """The figure of one client's report in one round."""
+    """Return the epsilon of one client's report in one round."""
     return max(cost(charges, delta) for charges in _exposures(kind, per))
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """What is charged to one bit, parameter or client: each list is one case.
+    """Return the charges to one bit, parameter or client: each list is one case.
 
-    A loss that is stated per something holds for every part of it too, and `part` is the better
-    statement where there is one. A change of one parameter shows in everything that is stated
-    per update, in all bits (they may all be its own), and in one of the parameters, rows,
-    vectors or examples that a report holds `count` of. A change of one bit shows in that bit
-    alone, or, where the bits are not told apart, in what a parameter shows in.
+    A loss that is stated per something also holds for every part of it, and `part` is the better
+    statement if there is one. A change of one parameter shows in everything that is stated per
+    update, in all bits (they may all be its own), and in one of the parameters, rows, vectors or
+    examples that a report holds `count` of. A change of one bit shows only in that bit, or, if the
+    bits are not distinguished, in everything that a parameter shows in.
     """
     if per == "round":
         return [list(kind)]
@@ -378,7 +381,7 @@ def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
 
 
 def _narrowed(loss: PrivacyLoss, count: int, size: int) -> Charge:
-    """What `count` releases of `loss` cost a part of the given size."""
+    """Return the charge of `count` releases of `loss` to a part of the given size."""
     among_many = _BIT < loss.size < _UPDATE
     while loss.part is not None and loss.part.size >= size:
         loss = loss.part

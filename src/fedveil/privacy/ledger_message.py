@@ -18,13 +18,13 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 Flat = dict[str, Value]
 
-#: How many things of one loss a report may release, and the last round that there may be.
+#: The most releases of one loss in a report, and the last possible round.
 MAX_RELEASES = 1 << 53
 MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
-    """Every loss once, parts before wholes, and each kind as rows (loss, count)."""
+    """Encode every loss once, parts before wholes, and each kind as rows (loss, count)."""
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
         for loss, _ in kind:
@@ -46,7 +46,7 @@ def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
 
 
 def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
-    """The kinds that `kinds_to_state` wrote."""
+    """Decode the kinds that `kinds_to_state` wrote."""
     losses: list[PrivacyLoss] = []
     columns = zip(
         take_array(state, "loss.epsilon", np.float64, (None,)).tolist(),
@@ -69,7 +69,7 @@ def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
 def rounds_to_state(
     closed: Mapping[tuple[int, ...], int], opened: Mapping[int, Mapping[int, Clients]]
 ) -> Flat:
-    """The closed rounds by what was spent in them, the open ones with their clients."""
+    """Encode the closed rounds by their kinds, and the open ones with their clients."""
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
     return {
@@ -84,7 +84,7 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """The rounds that `rounds_to_state` wrote, of a ledger with so many kinds."""
+    """Decode the rounds that `rounds_to_state` wrote, of a ledger with `kinds` kinds."""
 
     def checked(kind: int) -> int:
         return integer("kind", kind, 0, kinds - 1)
@@ -108,7 +108,7 @@ def rounds_from_state(
 
 
 def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
-    """Where groups of these sizes begin and end, which have so many members together."""
+    """Return the start and end of groups of these sizes, which have `whole` members together."""
     ends = [0]
     for size in take_array(state, name, np.int64, (None,)).tolist():
         ends.append(integer("end", ends[-1] + integer("size", size, 1), 1, whole))

@@ -1,4 +1,4 @@
-"""What one release costs, as data."""
+"""Privacy loss: the cost of one release, as data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
 Per = Literal["bit", "parameter", "row", "vector", "example", "update"]
 Neighbours = Literal["replace"]
 
-#: From the smallest part of a report to the whole of it.
+#: From the smallest part of a report to the whole.
 _SIZE = {"bit": 0, "parameter": 1, "row": 2, "vector": 2, "example": 2, "update": 3}
-#: The relative error that a release's own figures are granted, and an epsilon that stands for 0.
+#: The relative error allowed to a release's own numbers, and an epsilon that replaces 0.
 _EXACT, _LEAST_EPSILON = 1e-9, 2.0**-100
 
 
@@ -33,13 +33,13 @@ class Gaussian:
 
 
 class Described(Protocol):
-    """A release with a loss distribution; hashable, and equal where the distributions are.
+    """A release with a loss distribution. Hashable, and equal if the distributions are.
 
-    A mechanism's own description works its distribution out when it is composed, not before.
+    A mechanism's own description computes its distribution only when it is composed.
     """
 
     def distribution(self) -> LossDistribution:
-        """The privacy-loss distribution; dominates every pair of inputs."""
+        """Return the privacy-loss distribution, which dominates every pair of inputs."""
 
 
 Release: TypeAlias = Gaussian | LossDistribution | Described
@@ -50,13 +50,13 @@ class PrivacyLoss:
     """An (epsilon, delta) differential-privacy statement about one release.
 
     For any two inputs that differ in one whole `per` (in all of it: replace-one), and any set of
-    outputs S, Pr[S | input] <= e^epsilon Pr[S | other input] + delta. `epsilon` is infinite
-    where nothing is promised. Both are kept as floats, never below the decimals they were given as.
+    outputs S, Pr[S | input] <= e^epsilon Pr[S | other input] + delta. `epsilon` is infinite if
+    nothing is promised. Both are floats, never below the decimals they were given as.
 
-    `release` says what was released, where composing the bare statement many times would
-    overstate the cost; a statement that is more than its release promises is refused. `part` is
-    the statement for one smaller part of the input, where it is better than the one for the
-    whole: one bit of a parameter's code.
+    `release` describes the release, if composing the bare statement many times would overstate the
+    cost. A statement that is more than its release promises is refused. `part` is the statement for
+    one smaller part of the input, if it is better than the one for the whole: one bit of a
+    parameter's code.
     """
 
     epsilon: float
@@ -106,7 +106,7 @@ class PrivacyLoss:
                     f"epsilon = {self.epsilon!r} is below the release's own largest loss, "
                     f"{math.inf if release.infinite else release.largest!r}"
                 )
-        # A grid rounds losses up by as much as a step.
+        # A grid rounds losses up by as much as one step.
         elif release.delta(self.epsilon + 2 * release.step) > self.delta * (1 + 1e-6) + SUM_ERROR:
             raise InvalidValue(
                 f"epsilon = {self.epsilon!r} at delta = {self.delta!r} is more than its release "
@@ -121,11 +121,11 @@ class PrivacyLoss:
 
     @property
     def pure(self) -> bool:
-        """Whether the statement holds with delta = 0."""
+        """True if the statement holds with delta = 0."""
         return self.delta == 0.0
 
     def resolved(self) -> PrivacyLoss:
-        """The same loss with its release worked out, ready to be stored."""
+        """Return an equal loss with its release's distribution computed, ready to be stored."""
         part = None if self.part is None else self.part.resolved()
         release = self.release
         if release is not None and not isinstance(release, Gaussian):
@@ -133,13 +133,13 @@ class PrivacyLoss:
         return replace(self, release=release, part=part)
 
     def bare(self) -> PrivacyLoss:
-        """The statement alone, without its release."""
+        """Return only the statement, without its release."""
         part = None if self.part is None else self.part.bare()
         return replace(self, release=None, part=part)
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """What a release promises by itself, without a statement to fall back on."""
+        """Return the loss of a release by itself, without a statement to fall back on."""
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod
@@ -151,11 +151,11 @@ class PrivacyLoss:
         per: Per = "parameter",
         part: PrivacyLoss | None = None,
     ) -> PrivacyLoss:
-        """The loss of a mechanism with finitely many inputs and outputs: row i is input i's law.
+        """Return the loss of a mechanism from a table: row i is input i's output distribution.
 
-        Composes by the law's own privacy-loss distribution. `epsilon` is the mechanism's known
-        pure bound; without it, the largest loss in the table, and as delta the mass of what one
-        input can output and another cannot. See `LossDistribution.from_laws`.
+        It composes by the table's own privacy-loss distribution. `epsilon` is the mechanism's known
+        pure bound. Without it, epsilon is the largest loss in the table, and delta the mass of what
+        one input can output and another cannot. See `LossDistribution.from_laws`.
         """
         release = LossDistribution.from_laws(laws, epsilon)
         stated = release.largest if epsilon is None else float(epsilon)
@@ -163,7 +163,7 @@ class PrivacyLoss:
 
 
 def format_epsilon(epsilon: float, digits: int = 6) -> str:
-    """`epsilon` with at most so many significant digits, rounded up, never down."""
+    """Format `epsilon` with at most `digits` significant digits, rounded up, never down."""
     integer("digits", digits, 1)
     if math.isinf(epsilon):
         return "inf"
@@ -172,7 +172,7 @@ def format_epsilon(epsilon: float, digits: int = 6) -> str:
 
 
 def format_delta(delta: float) -> str:
-    """`delta` with at most six significant digits, rounded up, never down."""
+    """Format `delta` with at most six significant digits, rounded up, never down."""
     return f"{float(_ceiling(delta, 6)):g}"
 
 
@@ -181,11 +181,11 @@ def _ceiling(value: float, digits: int) -> Decimal:
 
 
 def as_written(value: SupportsFloat) -> Decimal:
-    """The shortest decimal that names a number: what a person who wrote 0.1 meant."""
+    """Return the shortest decimal that names a number: the intended value of a written 0.1."""
     return Decimal(str(value))
 
 
 def rounded_up(value: Decimal) -> float:
-    """The least float that is not below `value`, read as the decimal it is written as."""
+    """Return the least float that is not below `value`, read as the decimal it is written as."""
     nearest = float(value)
     return nearest if as_written(nearest) >= value else math.nextafter(nearest, math.inf)

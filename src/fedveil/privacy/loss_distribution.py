@@ -1,15 +1,15 @@
-"""The distribution of a release's privacy loss: what it costs when it is composed many times.
+"""The distribution of a release's privacy loss: its cost when it is composed many times.
 
-For two inputs with output laws P and Q, the loss of an output o is log P(o)/Q(o). Its
-distribution under P fixes the whole privacy curve of the pair,
+For two inputs with output distributions P and Q, the loss of an output o is log P(o)/Q(o). Its
+distribution under P determines the whole privacy curve of the pair,
 
     delta(eps) = sup_S P(S) - e^eps Q(S) = E_P[max(0, 1 - e^(eps - loss))],
 
 and independent releases add their losses. A distribution dominates a mechanism if its curve is
-nowhere below that of any pair of inputs; products of dominating distributions dominate the
+nowhere below that of any pair of inputs. Products of dominating distributions dominate the
 composed mechanism (Zhu, Dong, Wang: Optimal Accounting of Differential Privacy via
-Characteristic Function, 2022, theorem 10), so that the worst pair need not be the same for
-every epsilon.
+Characteristic Function, 2022, theorem 10), so that the worst pair may differ from epsilon to
+epsilon.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fedveil._arrays import Float64s
 from fedveil._validate import integer, non_negative, positive, within
 from fedveil.errors import InvalidValue
 
-#: Probabilities and curve values that are handed in count as correct to this relative error.
+#: Probabilities and curve values from a caller count as correct to this relative error.
 RELATIVE_ERROR = 1e-12
 #: The masses of a distribution sum to 1 up to this error.
 SUM_ERROR = 1e-12
-#: The grid: at most so many points, and about so many to a standard deviation of the loss.
+#: The grid has at most this many points, and about `_POINTS_PER_DEVIATION` per deviation.
 _MAX_POINTS = 1 << 15
 _POINTS_PER_DEVIATION = 256
 #: A smaller probability has lost its digits and counts as 0.
@@ -74,7 +74,7 @@ class LossDistribution:
         )  # fmt: skip
 
     def distribution(self) -> LossDistribution:
-        """Itself: what a lazily described release is turned into."""
+        """Return the object itself, as a lazily described release returns its distribution."""
         return self
 
     @property
@@ -88,18 +88,18 @@ class LossDistribution:
         return float(self.losses[np.flatnonzero(self.masses)[-1]]) if self.masses.any() else 0.0
 
     def delta(self, epsilon: float) -> float:
-        """The privacy curve: the least delta that holds at `epsilon`."""
+        """Return the privacy curve: the least delta that holds at `epsilon`."""
         above = self.losses - epsilon
         excess = self.masses[above > 0] @ -np.expm1(-above[above > 0])
         return min(1.0, float(excess) + self.infinite)
 
     @classmethod
     def from_curve(cls, deltas: npt.ArrayLike, step: float, low: int) -> LossDistribution:
-        """The distribution whose curve joins the points (e^eps, delta) of a privacy curve.
+        """Return the distribution whose curve joins the points (e^eps, delta) of a privacy curve.
 
-        `deltas[k]` is the curve, or a bound above it, at `eps = step * (low + k)`. A privacy
-        curve is convex in e^eps and so lies below the chords; above the last point, the last
-        delta becomes infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
+        `deltas[k]` is the curve, or a bound above it, at `eps = step * (low + k)`. A privacy curve
+        is convex in e^eps and so lies below the chords. Above the last point, the last delta
+        becomes infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
         """
         curve = np.asarray(deltas, np.float64)
         step = positive("step", step)
@@ -116,19 +116,19 @@ class LossDistribution:
 
     @classmethod
     def from_laws(cls, laws: npt.ArrayLike, epsilon: float | None = None) -> LossDistribution:
-        """The distribution that dominates every ordered pair of a table's rows.
+        """Return the distribution that dominates every ordered pair of a table's rows.
 
-        Row i of `laws` is the law of the output for input i; entries are correct to a relative
-        1e-12. All pairs are compared, and the pointwise largest of their curves is taken: no
-        pair is assumed to be the worst. A mixture of inputs (random rounding before the
-        mechanism) is covered too, since the curves are jointly convex. Where the mechanism is
-        known to be `epsilon`-differentially private, an output that is impossible for one input
-        alone can only have vanished in floating point, and its loss is `epsilon`, not infinite.
+        Row i of `laws` is the output distribution of input i, with entries correct to a relative
+        1e-12. All pairs are compared, and the pointwise largest of their curves is taken: no pair
+        is assumed to be the worst. A mixture of inputs (random rounding before the mechanism) is
+        covered too, since the curves are jointly convex. If the mechanism is known to be
+        `epsilon`-differentially private, an output that is impossible for only one input can only
+        have vanished in floating point, and its loss is `epsilon`, not infinite.
         """
         table = _table(laws)
         largest, deviation = _extent(table)
         if epsilon is None:
-            # Any grid holds a loss of 0; others may be larger by the table's own error.
+            # Every grid includes a loss of 0. Others may be larger by the table's own error.
             largest = largest + 2 * RELATIVE_ERROR if largest else 1.0
         elif largest > non_negative("epsilon", epsilon) * (1 + 1e-9) + 1e-9:
             raise InvalidValue(f"epsilon = {epsilon!r} is below the table's loss, {largest!r}")
@@ -136,7 +136,8 @@ class LossDistribution:
             largest = float(epsilon)
         if largest == 0.0:
             return cls(1.0, 0, np.ones(1))
-        # Both ends are grid points: a mechanism that reaches its largest loss loses nothing.
+        # Both ends are grid points, so rounding adds nothing for a mechanism that reaches its
+        # largest loss.
         wanted = max(deviation / _POINTS_PER_DEVIATION, 2 * largest / _MAX_POINTS)
         high = max(32, math.ceil(largest / wanted))
         from fedveil.privacy.pairwise_curve import (  # imports numba: a second
@@ -163,7 +164,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """The largest finite loss of any pair, and about the largest root mean square of a pair's."""
+    """Return the largest finite loss of any pair, and about the largest RMS loss of a pair."""
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))
     highest = np.where(possible, logs, -np.inf).max(axis=0)

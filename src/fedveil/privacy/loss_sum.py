@@ -1,13 +1,12 @@
 """Sums of independent privacy losses, added up by FFT without losing the tail.
 
-What matters of the sum is a tail of mass delta, perhaps 1e-9, while an FFT is wrong by about
-1e-16 times the whole mass for every term. So the law of each loss is tilted first: its masses
-are multiplied by e^(tilt * loss) and divided by their sum. Tilting commutes with adding
-independent losses, and the right tilt moves the tail into the middle, where the error is
-relative to delta (Wilson and Keich: Accurate pairwise convolutions of non-negative vectors via
-FFT, 2016).
+The sum's relevant part is a tail of mass delta, perhaps 1e-9, while an FFT is wrong by about 1e-16
+times the whole mass for every term. So the distribution of each loss is tilted first: its masses
+are multiplied by e^(tilt * loss) and divided by their sum. Tilting commutes with adding independent
+losses, and the right tilt moves the tail into the middle, where the error is relative to delta
+(Wilson and Keich: Accurate pairwise convolutions of non-negative vectors via FFT, 2016).
 
-Every step is pessimistic: what it cannot place goes into `slack`, an upper bound on the tilted
+Every step is pessimistic: mass that it cannot place goes into `slack`, an upper bound on the tilted
 mass that is missing, and moving mass to the grid never lowers a privacy curve.
 """
 
@@ -23,24 +22,27 @@ import numpy as np
 
 from fedveil._arrays import Float64s
 
-#: Tilted mass that one step may leave out on either side; it is added to the slack.
+#: Tilted mass that one step may leave out on either side. It is added to the slack.
 TAIL = 1e-13
 _LOG_TAIL = -math.log(TAIL)
 #: Points of the grid: a window of them fits an FFT of 2^16.
 _POINTS = 60_000
-#: Losses of one law are added up so many at a time.
+#: Number of losses of one distribution that are added up at a time.
 BLOCK = 16
-#: The largest tilt times step that a grid is used with.
+#: The largest tilt times step for which a grid is used.
 _STEEPEST = 0.1
-#: Orders of Chernoff's bound, beside the best for a Gaussian; laws with rare large losses need
-#: smaller ones.
+#: Orders of Chernoff's bound, relative to the best for a Gaussian. Distributions with rare large
+#: losses need smaller ones.
 _FACTORS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 2.0)
 _UNIT_ROUNDOFF = 2.0**-53
 
 
 @dataclass(frozen=True)
 class Tilted:
-    """Tilted masses `weights[k]` of the losses `origin + step * k`; `slack` more is not placed."""
+    """Tilted masses `weights[k]` of the losses `origin + step * k`.
+
+    Further mass `slack` is unplaced.
+    """
 
     origin: float
     step: float
@@ -53,7 +55,7 @@ class Tilted:
         return self.origin + self.step * np.arange(len(self.weights), dtype=np.float64)
 
     def log_moment(self, order: float) -> float:
-        """log of the sum of weight * e^(order * loss), or a little more.
+        """Return the log of the sum of weight * e^(order * loss), or a little more.
 
         Runs of 16 neighbours count as one, at the end where the exponential is larger.
         """
@@ -74,14 +76,14 @@ class Tilted:
         return np.log(weights[some]), lowest[some], highest[some]
 
     def variance(self) -> float:
-        """The variance of the tilted loss."""
+        """Return the variance of the tilted loss."""
         mass = float(self.weights.sum())
         losses = self.losses
         mean = float((self.weights * losses).sum()) / mass
         return float((self.weights * (losses - mean) ** 2).sum()) / mass
 
     def trimmed(self) -> Tilted:
-        """Without the outermost weights, whose mass becomes slack."""
+        """Drop the outermost weights, whose mass becomes slack."""
         kept = np.flatnonzero(np.cumsum(self.weights) > TAIL)
         kept_back = np.flatnonzero(np.cumsum(self.weights[::-1]) > TAIL)
         first, last = int(kept[0]), len(self.weights) - int(kept_back[0])
@@ -89,10 +91,10 @@ class Tilted:
         return Tilted(self.origin + first * self.step, self.step, weights, self.slack + 2 * TAIL)
 
     def on_grid(self, step: float, tilt: float) -> Tilted:
-        """On a grid of another step.
+        """Move the weights to a grid with a different step.
 
-        An outcome between two grid points becomes two outcomes on them that keep its mass under
-        both inputs; merging them again gives the old law back, so that no curve is lowered.
+        An outcome between two grid points becomes two outcomes on them that preserve its mass under
+        both inputs. Merging them again gives the original distribution, so no curve is lowered.
         """
         if tilt * step > _STEEPEST:
             raise TooSteep
@@ -111,14 +113,14 @@ class Tilted:
 
 
 class TooSteep(Exception):
-    """The tilt changes too much within one step of the grid; a smaller one is needed."""
+    """Raised if the tilt changes too much within one step of the grid. A smaller tilt is needed."""
 
 
 Part: TypeAlias = tuple[Tilted, int]
 
 
 def add(parts: Sequence[Part], tilt: float) -> Tilted:
-    """The law of the sum of `count` independent copies of each part."""
+    """Return the distribution of the sum of `count` independent copies of each part."""
     parts = [(part.trimmed(), count) for part, count in parts]
     low, high = _window(parts)
     finest = max((high - low) / _POINTS, 1e-13 * max(abs(low), abs(high)), 1e-300)
@@ -147,11 +149,10 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 
 
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
-    """Parts whose sum is `count` copies of `block(0)`.
+    """Return parts whose sum is `count` copies of `block(0)`.
 
-    `block(k)` is the sum of BLOCK copies of `block(k - 1)`. It is as wide as the
-    square root of its copies, and its grid as coarse, so that any number of copies takes the
-    same few points.
+    `block(k)` is the sum of BLOCK copies of `block(k - 1)`. Its width, and its grid's step, grow
+    with the square root of its copies, so that any number of copies takes equally few points.
     """
     parts, level = [], 0
     while count:
@@ -163,7 +164,7 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """An interval that the sum leaves on either side with a tilted mass of at most TAIL.
+    """Return an interval that the sum leaves on either side with tilted mass at most TAIL.
 
     By Chernoff's bound.
     """
@@ -183,10 +184,10 @@ def _window(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _lowest(bound: Callable[[float], float], orders: Sequence[float]) -> float:
-    """The lowest of the bounds at these orders, of which each holds.
+    """Return the lowest of the bounds at these orders, each of which is valid.
 
-    One begins where a Gaussian has the lowest and goes down: a moment's logarithm is convex, so
-    that behind a higher one none is lower.
+    The search starts where a Gaussian has the lowest and goes down: a moment's logarithm is convex,
+    so that after a higher bound no lower one follows.
     """
     first = _FACTORS.index(1.0)
     best = bound(orders[first])

@@ -1,11 +1,11 @@
-"""A lower bound on epsilon from how much noise there is in what a run releases.
+"""A lower bound on epsilon from the measured noise of a run's releases.
 
-An auditor who knows what a release is noised around has its noise, entry by entry. Of Gaussian
-noise that is alike in every entry, n squares are sigma² times a chi-square of n, and what else is
-in a release, chosen without the noise, can only make their sum larger. So few squares refute a
-large sigma: it is at most the root of squares / q, q the error's quantile of that chi-square. A
-release that moves by `moved` where a client is replaced then tells N(0, 1) from N(moved / sigma, 1)
-at least, and r of them with the same noise N(√r · moved / sigma, 1).
+An auditor who knows the noiseless value of a release has its noise, entry by entry. For Gaussian
+noise with one sigma in every entry, n squares are sigma² times a chi-square of n, and anything else
+in a release, chosen independently of the noise, can only make their sum larger. A small sum of
+squares refutes a large sigma: sigma is at most the root of squares / q, q the error's quantile of
+that chi-square. A release that moves by `moved` if a client is replaced then distinguishes N(0, 1)
+from N(moved / sigma, 1) at least, and r of them with equal noise N(√r · moved / sigma, 1).
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from fedveil._validate import integer, within
 from fedveil.message import Message, take
 from fedveil.privacy.one_run_audit import epsilon_of_distance
 
-#: A distance that stands for every larger one.
+#: A distance that replaces every larger one.
 _FARTHEST = 1e6
 
 
 @dataclass
 class MeasuredNoise:
-    """The noise in releases of so many `entries` each, added up release by release."""
+    """The noise in releases of `entries` entries each, added up release by release."""
 
     entries: int
     releases: int = 0
     squares: float = 0.0
-    #: The squares of the release that has fewest of them.
+    #: The sum of squares of the release with the smallest one.
     fewest: float = math.inf
 
     def add(self, squares: float) -> None:
-        """One release, and the sum of its squared differences from what it is noised around."""
+        """Add one release, by the sum of its squared differences from its noiseless value."""
         self.releases += 1
         self.squares += squares
         self.fewest = min(self.fewest, squares)
 
     def state(self) -> Message:
-        """For a checkpoint."""
+        """Return the fields for a checkpoint."""
         fewest = self.fewest if self.releases else 0.0
         return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
 
     def restore(self, state: Message) -> None:
-        """Go on from what these fields of `state` hold, which anything may be."""
+        """Load the fields of an untrusted `state`."""
         self.releases = integer("releases", take(state, "releases", int), 0)
         self.squares = within("squares", take(state, "squares", float), 0, math.inf, open_high=True)
         fewest = within("fewest", take(state, "fewest", float), 0, math.inf, open_high=True)
         self.fewest = fewest if self.releases else math.inf
 
     def lower_bound(self, moved: float, rounds: int, *, delta: float, error: float) -> float:
-        """The epsilon at `delta` that the noise allows to claim at least.
+        """Return a lower bound on epsilon at `delta`, given the noise.
 
-        It is above that of a client in so many `rounds` with probability at most `error`, of which
-        the noise of all releases together takes one half, and the least noised of them the other.
+        It is above that of a client in `rounds` rounds with probability at most `error`. Half of
+        the error is for the noise of all releases together, half for the least noised of them.
         """
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
@@ -95,7 +95,7 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """The largest sigma that so few squares do not refute."""
+    """Return the largest sigma that these squares do not refute."""
     quantile = 2 * float(special().gammaincinv(entries / 2, error))
     return math.sqrt(squares / quantile) if quantile > 0 else math.inf
 

@@ -1,17 +1,17 @@
 """A lower bound on the epsilon of one run, from one run.
 
-The game: m canaries have a fair coin each, of their own. A canary whose coin shows 1 (it is "in")
-puts one input into the run, one whose coin shows 0 puts another; here these are a client's whole
-data, so that the coin decides which of two neighbours, replace-one, the run is given. Whoever sees
-what the run releases scores every canary, and guesses some of the coins by the scores. If the run
-is (epsilon, delta)-differentially private, many guesses cannot all be right, whatever the run does,
-and however much the canaries' outcomes hang together (Steinke, Nasr and Jagielski, 2023):
+The game: each of m canaries has its own fair coin. A canary whose coin shows 1 (it is "in")
+puts one input into the run, one whose coin shows 0 puts another. Here the inputs are a client's
+whole data, so that the coin decides which of two neighbours, replace-one, the run gets. An observer
+of the run's releases scores every canary, and guesses some of the coins by the scores. If the run
+is (epsilon, delta)-differentially private, many guesses cannot all be right, for every run and
+every dependence between the canaries' outcomes (Steinke, Nasr and Jagielski, 2023):
 
     Pr[right >= v] <= b(v) + 2 m delta max over i of (b(v - i) - b(v)) / i,
 
 where b(v) = Pr[Binomial(guesses, e^epsilon / (1 + e^epsilon)) >= v]. An epsilon at which that is
-below 1 - confidence is refuted; the bound is the largest such. How many coins are guessed must not
-depend on the coins: it is planned from the claim alone.
+below 1 - confidence is refuted. The bound is the largest such epsilon. The number of guesses must
+not depend on the coins, so it is planned from the claim only.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from fedveil.privacy.finding import CONFIDENCE
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.privacy.promise import Figure
 
-#: An epsilon that stands for 0 where a curve needs one, and where every search gives up.
+#: An epsilon that replaces 0 if a curve needs one, and the end of every search.
 _LEAST, _MOST = 2.0**-100, 2.0**20
 #: A plan is one of m, m / 2, m / 4 and so on guesses, and never fewer than these.
 _FEWEST = 8
 
 
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
-    """The coins of the scores farthest from 0, so many: how many of them are above it, and below.
+    """Return how many of the `guesses` scores farthest from 0 are above it, and below.
 
-    For scores that are likelier positive where the canary is in, and symmetric about 0.
+    The scores must be likelier positive if the canary is in, and symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -51,14 +51,14 @@ def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
 
 
 def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) -> int:
-    """How many guesses are right: the highest scores are said to be in, the lowest to be out."""
+    """Count the right guesses: the highest scores are guessed in, the lowest out."""
     order = np.argsort(-scores, kind="stable")
     above, below = order[:highest], order[len(order) - lowest :]
     return int(included[above].sum()) + int((~included[below]).sum())
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How likely so many right guesses are at most, under (epsilon, delta): the theorem above."""
+    """Bound the probability of `right` or more right guesses, by the theorem above."""
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))
     exact = float(tail(right - 1, guesses, chance)) if right else 1.0
@@ -72,7 +72,7 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 def lower_bound(
     canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """The largest epsilon that so many right guesses refute at `delta`; 0 where they refute none.
+    """Return the largest epsilon that the right guesses refute at `delta`, or 0 if none.
 
     It is above a run's epsilon with probability at most 1 - confidence.
     """
@@ -83,11 +83,12 @@ def lower_bound(
 def gaussian_lower_bound(
     canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """The same for a run that is Gaussian, and better: its whole curve is put to the test.
+    """Return the better bound of a Gaussian run, from a test of its whole curve.
 
-    What is refuted is that replacing a canary is at least as hard to tell as N(0, 1) from
-    N(mu, 1), where mu is that of (epsilon, delta) (Mahloujifar, Melis and Chaudhuri, 2024). A run
-    that is (epsilon, delta)-private by other noise than Gaussian may be refuted though it is.
+    The refuted hypothesis is that replacing a canary is at least as hard to distinguish as N(0, 1)
+    from N(mu, 1), where mu is that of (epsilon, delta) (Mahloujifar, Melis and Chaudhuri, 2024). A
+    run that is (epsilon, delta)-private by noise other than Gaussian may be refuted although it is
+    private.
     """
     error = _checked(canaries, guesses, right, delta, confidence)
     if delta == 0:
@@ -98,10 +99,10 @@ def gaussian_lower_bound(
 def independent_lower_bound(
     canaries: int, right: int, *, delta: float, gaussian: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """The bound from all coins guessed, if no canary's outcome tells anything of another's.
+    """Return the bound from guessing all coins, if the canaries' outcomes are independent.
 
     A guess is then right with probability at most (e^epsilon + delta) / (1 + e^epsilon), or, in a
-    Gaussian run, Phi(mu / 2), each by itself; Clopper and Pearson bound that probability.
+    Gaussian run, Phi(mu / 2), each by itself. Clopper and Pearson bound that probability.
     """
     error = _checked(canaries, canaries, right, delta, confidence)
     least = float(special().betaincinv(right, canaries - right + 1, error)) if right else 0.0
@@ -113,7 +114,7 @@ def independent_lower_bound(
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """What the scores of one run show of a claim.
+    """Result of testing a claim by the scores of one run.
 
     `bound`: epsilon is at least that, whatever else holds. `alone`: the same if canaries tell
     nothing of each other. Both hold at once at `confidence`. `reachable`: what `bound` could have
@@ -135,7 +136,7 @@ class OneRunAudit:
 
     @property
     def refuted(self) -> bool:
-        """Whether one of the two bounds is above the claim."""
+        """True if one of the two bounds is above the claim."""
         return max(self.bound, self.alone) > self.claim.epsilon
 
     def __str__(self) -> str:
@@ -154,10 +155,10 @@ def audit_run(
     gaussian: bool = False,
     confidence: float = CONFIDENCE,
 ) -> OneRunAudit:
-    """Audit one run by its canaries' scores: positive where a canary seems to be in.
+    """Audit one run by its canaries' scores: positive if a canary seems to be in.
 
-    `included`: their coins. `gaussian`: whether the claim is that of Gaussian noise; where it is
-    not, no more is assumed than the claim's two numbers.
+    `included`: their coins. `gaussian`: whether the claim is that of Gaussian noise. If not, only
+    the claim's epsilon and delta are assumed.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)
@@ -234,11 +235,11 @@ def _unseen(
 
 @functools.lru_cache(maxsize=16)
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
-    """How many coins to guess, known before the run: what would show most of a claim that is exact.
+    """Return how many coins to guess, fixed before the run, to show most of an exact claim.
 
-    Gaussian noise of the claim's curve makes a canary's log-likelihood ratio N(mu² / 2, mu²) where
-    it is in; the plan takes one standard deviation fewer right guesses than are to be expected.
-    All coins are guessed where no Gaussian noise has the claim.
+    Gaussian noise of the claim's curve makes a canary's log-likelihood ratio N(mu² / 2, mu²) if it
+    is in. The plan assumes one standard deviation fewer right guesses than expected. If no Gaussian
+    noise has the claim, all coins are guessed.
     """
     if not (0 < claim.delta < 1 and 0 < claim.epsilon < _MOST):
         return canaries
@@ -257,7 +258,10 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def _expected_share(mu: float, share: float) -> float:
-    """How many of the surest guesses, such a share of all, are right under N(±mu² / 2, mu²)."""
+    """Return the share of right ones among the surest guesses, under N(±mu² / 2, mu²).
+
+    The guesses are the share `share` of all.
+    """
 
     def beyond(threshold: float) -> Float64s:
         tails: Float64s = special().ndtr(np.array([mu / 2, -mu / 2]) - threshold / mu)
@@ -271,7 +275,7 @@ def _expected_share(mu: float, share: float) -> float:
 
 
 def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) -> bool:
-    """Algorithm 3 of the source: whether `right` of `guesses` contradict a Gaussian of `mu`."""
+    """Run the source's algorithm 3: do `right` of `guesses` contradict a Gaussian of `mu`?"""
     ndtr, ndtri = special().ndtr, special().ndtri
     r, h = error * right / m, error * (guesses - right) / m
     for i in range(right - 1, -1, -1):
@@ -283,7 +287,7 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """The distance, in standard deviations, at which Gaussian noise is (epsilon, delta)-private."""
+    """Return the number of standard deviations at which a Gaussian is (epsilon, delta)-private."""
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 
 
@@ -293,12 +297,12 @@ def distance_of_epsilon(figure: Figure) -> float:
 
 
 def epsilon_of_distance(mu: float, delta: float) -> float:
-    """The epsilon of telling N(0, 1) from N(mu, 1) at `delta`, rounded down."""
+    """Return the epsilon of distinguishing N(0, 1) from N(mu, 1) at `delta`, rounded down."""
     return _largest(lambda eps: _mu(eps, delta) <= mu)
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """The largest epsilon that is refuted, from below to the last bits; 0 where none is."""
+    """Return the largest refuted epsilon, from below to the last bits, or 0."""
     low, high = 0.0, 1.0
     if not refuted(low):
         return 0.0
@@ -313,7 +317,7 @@ def _largest(refuted: Callable[[float], bool]) -> float:
 
 
 def _checked(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
-    """The error that is allowed, the arguments being possible."""
+    """Check the arguments, and return the allowed error probability."""
     integer("canaries", canaries, 1)
     integer("guesses", guesses, 0, canaries)
     integer("right", right, 0, guesses)

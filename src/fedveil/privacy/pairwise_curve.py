@@ -1,4 +1,4 @@
-"""The privacy curves of all pairs of a table's rows; imported only where one is needed."""
+"""The privacy curves of all pairs of a table's rows. Imported only on use."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedveil._kernels import compiled
 
 Pairs: TypeAlias = Int64s
 
-#: The logarithm that stands for that of a probability of 0.
+#: Represents the logarithm of a probability of 0.
 NEVER = -1e9
 _BATCH = 1 << 20
 
 
 def ordered_pairs(table: Float64s) -> Pairs:
-    """Both orders of every two rows; of two pairs that mirror each other, one."""
+    """Return both orders of every two rows, but only one of two pairs that mirror each other."""
     count = len(table)
     i, j = np.triu_indices(count, 1)
     if np.array_equal(table, table[::-1, ::-1]):
@@ -28,10 +28,10 @@ def ordered_pairs(table: Float64s) -> Pairs:
 def largest_curve(
     table: Float64s, pairs: Pairs, largest: float, high: int, error: float, *, infinite: bool
 ) -> Float64s:
-    """The pointwise largest delta(k * largest / high), k = -high..high, over pairs of rows.
+    """Return the pointwise largest delta(k * largest / high), k = -high..high, over pairs of rows.
 
-    `error` is added to every loss; none is above `largest`, except that an output that the second
-    row cannot make has infinite loss, if that is allowed.
+    `error` is added to every loss. None is above `largest`, except that an output that the second
+    row cannot produce has infinite loss, if that is allowed.
     """
     step = largest / high
     logs = np.full(table.shape, NEVER)
@@ -80,8 +80,9 @@ def _raise(
 ) -> None:  # fmt: skip
     """Raise `curve` to the curve of every pair.
 
-    An output between two grid points is split into two outputs on them that keep its mass under
-    both rows. Merging the two gives the old law back, so that the split pair loses no less.
+    An output between two grid points is split into two outputs on them that preserve its mass under
+    both rows. Merging the two gives the original distribution, so that the split pair loses no
+    less.
     """
     high = len(growth) // 2
     step = largest / high

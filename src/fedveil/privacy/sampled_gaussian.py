@@ -1,16 +1,16 @@
 """Gaussian noise on the sum of a secretly sampled batch, where one example is replaced.
 
 Every example of a client is taken into a batch independently with probability q, and nobody
-else learns which were; each taken example adds a vector of L2 norm at most c, which may depend
-on everything public, to a sum that N(0, sigma²) noise in every coordinate is added to. Data sets
-that differ in one example then have the output laws, given which of the other examples were
-taken and with their sum as the origin,
+else learns which were. Each taken example adds a vector of L2 norm at most c, which may depend
+on everything public, to a sum. N(0, sigma²) noise is added to every coordinate of the sum. Data
+sets that differ in one example then have the output distributions, given which of the other
+examples were taken and with their sum as the origin,
 
     P = (1 - q) N(0) + q N(u)        and        Q = (1 - q) N(0) + q N(v),        |u|, |v| <= c,
 
-and by joint convexity no more is told where that is not given.
+and by joint convexity no more is revealed without these conditions.
 
-Theorem. Of all such u and v, opposite ones of norm c lose most: for every e^eps > 0,
+Theorem. Among all such u and v, opposite ones of norm c lose most: for every e^eps > 0,
 delta(eps) = sup_S P(S) - e^eps Q(S) is largest at u = -v, |u| = c.
 
 Proof. Let e^eps >= 1. In units of sigma and from u on, with z drawn from N(0, I), w = v - u and
@@ -19,22 +19,22 @@ w' = -u,
     delta(eps) = q E[(1 - A - B)_+],    A = e^eps exp(<w, z> - |w|²/2),
                                         B = (e^eps - 1) (1 - q)/q exp(<w', z> - |w'|²/2).
 
-This depends on r = |w| <= 2c, r' = |w'| <= c and k = <w, w'> <= r r' alone. Let g be a smooth
+This depends only on r = |w| <= 2c, r' = |w'| <= c and k = <w, w'> <= r r'. Let g be a smooth
 convex function; g(A + B) of the Gaussian pair ln A, ln B has, by the heat equation,
 
     d/dk E[g] = E[g'' A B] >= 0,
     d/dr E[g] = E[g'' (r A² + r' A B)] >= 0 along k = r r', and d/dr' E[g] alike,
 
 since the variance of ln A is r², twice as fast as its mean falls, and the terms in g' cancel.
-t -> (1 - t)_+ is a limit of such g. So k, r and r' are best as large as they can be, which is
-u = -v, |u| = c, where all three are. Where e^eps < 1, delta(eps) is 1 - e^eps + e^eps times the
-curve of (Q, P) at -eps, and the roles of u and v change. ∎
+t -> (1 - t)_+ is a limit of such g. So delta is largest where k, r and r' are, and all three are
+largest at u = -v, |u| = c. If e^eps < 1, delta(eps) is 1 - e^eps + e^eps times the curve of (Q, P)
+at -eps, and u and v swap roles. ∎
 
-The same holds of a sum of clients' vectors, each of whom draws in secret whether it is in it.
+The theorem also covers a sum of clients' vectors, each of which is in it by a secret draw.
 
-The curve of that pair is its own mirror image, so that one distribution covers both orders, and
-by theorem 10 of Zhu, Dong and Wang (2022) the composition of rounds, each of which may be chosen
-in view of those before. dp-accounting composes the same pair under REPLACE_ONE.
+The curve of that pair is its own mirror image, so that one distribution covers both orders. By
+theorem 10 of Zhu, Dong and Wang (2022) it also covers the composition of rounds, each of which may
+be chosen in view of those before. dp-accounting composes the same pair under REPLACE_ONE.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss, Release
 from fedveil.privacy.loss_distribution import LossDistribution
 
-#: The grid: at most so many points, and so many to a standard deviation of the loss.
+#: The grid has at most this many points, and `_POINTS_PER_DEVIATION` per deviation of the loss.
 _MAX_POINTS = 1 << 16
 _POINTS_PER_DEVIATION = 256
-#: It ends where an output lies so many sigma from the middle of its law: chances below 1e-16.
+#: It ends where an output is this many sigma from its distribution's middle: chances below 1e-16.
 _REACH = 8.5
-#: What a term of the curve is wrong by at most, relatively, for each unit of its exponent; and what
-#: a few roundings are.
+#: Largest relative error of a term of the curve, for each unit of its exponent; and that of a few
+#: roundings.
 _TERM_ERROR, _ROUNDING = 4e-15, 1e-12
-#: What a ratio may be: beyond these the curve has lost its digits.
+#: Limits of a ratio: beyond these the curve has lost its digits.
 _LEAST_RATIO, _MOST_RATIO = 1e-2, 1e6
-#: The relative width of the last interval in which the least ratio is searched.
+#: Relative width of the last interval in the search for the least ratio.
 _RATIO_WIDTH = 1e-4
 
 
@@ -72,7 +72,7 @@ class SampledGaussian:
     """Gaussian noise on a batch that takes every example with probability `rate`.
 
     `ratio` is sigma over 2c, the distance of two examples' contributions, as in `Gaussian`, which
-    this is at rate 1. The loss is that of replacing one example (see the module).
+    this equals at rate 1. The loss is that of replacing one example (see the module).
     """
 
     ratio: float
@@ -83,18 +83,19 @@ class SampledGaussian:
         within("rate", self.rate, 0, 1, open_low=True)
 
     def distribution(self) -> LossDistribution:
-        """The privacy-loss distribution; dominates every pair of inputs."""
+        """Return the privacy-loss distribution, which dominates every pair of inputs."""
         return _distribution(self.ratio, self.rate)
 
     def delta(self, epsilon: float) -> float:
-        """The privacy curve of one release at `epsilon`, or a little more."""
+        """Return the privacy curve of one release at `epsilon`, or a little more."""
         return float(_curve(0.5 / self.ratio, self.rate, np.array([epsilon]))[0])
 
 
 def sampled_release(ratio: float, rate: float) -> Release:
-    """The release of such a sum; without the gain of sampling where there is next to none to state.
+    """Return the release of such a sum, without the gain of sampling if almost nothing is promised.
 
-    A plain `Gaussian` loses no less (joint convexity), and where every example is taken, as much.
+    A plain `Gaussian` loses no less (joint convexity), and exactly as much if every example is
+    taken.
     """
     if rate == 1 or not _LEAST_RATIO <= ratio <= _MOST_RATIO:
         return Gaussian(ratio)
@@ -104,7 +105,7 @@ def sampled_release(ratio: float, rate: float) -> Release:
 def sampled_loss(
     epsilon: float, delta: float, ratio: float, rate: float, per: Per = "example"
 ) -> PrivacyLoss:
-    """The loss for one example, of noise that is (epsilon, delta)-private where it is surely taken.
+    """Return the loss for one example, from noise that is (epsilon, delta)-private if it is taken.
 
     Its own statement is (ln(1 + q (e^epsilon - 1)), q delta): at that epsilon the curve is q times
     one of N(u) against a mixture of N(v) and N(0) at e^epsilon, in which neither lies further than
@@ -122,9 +123,9 @@ def sampled_loss(
 
 
 def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float:
-    """The least ratio, to a ten-thousandth, at which so many rounds cost at most (epsilon, delta).
+    """Return the least ratio, to a ten-thousandth, at which `rounds` rounds cost (epsilon, delta).
 
-    Raises `InvalidValue` where no ratio does.
+    Raises `InvalidValue` if no ratio does.
     """
     epsilon, delta = positive("epsilon", epsilon), within("delta", delta, 0, 1, open_low=True)
     rate, rounds = within("rate", rate, 0, 1, open_low=True), integer("rounds", rounds, 1)
@@ -161,7 +162,7 @@ def _distribution(ratio: float, rate: float) -> LossDistribution:
 
 
 def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
-    """ln P(x) / Q(x), x in units of sigma along the direction in which examples lie apart."""
+    """Return ln P(x) / Q(x), x in units of sigma along the line between the two contributions."""
     taken = math.log(rate) - shift**2 / 2
     left = math.log1p(-rate) if rate < 1 else -math.inf
     gain: Float64s = np.logaddexp(left, taken + shift * outputs)
@@ -169,7 +170,7 @@ def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
 
 
 def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
-    """delta at each epsilon, with as much added as rounding may have taken.
+    """Return delta at each epsilon, plus a bound on the rounding error.
 
     The best event is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m, where m is the shift and
     h = epsilon / 2: there the loss is epsilon. A wrong digit of it changes delta in the second
@@ -181,7 +182,7 @@ def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
         log_odds = np.log1p(-rate) - math.log(rate) if rate < 1 else -math.inf
         log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
     argument = log_odds + log_sinh + shift**2 / 2
-    # asinh(e^y), which is y + ln 2 to the last digit where e^y is out of range.
+    # asinh(e^y) equals y + ln 2 to the last digit where e^y is out of range.
     far = argument > 30
     turn = np.where(far, argument + math.log(2), np.arcsinh(np.exp(np.where(far, 0.0, argument))))
     edge = (half + turn) / shift
@@ -197,7 +198,7 @@ def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
 
 
 def _term(factor: Float64s | float, *exponents: Float64s) -> tuple[Float64s, Float64s]:
-    """factor * e^(sum of exponents), and what that may be wrong by."""
+    """Return factor * e^(sum of exponents), and a bound on its error."""
     value = factor * np.exp(sum(exponents, np.zeros(1)))
     size = sum((np.abs(exponent) for exponent in exponents), np.ones(1))
     return value, _TERM_ERROR * size * value
