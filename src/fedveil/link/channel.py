@@ -1,11 +1,11 @@
-"""How the parties' exchanges are driven: in one process, or one party over links.
+"""The parties' exchanges and how to drive them: in one process, or one party over links.
 
-A party does not send or wait. It is a generator that asks for one thing at a time,
+A party does not send or wait. It is a generator that requests one action at a time,
 
-    Send(peer, message)     let `peer` have the message; goes on at once
-    Receive(peer)           go on with the next message of `peer`, in the order it sent them
+    Send(peer, message)     give `peer` the message; continues at once
+    Receive(peer)           continue with the next message of `peer`, in the order it sent them
 
-and returns its result. `drive_together` plays all parties of a run in this process; `drive` plays
+and returns its result. `drive_together` plays all parties of a run in this process. `drive` plays
 one party over a channel to each of its peers.
 """
 
@@ -21,13 +21,13 @@ from fedveil.message import Message, Value, decode, encode
 
 T = TypeVar("T")
 
-#: In one process a party pauses once a peer has so many unread messages from it.
+#: In one process a party pauses once a peer has this many unread messages from it.
 _AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request to let `peer` have `message`, whose arrays nobody changes afterwards."""
+    """A request to give `peer` a message, whose arrays must not change afterwards."""
 
     peer: str
     message: Message
@@ -45,32 +45,32 @@ Exchange: TypeAlias = Generator[Send | Receive, Message | None, T]
 
 
 def received(peer: str) -> Exchange[Message]:
-    """The next message of `peer`."""
+    """Return the next message of `peer`."""
     message = yield Receive(peer)
     assert message is not None, "an engine answers a Receive with a message"
     return message
 
 
 class Channel(Protocol):
-    """One party's end of a link: every message arrives once, whole and in order, or never."""
+    """One party's end of a link. Every message arrives once, whole and in order, or never."""
 
     peer: str
 
     def send(self, message: Message) -> None:
-        """Let the peer have `message`; may return before it does. Raises LinkLost, PeerRefused.
+        """Send `message` to the peer. May return before it arrives. Raises LinkLost, PeerRefused.
 
-        The arrays of `message` stay as they are until the peer has them.
+        The arrays of `message` must not change until the peer has them.
         """
 
     def receive(self) -> dict[str, Value]:
-        """The peer's next message; waits for it. Raises LinkLost, PeerRefused."""
+        """Wait for the peer's next message, and return it. Raises LinkLost, PeerRefused."""
 
 
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
-    """Play one party over its channels, to its end or to what a channel or the party raises.
+    """Play one party over its channels to its end, or until a channel or the party raises.
 
-    What a channel raises is raised where the party asked; an error of the party comes out when
-    its last words to the peers have been handed over.
+    A channel's exception is raised at the party's request. A party's exception is raised here after
+    its last messages to the peers were sent.
     """
     try:
         request = next(exchange)
@@ -93,11 +93,11 @@ def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
 
 
 def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = False) -> dict[str, T]:
-    """Play all parties in this process, by turns that nothing but their requests decides.
+    """Play all parties in this process, in turns determined only by their requests.
 
-    Arrays are handed over as they are; with `encoded` every message goes through its bytes, as
-    between machines. The first error that a party raises is raised here, after the others have
-    been given what it told them.
+    Arrays are passed without a copy. With `encoded` every message goes through its bytes, as
+    between machines. The first error of a party is raised here, after the others have received its
+    messages.
     """
     table = _Table(exchanges, encoded)
     try:
@@ -125,9 +125,9 @@ class _Table(Generic[T]):
         self._error: Exception | None = None
 
     def play(self) -> dict[str, T]:
-        """Until all are done, or one has failed and the others have heard why."""
+        """Play until all are done, or one has failed and the others have been informed."""
         while not all(seat.done for seat in self._seats.values()):
-            # Those with room to run go first; if all wait for others to read, any may go on.
+            # Parties with room run first. If all wait for others to read, any may run.
             moved = [party for party in self._seats if self._turn(party, _AHEAD)]
             if not moved and not any(self._turn(party, None) for party in self._seats):
                 break
@@ -139,7 +139,7 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Let a party run until it must wait; whether it could do anything at all."""
+        """Run a party until it must wait. Returns True if it did anything."""
         seat, moved = self._seats[party], False
         while not seat.done:
             answer = None

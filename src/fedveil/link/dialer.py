@@ -36,7 +36,7 @@ _NO_PATH = (2, 7, 18, 19, 20, 21)
 
 
 class Dialer:
-    """Keeps a stream to the leader at `address` for as long as `link` has a use for one."""
+    """Maintains a stream to the leader at `address` for as long as `link` needs one."""
 
     def __init__(
         self, address: Address, link: Link, party: str, credentials: Credentials | None
@@ -115,7 +115,7 @@ class Dialer:
         return grpc.secure_channel(str(self._address), secure, options)
 
     def _stream(self, channel: Any) -> bool:
-        """One stream from its greeting to its end; whether it came to the leader's welcome."""
+        """Run one stream from greeting to end. Returns True if the leader sent its welcome."""
         link, attached = self._link, SimpleQueue[int]()
         stream, why = 0, "the stream ended"
         call = self._call = channel.stream_stream(f"/{SERVICE}/{CALL}")(self._frames(attached))
@@ -148,7 +148,7 @@ class Dialer:
             yield from self._link.frames(stream)
 
     def _why(self, error: Any) -> str:
-        """Why a stream ended; where the leader says that it is for good, the link fails for it."""
+        """Return why a stream ended. Fails the link if the leader says that the end is final."""
         code, details = error.code(), error.details() or "no reason given"
         peer, address = self._link.peer, self._address
         if code == grpc.StatusCode.FAILED_PRECONDITION:

@@ -1,17 +1,17 @@
-"""A channel that outlives its streams: every message arrives once, whole and in order.
+"""A channel that survives its streams: every message arrives once, whole and in order.
 
-A stream (see `streams`) may break at any byte and be opened anew any number of times. Messages
-are numbered from 1; each frame also says how many have arrived the other way, and what has not
-been acknowledged when a stream breaks is sent again on the next.
+A stream (see `streams`) may break at any byte and be opened again any number of times. Messages
+are numbered from 1. Each frame also says how many have arrived in the other direction. Messages
+that are not acknowledged when a stream breaks are sent again on the next.
 
     frame := number (8 bytes) arrived (8 bytes) kind (1 byte) body
-    kind  := 0  an acknowledgement alone, number 0
+    kind  := 0  only an acknowledgement, number 0
            | 1  a message, body its encoding
-           | 2  the last frame of this side, body a sentence: empty where all is well
+           | 2  the last frame of this side, body a sentence: empty if all is well
            | 3  a refusal, body the reason; the last frame of this side
 
-Each process of a party names itself by a random session. A peer that comes back with another
-session is another process, which knows nothing of what was numbered before: both directions start
+Each process of a party names itself by a random session. A peer that returns with a different
+session is a different process, which does not know the earlier numbers: both directions start
 again at 1, and `send` and `receive` raise PeerRestarted until `begin` is called.
 """
 
@@ -31,11 +31,11 @@ from fedveil.message import Message, Value, check_carried, decode, encode
 
 PROTOCOL = 1
 SESSION_BYTES = 16
-#: How much may have arrived and not been received before a link stops reading its stream.
+#: Bytes that may have arrived and be unread before a link stops reading its stream.
 INBOX_BYTES = 256 << 20
-#: An acknowledgement goes alone once so much has arrived since the last that went with a message.
+#: A separate acknowledgement is sent once this many bytes arrived since the last one in a message.
 ACK_BYTES = 4 << 20
-#: How long `close` waits for the peer to have had everything.
+#: Seconds that `close` waits for the peer to receive everything.
 CLOSE_S = 10.0
 
 _HEADER = struct.Struct("<QQB")
@@ -45,18 +45,18 @@ _LOOK_AGAIN_S = 60.0
 
 
 class Link:
-    """One party's end of the link to `peer`; a `Channel` that streams attach to.
+    """One party's end of the link to `peer`, a `Channel` that streams attach to.
 
-    `send` never waits: how far a party runs ahead is its schedule's affair. `receive` waits without
-    a stream `patience_s` seconds before it raises LinkLost, and with one twice as long for a peer
-    that says nothing: it may itself wait so long for a party that is away.
-    One thread sends and receives; streams come from any.
+    `send` never waits: the schedule decides how far a party runs ahead. Without a stream, `receive`
+    waits `patience_s` seconds before it raises LinkLost. With a stream and a silent peer it waits
+    twice as long, since the peer may itself be waiting for an absent party. One thread sends and
+    receives. Streams come from any.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
         self.peer = peer
         self.session = Secure().token(SESSION_BYTES)
-        #: Times that a stream was attached after the first, and seconds that none was.
+        #: Number of streams attached after the first, and seconds without one.
         self.reconnections = 0
         self.away_s = 0.0
         self._patience_s = patience_s
@@ -89,7 +89,7 @@ class Link:
     # --- the channel
 
     def begin(self) -> None:
-        """Talk to the process that the peer is now."""
+        """Start to communicate with the peer's present process."""
         with self._lock:
             self._restarted = False
 
@@ -123,11 +123,11 @@ class Link:
             raise LinkLost(f"{self.peer} sent what is not a message: {error}") from None
 
     def refuse(self, reason: str) -> None:
-        """Tell the peer's process why it is refused, and have nothing more to do with it."""
+        """Send the peer's process the reason of its refusal, and end all communication with it."""
         self._finish(_REFUSAL, reason)
 
     def await_another(self) -> None:
-        """Wait for another process of the peer than the one that is there, or was."""
+        """Wait for a different process of the peer than the present or last one."""
         with self._lock:
             while not self._restarted:
                 if self._failure is not None:
@@ -136,7 +136,7 @@ class Link:
             self._restarted = False
 
     def close(self, reason: str = "") -> None:
-        """Say that no more will come, and wait a little until the peer has everything."""
+        """Announce the end, and wait a little until the peer has everything."""
         self._finish(_END, reason)
         with self._lock:
             self._closed, self._stream = True, 0
@@ -144,19 +144,21 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further stream is of any use."""
+        """True if no further stream is needed."""
         with self._lock:
             return self._closed or self._failure is not None or self._ended is not None
 
     # --- what streams do
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """This session, the peer's as far as it is known, and how many messages have arrived."""
+        """Return this session, the peer's if known, and the number of messages that have
+        arrived.
+        """
         with self._lock:
             return self.session, self._peer_session, self._arrived
 
     def attach(self, session: bytes, known: bytes, arrived: int) -> int:
-        """Begin a stream to the process that names itself `session`; the stream's number.
+        """Start a stream to the process that names itself `session`. Returns the stream's number.
 
         `known` and `arrived` are what that process said of this side, in its greeting.
         """
@@ -166,7 +168,7 @@ class Link:
                     self._restarted = True
                     self._forget_conversation()
                 self._peer_session = session
-            # What it counted from another process of this party has no meaning here.
+            # Its count of messages from a different process of this party does not apply here.
             had = arrived if known == self.session else 0
             if not 0 <= had <= self._sent:
                 raise MessageInvalid(f"{had} messages have arrived of {self._sent}")
@@ -182,7 +184,7 @@ class Link:
             return self._stream
 
     def detach(self, stream: int, why: str = "") -> None:
-        """End a stream; nothing happens where another has taken its place."""
+        """End a stream. Does nothing if a newer one has replaced it."""
         with self._lock:
             if stream == self._stream != 0:
                 self._stream = 0
@@ -190,18 +192,18 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Note why no stream can be had, for the sentence that ends the patience."""
+        """Note why no stream is available, for the final error message."""
         with self._lock:
             self._down_why = why
 
     def fail(self, error: FedveilError) -> None:
-        """Let `send` and `receive` raise `error` from now on."""
+        """Make `send` and `receive` raise `error` from now on."""
         with self._lock:
             self._failure = self._failure or error
             self._wake_all()
 
     def frames(self, stream: int) -> Iterator[bytes]:
-        """What is to be written into a stream, as it comes, until the stream ends."""
+        """Yield the frames to write into a stream, until the stream ends."""
         while True:
             with self._lock:
                 while (frame := self._next_frame(stream)) is None:
@@ -211,7 +213,7 @@ class Link:
             yield frame
 
     def take(self, stream: int, frame: bytes) -> None:
-        """What was read from a stream; waits where too much lies here unread."""
+        """Process a frame read from a stream. Waits while too much data is unread."""
         if len(frame) < _HEADER.size:
             raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
         number, acknowledged, kind = _HEADER.unpack_from(frame)
@@ -231,7 +233,7 @@ class Link:
                 self._room.wait()
 
     def belongs_to(self, session: bytes) -> bool:
-        """Whether that process of the peer is the one that this side talks to."""
+        """Return True if this side communicates with that process of the peer."""
         with self._lock:
             return session == self._peer_session
 
@@ -246,7 +248,7 @@ class Link:
             raise LinkLost(f"the link to {self.peer} is closed")
 
     def _patience_left(self, silent_since: float = math.inf) -> float | None:
-        """Seconds to wait for an absent peer, or for one that is there and silent since then."""
+        """Return the seconds to wait for an absent peer, or for one silent since that time."""
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()
             if left > 0:
@@ -307,7 +309,7 @@ class Link:
         self._readable.notify_all()
 
     def _finish(self, kind: int, reason: str) -> None:
-        """Send the last frame, and wait until the peer has it or is not worth waiting for."""
+        """Send the last frame, and wait until the peer has it or waiting is pointless."""
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             if self._ending or self._closed or self._restarted or not self._peer_session:
@@ -328,7 +330,7 @@ class Link:
 
 
 def _sentence(body: memoryview) -> str:
-    """A peer's words as one line of text."""
+    """Return a peer's words as one line of text."""
     text = ""
     with suppress(UnicodeDecodeError):
         text = str(body[:_LONGEST_SENTENCE], "utf-8")

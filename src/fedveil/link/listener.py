@@ -1,4 +1,4 @@
-"""The leader's end of every stream: it listens, checks who comes, and attaches streams to links."""
+"""The leader's end of every stream: it listens, authenticates, and attaches streams to links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedveil.link.tls import Credentials
 
 import grpc  # isort: skip  (after streams, which quiets it)
 
-#: gRPC gives a handshake up after so long, and what has led to no stream by then did not succeed.
+#: gRPC aborts a handshake after this time. Without a stream by then, it counts as failed.
 _GIVEN_UP_S, _HANDSHAKE_S = 10.0, 20.0
 _STOP_S = 1.0
 
@@ -47,7 +47,7 @@ class Listener:
             credentials.check_usage(listens=True)
         self._links, self._party, self._report = links, party, report
         self._handshakes = _Handshakes(report)
-        # One thread stays with each stream; those of broken ones may live a little longer.
+        # Each stream occupies one thread. Threads of broken streams may live a little longer.
         self._threads = ThreadPoolExecutor(4 * len(links) + 4, thread_name_prefix="link")
         calls = {CALL: grpc.stream_stream_rpc_method_handler(self._stream)}
         self._server = grpc.server(
@@ -81,7 +81,7 @@ class Listener:
 
     def _credentials(self, own: Credentials) -> Any:
         pair = [(own.key, own.certificate)]
-        # gRPC says nothing of a handshake that fails, but asks for certificates before each.
+        # gRPC does not report a handshake that fails, but asks for certificates before each.
         return grpc.dynamic_ssl_server_credentials(
             grpc.ssl_server_certificate_configuration(pair, own.authority),
             self._handshakes.begun,
@@ -165,7 +165,7 @@ class Listener:
 
 
 class _Handshakes:
-    """Tells of TLS handshakes that came to nothing, of which gRPC says nothing itself."""
+    """Reports failed TLS handshakes, which gRPC does not report itself."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -174,7 +174,7 @@ class _Handshakes:
         self._timer: threading.Timer | None = None
 
     def begun(self) -> None:
-        """Count a handshake; its outcome is looked at in a while."""
+        """Count a handshake. Its outcome is checked after a while."""
         with self._lock:
             self._open.append(time.monotonic())
             if self._timer is None:

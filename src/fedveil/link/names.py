@@ -1,4 +1,4 @@
-"""What a party may be called: its name is also a file's and a certificate's."""
+"""Valid names of parties: a name is also part of a file name and a certificate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
 
 def check_name(what: str, name: object) -> str:
-    """`name`, which can be a party's, or a part's."""
+    """Return `name` if it is valid for a party or a part. Raises an error otherwise."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise SplitInvalid(
             f"{what} {name!r} is not a name: a letter or _, then letters, digits, _ and -, "

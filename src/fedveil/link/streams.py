@@ -1,11 +1,11 @@
-"""What both ends of a stream share: addresses, gRPC's settings, and the two greetings.
+"""Common definitions of both ends of a stream: addresses, gRPC's settings, and the two greetings.
 
 A follower opens one bidirectional gRPC stream to the leader and sends
 
     {"kind": "hello", "protocol", "party", "session", "known", "arrived"}
 
-and the leader answers `welcome` with the same fields, or ends the stream with a reason. All that
-follows are frames of a `Link`. `session` names the process, `known` the process of the other side
+and the leader answers `welcome` with equal fields, or ends the stream with a reason. After that
+come only frames of a `Link`. `session` names the process, `known` the process of the other side
 that it last talked to, `arrived` how many of that one's messages it has.
 """
 
@@ -20,21 +20,21 @@ from fedveil.errors import InvalidValue, MessageInvalid, PeerRefused
 from fedveil.link.link import PROTOCOL, SESSION_BYTES
 from fedveil.message import Value, decode, encode, take
 
-# gRPC's own lines on stderr would stand beside this program's sentences.
+# gRPC's own lines on stderr would mix with this program's messages.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 SERVICE, CALL = "fedveil.vertical", "Link"
 
 _MEBIBYTE = 1 << 20
 OPTIONS: list[tuple[str, Any]] = [
-    # Tensors are as large as the job makes them.
+    # Tensors may have any size.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # A whole tensor may be on its way: no pause for the window to grow.
+    # A whole tensor may be in transit, without pauses for the window to grow.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 16 * _MEBIBYTE),
     ("grpc.http2.max_frame_size", _MEBIBYTE),
-    # A machine that vanished without a word is noticed in half a minute.
+    # A machine that vanishes silently is noticed within half a minute.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # which counts where it is the longer one
@@ -47,14 +47,14 @@ OPTIONS: list[tuple[str, Any]] = [
 
 @dataclass(frozen=True)
 class Address:
-    """Where a leader listens."""
+    """A leader's address."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, option: str, text: str) -> Address:
-        """HOST:PORT, an IPv6 address in brackets."""
+        """Parse HOST:PORT, with an IPv6 address in brackets."""
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isdecimal() or int(port) > 65535:
             raise InvalidValue(f"{option} = {text!r} is not HOST:PORT with a port in [0, 65535]")
@@ -62,7 +62,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nothing that goes there leaves this machine."""
+        """True if data sent there never leaves this machine."""
         if self.host == "localhost":
             return True
         try:
@@ -86,7 +86,7 @@ def check_plaintext(option: str, address: Address) -> None:
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a party says of itself when a stream begins."""
+    """A party's first message on a stream."""
 
     party: str
     session: bytes
@@ -99,7 +99,7 @@ class Greeting:
 
     @classmethod
     def from_bytes(cls, data: bytes, kind: str, peer: str, party: str) -> Greeting:
-        """What `peer` says to `party`; PeerRefused where it speaks another protocol."""
+        """Decode `peer`'s greeting to `party`. Raises PeerRefused for a different protocol."""
         try:
             message = decode(data)
             spoken = take(message, "protocol", int)

@@ -1,7 +1,7 @@
-"""The certificates that parties know each other by: a private authority, and one for each party.
+"""Certificates that authenticate the parties: a private authority, and one for each party.
 
-    DIR/authority.key        stays with whoever ran `certificates`; whoever has it can be anybody
-    DIR/PARTY/authority.pem  what PARTY trusts
+    DIR/authority.key        stays with the user who ran `certificates`; it can impersonate anybody
+    DIR/PARTY/authority.pem  PARTY's trusted authority
     DIR/PARTY/certificate.pem
     DIR/PARTY/key.pem        PARTY's alone
     DIR/PARTY/tls.yaml       only if PARTY has a PKI of its own: `tls_settings`
@@ -153,9 +153,9 @@ class Credentials:
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Make the authority where there is none, and each party's folder; their paths.
+    """Make the authority if there is none, and each party's folder. Returns their paths.
 
-    A party that has a folder already keeps it: what is there is never written over.
+    A party's existing folder is never overwritten.
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
@@ -192,7 +192,7 @@ def _check_parties(folder: Path, parties: Sequence[str]) -> None:
             raise CertificateError(
                 f"{folder / party} is there already: remove it first to make new certificates"
             )
-        # TLS compares names without their case.
+        # TLS compares names without regard to case.
         alike = [name for name in taken if name.lower() == party.lower()]
         if alike:
             raise CertificateError(
@@ -217,7 +217,7 @@ def _write_authority(folder: Path) -> None:
         .sign(key, hashes.SHA256())
     )
     _write_certificate(folder / "authority.pem", certificate)
-    # The key comes last: an authority that was cut short in the making is made again.
+    # The key comes last, so an authority whose creation was interrupted is made again.
     _write_key(folder / "authority.key", key)
 
 
