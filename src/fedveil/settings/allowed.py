@@ -1,6 +1,6 @@
-"""What a settings field allows, in words; and what is wrong with a value, in one sentence.
+"""The allowed values of a settings field, in words, and one sentence for a wrong value.
 
-The same words serve the messages and the reference page, so that the two cannot disagree.
+The messages and the reference page use one wording, so that the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from pydantic.fields import FieldInfo
 from fedveil.errors import did_you_mean, nearest
 
 _LONGEST_SHOWN = 60
-#: How alike a word must be to be suggested.
+#: Least similarity of a suggested word.
 _NEAR = 0.65
-#: A key whose value follows the colon at once, which YAML takes for one text.
+#: A key directly followed by its value after the colon, which YAML reads as one text.
 _UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
-#: What other programs call a key.
+#: Other programs' names of keys.
 _USUAL = {"learning_rate": "lr"}
-#: The two ways of writing that a value is of one type or of another.
+#: The two notations for a union of types.
 _EITHER = (Union, types.UnionType)
 
-#: A key's place in a job: ("protection", "signds", "sign_k").
+#: A key's path in a job: ("protection", "signds", "sign_k").
 Path = tuple[str, ...]
 NAME = "NAME"
 
 
 @dataclass(frozen=True)
 class TextRule:
-    """What a text must be beyond being text; used as `Annotated[str, AfterValidator(rule)]`."""
+    """A condition on a text, used as `Annotated[str, AfterValidator(rule)]`."""
 
     words: tuple[str, ...]
     form: str
     pattern: str
 
     def __call__(self, value: str) -> str:
-        """The value itself; raises ValueError where it is neither a word nor of the form."""
+        """Return the value. Raises ValueError if it is neither a listed word nor of the form."""
         if value not in self.words and re.fullmatch(self.pattern, value) is None:
             raise ValueError(f"is not {self.form}")
         return value
@@ -52,7 +52,7 @@ class TextRule:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The values of one field: any of the alternatives that are filled in."""
+    """The values of one field: any of the alternatives that are set."""
 
     words: tuple[str, ...] = ()
     text: str = ""
@@ -84,7 +84,7 @@ class Allowed:
         return " or ".join(part for part in parts if part)
 
     def complaint(self, value: object) -> str:
-        """Why `value`, which was refused, is refused."""
+        """Return why `value` was refused."""
         kinds = int if self.number == "whole number" else int | float
         if self.interval and isinstance(value, kinds) and not isinstance(value, bool):
             besides = f" and not {' or '.join(self.words)}" if self.words else ""
@@ -98,7 +98,7 @@ class Allowed:
         return complaint
 
     def _own(self, value: str) -> str:
-        """How what a plain name or a file may have stood for is written."""
+        """Suggest the correct form for a plain name or a file."""
         if not self.text.startswith("package.module:"):
             return ""
         if value.endswith(".py"):
@@ -108,14 +108,14 @@ class Allowed:
 
 
 def allowed(field: FieldInfo) -> Allowed:
-    """What `field` allows."""
+    """Return the allowed values of `field`."""
     return _allowed(field.annotation, field.metadata)
 
 
 def block_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The settings class of a field that is a block of keys; None where it holds a value.
+    """Return the settings class of a field that is a block of keys. Returns None for a value.
 
-    A block that may be null is one too.
+    A block that may be null also counts.
     """
     either = get_origin(field.annotation) in _EITHER
     members = get_args(field.annotation) if either else (field.annotation,)
@@ -124,7 +124,7 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The settings class of a field that is a mapping of names of the user's to blocks."""
+    """Return the settings class of a field that maps the user's names to blocks."""
     if get_origin(field.annotation) is not dict:
         return None
     _, kind = get_args(field.annotation)
@@ -132,7 +132,7 @@ def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
-    """The place of every value under `model`, in order; NAME stands for a name of the user's."""
+    """Yield the path of every value under `model`, in order. NAME stands for a user's name."""
     for name, field in model.model_fields.items():
         block, blocks = block_of(field), blocks_of(field)
         if block is not None:
@@ -144,7 +144,7 @@ def keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]:
-    """One sentence for each key of `model` that is wrong, by its place."""
+    """Return one sentence for each wrong key of `model`, by its path."""
     found: dict[Path, str] = {}
     for item in error.errors(include_url=False):
         path, sentence = _sentence(model, item["loc"], item["input"])
@@ -155,7 +155,7 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]
 
 
 def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[BaseModel]) -> str:
-    """The sentence about a key that `block`, a part of `root`, does not have."""
+    """Return the sentence about a key that `block`, a part of `root`, does not have."""
     place, name = path[:-1], path[-1]
     if value is None and (hint := unspaced(name)):
         return f"{dotted(path)} is not a key with a value{hint}"
@@ -177,22 +177,22 @@ def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[Ba
 
 
 def dotted(path: Path) -> str:
-    """A place as it is written: protection.signds.sign_k."""
+    """Format a path as users write it: protection.signds.sign_k."""
     return ".".join(map(plain, path))
 
 
 def plain(text: str) -> str:
-    """Text from a user's file as it is, or escaped where it would break a line."""
+    """Return a user's text unchanged, or escaped if it would break a line."""
     return text if text.isprintable() else repr(text)
 
 
 def unspaced(text: str) -> str:
-    """What to append where `text` is a key and its value that no space parts."""
+    """Return a hint if `text` is a key and its value without a space between."""
     return "; a space is missing after the colon" if _UNSPACED.match(text) else ""
 
 
 def shown(value: object) -> str:
-    """A value as a job file writes it, cut short where it is long."""
+    """Format a value as in a job file, truncated if long."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
@@ -200,9 +200,9 @@ def shown(value: object) -> str:
 
 
 def followed(root: type[BaseModel], path: Path) -> tuple[int, type[BaseModel], FieldInfo | None]:
-    """How many keys of a path name blocks, the last block, and the next key's field in it.
+    """Return the number of leading block keys, the last block, and the next key's field in it.
 
-    There is no field where `root` does not have the key, or the path ends.
+    The field is None if `root` does not have the key, or the path ends.
     """
     block, named = root, False
     for i, key in enumerate(path):
@@ -236,7 +236,10 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 
 
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
-    """`rest` is what pydantic appends: a member of a union, or a key of a mapping."""
+    """Return the path and sentence of a wrong value.
+
+    `rest` is what pydantic appends: a member of a union, or a key of a mapping.
+    """
     if field.each is not None and rest:
         path = (*path, rest[0])
         if rest[-1] == "[key]" and not field.words:
@@ -296,7 +299,7 @@ def _either(members: Sequence[Allowed]) -> Allowed:
 
 
 def _interval(metadata: Iterable[Any]) -> str:
-    """The bounds among `metadata` in the usual notation; nothing where there are none."""
+    """Format the bounds among `metadata` as an interval. Returns "" without bounds."""
     low: Any = -math.inf
     high: Any = math.inf
     left, right = "(", ")"

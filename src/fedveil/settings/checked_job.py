@@ -1,4 +1,4 @@
-"""What every kind of job shares: reading, writing, and all of its problems at once."""
+"""Base of every kind of job: reading, writing, and reporting all of its problems at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedveil.settings.settings import Settings
 class CheckedJob(Settings):
     """A job's typed settings.
 
-    Raises JobError with every problem that its values have, one by one and between them.
+    Raises JobError with every problem of single values and between them.
     """
 
     def __init__(self, /, **data: Any) -> None:
@@ -39,20 +39,22 @@ class CheckedJob(Settings):
             raise JobError([*wrong.values(), *broken])
 
     def _fill_in(self) -> None:
-        """Settle keys whose default depends on another key; the job is frozen then."""
+        """Set keys whose default depends on another key. The job is frozen afterwards."""
 
     @abstractmethod
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
-        """What is wrong between the keys, those in `wrong` left aside."""
+        """Return the problems between keys, except those in `wrong`."""
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
-        """The job in a YAML file (the default job without one), `key=value` settings on top."""
+        """Load a job from a YAML file (default: the default job), with `key=value` settings on
+        top.
+        """
         return cls.read({} if path is None else yaml_file.read(path), overrides)
 
     @classmethod
     def read(cls, data: Mapping[str, Any], overrides: Sequence[str]) -> Self:
-        """The job that a file's keys describe, `key=value` settings on top."""
+        """Build the job that a file's keys describe, with `key=value` settings on top."""
         return cls._checked(*yaml_file.apply(data, overrides, cls))
 
     @classmethod
@@ -66,10 +68,10 @@ class CheckedJob(Settings):
         return job
 
     def with_(self, keys: Mapping[str, Any] | None = None, /, **blocks: Any) -> Self:
-        """This job with other settings: `job.with_(rounds=5, training={"lr": 0.1})`.
+        """Copy this job with other settings: `job.with_(rounds=5, training={"lr": 0.1})`.
 
-        Keys of a block that are not named stay. `keys` have dotted paths: `{"training.lr": 0.1}`.
-        What follows from other keys follows anew where the job did not say it.
+        Other keys of a block stay. `keys` have dotted paths: `{"training.lr": 0.1}`. Values derived
+        from other keys are derived again if the job did not set them.
         """
         named = {**blocks, **(keys or {})}
         settings = [(tuple(str(path).split(".")), value) for path, value in named.items()]
@@ -77,12 +79,12 @@ class CheckedJob(Settings):
         return self._checked(data, problems)
 
     def changes(self, before: Self) -> list[str]:
-        """What is set otherwise than in `before`, a key each."""
+        """Return the settings that differ from those of `before`, one text per key."""
         return [
             f"{key} = {now} where the run has {then}"
             for key, now, then in differences(self.model_dump(), before.model_dump())
         ]
 
     def to_yaml(self) -> str:
-        """Every key with its value; `load` gives an equal job back."""
+        """Format every key with its value. `load` returns an equal job."""
         return yaml_file.write(self.model_dump())

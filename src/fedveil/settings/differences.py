@@ -1,4 +1,4 @@
-"""Where two nested mappings of settings differ, in words."""
+"""Differences of two nested mappings of settings, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NOTHING: Any = object()
 
 
 def differences(these: Any, those: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
-    """Every key that differs, dotted, and its two values as a job file writes them."""
+    """Yield every differing key, dotted, and its two values as in a job file."""
     if not (isinstance(these, Mapping) and isinstance(those, Mapping)):
         if these != those:
             yield place, _shown(these), _shown(those)

@@ -13,20 +13,20 @@ from pydantic.fields import FieldInfo
 from fedveil.errors import InvalidValue, nearest
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
-#: The rows of a page so far, each without its place -> the block that it was in.
+#: The rows of a page so far, each without its key -> the block that it was in.
 _Told: TypeAlias = dict[tuple[str, str], str]
-#: So many rows that stand in another block already are not written again.
+#: At least this many rows that already occur in an earlier block are replaced by a reference.
 _ALIKE = 3
 
 
 def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
-    """The page, in Markdown: the introduction, every key of `job`, what holds between them."""
+    """Return the page in Markdown: the introduction, every key of `job`, and the rules."""
     between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))  # some hold in two places
     return "\n".join([introduction, *_tables(job, "", {}), f"## Between keys\n\n{between}\n"])
 
 
 def keys(page: str, part: str | None) -> str:
-    """A page's keys for a terminal: those that begin with `part`, or all."""
+    """Format a page's keys for a terminal: those that begin with `part`, or all."""
     return "".join(
         f"{key}: as in {of['as_in']}\n"
         if "as_in" in of
@@ -36,7 +36,7 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """What a page says of the same keys, for a program."""
+    """Return a page's entries for these keys, for a program."""
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:
@@ -45,7 +45,7 @@ def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
 
 
 def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each key and what stands behind it, in the page's order."""
+    """Yield each key and its table row, in the page's order."""
     for line in page.splitlines():
         if row := re.fullmatch(r"\| `(\S+)` \| (.*) \| `(.*)` \| (.*) \|", line):
             key, values, default, meaning = row.groups()
@@ -57,7 +57,7 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
-    """A table of the values in `model`, then those of the blocks in it."""
+    """Yield a table of the values in `model`, then those of its blocks."""
     blocks = []
     title = f"### `{place}`" if place else "### At the top"
     lines = [title, "", inspect.cleandoc(model.__doc__ or "").partition("\n")[0], ""]

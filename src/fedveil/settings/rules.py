@@ -1,7 +1,7 @@
-"""What must hold between the keys of a job, and what is only advised: one machinery for all jobs.
+"""Rules between the keys of a job, and advice: one mechanism for all jobs.
 
-A rule that fails is an error beside those of single keys; an advice is a warning. Each is a
-function from a job to a sentence, or to None where there is nothing to say.
+A broken rule is an error, reported with those of single keys. An advice is a warning. Each is a
+function from a job to a sentence, or to None if there is nothing to report.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class Rules(Generic[J]):
         self._advised: list[Check[J]] = []
 
     def rule(self, *reads: str) -> Callable[[Check[J]], Check[J]]:
-        """Register a rule with the keys it reads: it is silent where one is wrong in itself."""
+        """Register a rule with the keys it reads.
+
+        It is skipped if one of them is wrong by itself.
+        """
 
         def register(check: Check[J]) -> Check[J]:
             self._reads[check] = reads
@@ -38,7 +41,7 @@ class Rules(Generic[J]):
         return check
 
     def broken(self, job: J, wrong: Collection[Path]) -> list[str]:
-        """The sentences of the rules that fail, those that read what is `wrong` left aside."""
+        """Return the sentences of the broken rules, except those that read a key in `wrong`."""
         places = [".".join(path) + "." for path in wrong]
 
         def readable(key: str) -> bool:
@@ -47,11 +50,11 @@ class Rules(Generic[J]):
         return _said(job, [r for r, reads in self._reads.items() if all(map(readable, reads))])
 
     def advice(self, job: J) -> list[str]:
-        """The sentences of what is advised against."""
+        """Return the sentences of all advice that applies."""
         return _said(job, self._advised)
 
     def texts(self) -> list[str]:
-        """What each rule demands, on a line of its own."""
+        """Return each rule's requirement, one line each."""
         return [" ".join(inspect.cleandoc(rule.__doc__ or "").split()) for rule in self._reads]
 
 

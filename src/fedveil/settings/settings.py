@@ -1,4 +1,4 @@
-"""What the settings of every kind of job are made of: blocks of keys, and the words in them."""
+"""Base classes of job settings: blocks of keys, and the texts in them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedveil.settings.allowed import TextRule
 
 
 def text(form: str, pattern: str, *words: str) -> AfterValidator:
-    """What makes a text one of the words, or of the form that `pattern` matches."""
+    """Return a validator that accepts one of the words, or a text that `pattern` matches."""
     return AfterValidator(TextRule(words, form, pattern))
 
 
 def function_text(form: str, *words: str) -> AfterValidator:
-    """What makes a text one of the words, or the name of a thing in a module of the user's."""
+    """Return a validator that accepts one of the words, or a name in a user's module."""
     return text(form, FUNCTION, *words)
 
 
 def or_function(*words: str) -> AfterValidator:
-    """What makes a text one of the words, or the name of a function of the user's."""
+    """Return a validator that accepts one of the words, or the name of a user's function."""
     return text("package.module:function", FUNCTION, *words)
 
 
@@ -33,9 +33,9 @@ Device = Annotated[str, text("cuda:N", r"cuda:[0-9]+", "cpu", "cuda")]
 
 
 class Settings(BaseModel):
-    """The base of every block of a job: unknown keys are errors, nothing changes afterwards.
+    """The base of every block of a job. Unknown keys are errors, and blocks are immutable.
 
-    Nothing is converted either: text is not a number, true is not 1, NaN and infinity are refused.
+    Nothing is converted: text is not a number, true is not 1, NaN and infinity are refused.
     """
 
     model_config = ConfigDict(
@@ -43,7 +43,7 @@ class Settings(BaseModel):
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Say how a setting is changed."""
+        """Raise an error that says how to change a setting."""
         if name in type(self).model_fields:
             raise JobError(
                 [f"{name} = {value!r} cannot be set in place: job.with_(...) gives another job"]
@@ -52,7 +52,7 @@ class Settings(BaseModel):
 
 
 class Block(Settings):
-    """A block of a job; one that is written with nothing in it holds its defaults."""
+    """A block of a job. An empty one has its defaults."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,12 +61,12 @@ class Block(Settings):
 
 
 class Choice(Block):
-    """A block whose `name` picks one of the blocks in it; the others wait.
+    """A block whose `name` selects one of the blocks in it. The others are ignored.
 
-    The name alone (`protection: signds`) stands for a choice with its defaults.
+    The name by itself (`protection: signds`) means a choice with its defaults.
     """
 
-    #: What `name` may be -> the block with its settings; None where it has none.
+    #: Possible `name` -> its settings block, or None.
     BLOCKS: ClassVar[Mapping[str, str | None]]
 
     name: str
@@ -83,17 +83,17 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """What `word` stands for: that choice with its defaults, the other blocks as held."""
+        """Expand `word` to that choice with its defaults, with the other blocks as in `held`."""
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}
         return {**kept, "name": word}
 
     @classmethod
     def block_of(cls, word: str) -> str | None:
-        """The block with the settings of what `word` picks; None where it has none."""
+        """Return the name of the settings block that `word` selects, or None."""
         return cls.BLOCKS.get(word)
 
     @property
     def settings(self) -> Settings | None:
-        """The block that is picked; None where the choice has no settings."""
+        """The selected block, or None if the choice has no settings."""
         block = self.block_of(self.name)
         return None if block is None else getattr(self, block)

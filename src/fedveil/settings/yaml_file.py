@@ -1,4 +1,4 @@
-"""A job's text form: reading YAML strictly, `key=value` settings on top of it, and writing it.
+"""A job's text form: strict YAML reading, `key=value` settings on top of it, and writing.
 
 Only safe loaders: a job file holds data, never objects. Beyond PyYAML's safe loader this one
 refuses a key that is given twice, reads `1e-3` as the number it is in YAML 1.2, and refuses a file
@@ -34,7 +34,7 @@ MOST_VALUES = 10_000
 #: The most values that all aliases of a text stand for together.
 _MOST_ALIASED = 10_000
 _LONGEST_NUMBER = 64
-#: What PyYAML raises where an explicit tag does not fit its value.
+#: Exceptions that PyYAML raises if an explicit tag does not fit its value.
 _WRONG_TAG = (ValueError, KeyError, AttributeError, TypeError)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
@@ -45,7 +45,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._most_values = most_values
         self.problems: list[str] = []
-        #: Values so far, those that aliases stand for counted each time; and those of each block.
+        #: Number of values so far, counting aliased ones each time; and those of each block.
         self._values = 0
         self._aliased = 0
         self._values_in: dict[yaml.Node, int] = {}
@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values of the block that is named; None where it is not finished yet."""
+        """Count the values of the aliased block. None means that it is not finished yet."""
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -97,7 +97,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: Any) -> int:
-        """A whole number; Python itself cannot show one of thousands of digits."""
+        """Read a whole number of limited length: Python cannot print one of thousands of digits."""
         if len(node.value) > _LONGEST_NUMBER:
             problem = f"a whole number has at most {_LONGEST_NUMBER} characters"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
@@ -113,7 +113,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _kind in (_Loader, _Dumper):
-    # The dumper must quote exactly what the loader would take for something else.
+    # The dumper must quote exactly the texts that the loader would read as something else.
     _kind.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
         for first, resolvers in _kind.yaml_implicit_resolvers.items()
@@ -150,7 +150,7 @@ def read(
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
-    """Raise JobError for `--set KEY VALUE`, of which the value is taken for a job's file."""
+    """Raise JobError for `--set KEY VALUE`, in which the value is taken for a job's file."""
     keys = [text for text in overrides or () if "=" not in text]
     if path is not None and len(keys) == 1 and not path.exists():
         key, value = allowed.plain(keys[0]), allowed.plain(str(path))
@@ -158,7 +158,7 @@ def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> Non
 
 
 def refuse_their_vertical(path: str | FilePath | None) -> None:
-    """Raise JobError where a file is one of MindSpore Federated's for a party of a split model."""
+    """Raise JobError for a MindSpore Federated file for a party of a split model."""
     held = {} if path is None else read(path)
     model = held.get("model")
     if isinstance(model, dict) and {"train_net", "eval_net"} & model.keys():
@@ -171,7 +171,7 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 def refuse_other_kind(
     path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], command: str
 ) -> None:
-    """Raise JobError where a file's keys that `mine` does not have are all keys of `other`."""
+    """Raise JobError if all of a file's keys that `mine` does not have are keys of `other`."""
     held = {} if path is None else read(path)
     fields = mine.model_fields
     blocks = [key for key in held if isinstance(held[key], dict)]
@@ -185,7 +185,7 @@ def refuse_other_kind(
 
 
 def write(data: Mapping[str, Any]) -> str:
-    """`data` as YAML, its keys in their order; `read` gives the same data back."""
+    """Format `data` as YAML, its keys in their order. `read` returns equal data."""
     text: str = yaml.dump(
         dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
     )
@@ -195,10 +195,10 @@ def write(data: Mapping[str, Any]) -> str:
 def apply(
     data: Mapping[str, Any], overrides: Sequence[str], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """`data` with `key=value` settings on top, and a sentence for each that cannot be applied.
+    """Return `data` with `key=value` settings on top, and a sentence for each invalid one.
 
-    Settings of whole blocks come first, so that `protection=signds` does not undo
-    `protection.signds.sign_k=0.2` wherever it stands; of two for the same key the later holds.
+    Settings of whole blocks are applied first, so that `protection=signds` does not undo
+    `protection.signds.sign_k=0.2` in any order. Of two for one key the later wins.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
@@ -221,7 +221,7 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """`data` with these settings on top, as `apply` does it, and a sentence for unknown keys."""
+    """Return `data` with these settings on top, as in `apply`, and sentences for unknown keys."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -231,7 +231,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A copy of `data` that leaves out what stands at `path`, or the block that is none."""
+    """Copy `data` without the value at `path`, or without the non-block in its way."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}
@@ -257,7 +257,7 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
 
 
 def _line_hint(text: str) -> str:
-    """What is the matter with the first line that no mapping of keys can have."""
+    """Return a hint about the first line that cannot be in a mapping of keys, or ""."""
     for number, line in enumerate(text.splitlines(), 1):
         if hint := allowed.unspaced(line.strip()):
             return f"{hint} in line {number}: {allowed.shown(line.strip())}"
@@ -267,7 +267,7 @@ def _line_hint(text: str) -> str:
 
 
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
-    """The sentence about a path that `model` does not have; nothing where it has it."""
+    """Return a sentence about a path that `model` does not have, or ""."""
     end, block, field = allowed.followed(model, path)
     here, rest = path[: end + 1], path[end + 1 :]
     if field is None and end < len(path):
@@ -281,10 +281,10 @@ def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
 
 
 def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
-    """What a block holds with `value` at `path`; a mapping sets the keys it names, others stay.
+    """Return a block's content with `value` at `path`. A mapping sets only the keys it names.
 
-    Nothing is changed in place: YAML's aliases may have put one block in several places. Where
-    something else stands than a block, validation says so.
+    Nothing is changed in place: YAML's aliases may have put one block in several places. If there
+    is no block at `path`, validation reports it.
     """
     if isinstance(held, str):
         held = _opened(block, {}, held)
@@ -301,7 +301,7 @@ def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
 
 
 def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None) -> Any:
-    """What a field holds with `value` at `path`."""
+    """Return a field's content with `value` at `path`."""
     block, blocks = (block_of(field), blocks_of(field)) if field else (None, None)
     if block is not None:
         return _merged(held, tuple(path), value, block)
@@ -318,5 +318,5 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """What `word` stands for in place of `block`, which held `held`; the word where for nothing."""
+    """Return what `word` means in place of `block`, which was `held`, or `word` if nothing."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word
