@@ -151,9 +151,7 @@ class Link:
     # --- what streams do
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """Return this session, the peer's if known, and the number of messages that have
-        arrived.
-        """
+        """Return this session, the peer's if known, and the number of arrived messages."""
         with self._lock:
             return self.session, self._peer_session, self._arrived
 

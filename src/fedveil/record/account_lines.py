@@ -1,4 +1,4 @@
-"""What a run cost by the accounts that no record of its has: a line of strict JSON each."""
+"""Privacy accounts of a run that are not in its other records: a line of strict JSON each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACCOUNTS = "accounts.jsonl"
 
 
 def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[str], None]) -> None:
-    """Write the file anew, and each line as an event; no file where there is nothing to say."""
+    """Write the file again, and each line as an event. Writes no file without lines."""
     for line in lines:
         event(str(line))
     text = "".join(json.dumps(strict(line._asdict()), allow_nan=False) + "\n" for line in lines)
@@ -26,7 +26,7 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """The lines in a run's folder; raises what `intact` explains."""
+    """Read the lines in a run's folder. Raises errors that `intact` explains."""
     file = path / ACCOUNTS
     if not file.exists():
         return []

@@ -1,4 +1,4 @@
-"""Rounds that were begun: where reports leave a machine, one that was cut off has cost as well."""
+"""Rounds that were started. If reports leave a machine, an interrupted round has a cost too."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
 _FILE = f"{CHECKPOINT}/begun"
-#: No run begins more rounds between two checkpoints.
+#: No run starts more rounds between two checkpoints.
 _MOST = 1 << 20
 
 
 class Attempts:
-    """The rounds begun since the last checkpoint, in their order, and what a report of each costs.
+    """The rounds started since the last checkpoint, in order, and the cost of a report of each.
 
-    A round that is begun again may cost something else than before: both are written down before
-    a report is asked for. A checkpoint has all that came before it in its own ledger.
+    A repeated round may have a different cost than before: both are recorded before a report is
+    requested. A checkpoint's own ledger covers everything before it.
 
     A run that `has_begun` rounds has the file, and is refused without it.
     """
@@ -40,7 +40,7 @@ class Attempts:
             raise RunFolderError(f"{path} is missing: it says which rounds were begun")
 
     def begin(self, round: int, cost: Kind) -> None:
-        """Write down that `round` begins, and what a report of it costs."""
+        """Record that `round` starts, and the cost of one of its reports."""
         self.begun.append((round, cost))
         kinds = list(dict.fromkeys(kind for _, kind in self.begun))
         rows = [(number, kinds.index(kind)) for number, kind in self.begun]
@@ -49,12 +49,12 @@ class Attempts:
         self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
 
     def checkpointed(self, round: int) -> None:
-        """A checkpoint after `round` has all of them."""
+        """Clear the record: a checkpoint after `round` covers all of it."""
         self._done, self.begun = round, []
 
 
 def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:
-    """The round of the checkpoint before, and the rounds begun since, by a file's fields."""
+    """Decode the round of the last checkpoint, and the rounds started since."""
     since = take(fields, "since", int)
     rounds = take_array(fields, "rounds", np.int64, (None,))
     kinds = take_array(fields, "kinds", np.int64, rounds.shape)

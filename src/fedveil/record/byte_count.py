@@ -1,10 +1,10 @@
-"""How many bytes, as a terminal shows it."""
+"""Byte counts as a terminal shows them."""
 
 from __future__ import annotations
 
 
 def shown_bytes(count: float) -> str:
-    """`count` in the unit that leaves at most three digits before the point."""
+    """Format `count` in the unit that leaves at most three digits before the point."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What attacks found, a line of strict JSON each, beside a run's other records."""
+"""Attacks' findings, a line of strict JSON each, beside a run's other records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FINDINGS = "attacks.jsonl"
 
 
 def add_finding(folder: RunFolder, finding: Finding) -> None:
-    """Append a line, unless it is there; one that was cut off by a killed process is dropped."""
+    """Append a line, unless it exists. Drops a line that a killed process left incomplete."""
     path = folder.path / FINDINGS
     with explained(folder.path):
         old = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
@@ -35,7 +35,7 @@ def as_data(finding: Finding) -> dict[str, Any]:
 
 
 def read_findings(path: Path) -> list[Finding]:
-    """The findings in a run's folder; none where nothing was tried."""
+    """Read the findings in a run's folder. Returns none if nothing was tried."""
     file = path / FINDINGS
     if not file.exists():
         return []
@@ -52,5 +52,5 @@ def _finding(line: str, file: Path) -> Finding:
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
-    """Non-finite figures as floats again."""
+    """Convert the names of non-finite numbers back to floats."""
     return {name: revived(value) for name, value in fields.items()}

@@ -1,4 +1,4 @@
-"""The job of a run: written down twice, so that one that was edited is not gone on with."""
+"""The saved job of a run. It is written twice, so that an edited job is not resumed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _BEGAN = f"{CHECKPOINT}/{JOB}"
 
 
 class AnyJob(Protocol):
-    """A job, of whatever kind."""
+    """A job of any kind."""
 
     def to_yaml(self) -> str: ...
 
     def changes(self, before: Self) -> Sequence[str]:
-        """What is set otherwise than in `before`, a key each."""
+        """Return the settings that differ from those of `before`, one text per key."""
 
 
 J = TypeVar("J", bound=AnyJob)
 
 
 def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
-    """Write down a job, and the folders of the modules that it names as `module:function`."""
+    """Save a job, and the folders of the modules that it names as `module:function`."""
     yaml = job.to_yaml().encode()
     folder.write_atomically(JOB, yaml)
     folder.write_atomically(_BEGAN, yaml)
@@ -38,16 +38,16 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
 
 
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
-    """Write down the folders of the modules that are named as `module:function`."""
+    """Save the folders of the modules that are named as `module:function`."""
     roots = dict.fromkeys(root for name in names for root in _import_root(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
 
 def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
-    """The folder of a run that was begun before, to be closed with `stack`, and its job.
+    """Open the folder of an earlier run, and load its job. `stack` closes the folder.
 
-    Refuses a job file that was edited. The user's own modules are looked for where they were
-    found then too, after everywhere else.
+    Refuses a job file that was edited. The user's own modules are also searched for in the folders
+    where they were found before, after all others.
     """
     folder = RunFolder.reopen(Path(path))
     stack.callback(folder.close)
@@ -74,15 +74,15 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
 
 
 def look_beside(job: Path) -> None:
-    """Find the user's own modules beside a job's file, and where a run had them whose job it is."""
+    """Search for the user's own modules beside a job's file, and in its run's saved folders."""
     sys.path.append(str(job.parent.resolve()))
     look_where_a_run_looked(job.parent)
 
 
 def look_where_a_run_looked(path: Path) -> bool:
-    """Find the user's own modules in the folders that a run had them from, after all others.
+    """Search for the user's own modules in a run's saved folders, after all others.
 
-    Whether the run wrote those down.
+    Returns True if the run saved them.
     """
     imports = path / IMPORTS
     if not imports.exists():

@@ -1,4 +1,4 @@
-"""How a run begins, how it goes on, and what is said of both: alike for every kind of run."""
+"""Start and resumption of every kind of run, and the messages about them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """How a run starts that has done so many rounds or steps."""
+    """Describe the start of a run that has completed `done` rounds or steps."""
     return f"went on after {unit} {done}" if done else "began"
 
 
 def introduce(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
-    """The first events of a process; it `began` to get ready at that time of the clock."""
+    """Log the first events of a process, whose preparation `began` at that time."""
     event(
         f"{what}: fedveil {__version__}, Python {platform.python_version()}, "
         f"NumPy {np.__version__}, torch {torch.__version__}, {platform.machine()}; "
@@ -34,9 +34,9 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(
     note: Callable[[], str], ends: type[FedveilError] = FedveilError
 ) -> Iterator[None]:
-    """Let what ends a run early say how it is gone on with; an empty note is left out.
+    """Add a note on how to resume to errors that end a run early, unless the note is empty.
 
-    A model that has raised would raise again: of it nothing is said.
+    A model that has raised would raise again, so it gets no note.
     """
     try:
         yield

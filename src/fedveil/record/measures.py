@@ -1,4 +1,4 @@
-"""Which figures a run's records hold of its model, and which one decides."""
+"""The model metrics in a run's records, and the deciding one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 Better = Literal["higher", "lower"]
-#: The key of a record that says so; without it they are classification's usual ones.
+#: The key of a record with its metrics. The default is those of classification.
 MEASURES = "measures"
 USUAL: Mapping[str, Better] = {"accuracy": "higher", "auc": "higher"}
 LOSS = "loss"
@@ -16,33 +16,33 @@ _WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse
 
 
 def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
-    """A record's figures but the loss, each with the way in which it is better."""
+    """Return a record's metrics except the loss, each with the direction in which it is better."""
     found: Mapping[str, Better] = record.get(MEASURES, USUAL)
     return found
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """The figure that says how good a model is: the first, or the loss where there is none."""
+    """Return the metric that decides how good a model is: the first, or else the loss."""
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
-    """The deciding figure, the loss, and the others."""
+    """Return the deciding metric, the loss, and the others."""
     first, others = deciding(record)[0], measures(record)
     return list(dict.fromkeys([first, LOSS, *others]))
 
 
 def best(figures: list[float], better: Better) -> float:
-    """The best of some, those that are numbers before those that are not."""
+    """Return the best value. NaN counts only if there is nothing else."""
     known = [figure for figure in figures if not math.isnan(figure)] or figures
     return max(known) if better == "higher" else min(known)
 
 
 def word(name: str) -> str:
-    """What a figure is called in a sentence or a column."""
+    """Return a metric's name in a sentence or a column."""
     return _WORDS.get(name, name.replace("_", " "))
 
 
 def title(name: str) -> str:
-    """What it is called in a heading."""
+    """Return a metric's name in a heading."""
     return _WORDS.get(name, word(name).capitalize())

@@ -1,4 +1,4 @@
-"""A trained model in a safetensors file, which holds tensors and cannot run code."""
+"""A trained model in a safetensors file, which contains tensors and cannot run code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedveil.record.run_folder import MODEL, RunFolder, explained
 
 
 def write_model(folder: RunFolder, model: nn.Module) -> None:
-    """Every tensor of the state dict once, from its own memory; tied names are in the metadata."""
+    """Write every tensor of the state dict once, without a copy. Tied names are in the metadata."""
     tied, target = tied_names(model), folder.path / MODEL
     tensors = {
         name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied
@@ -34,7 +34,7 @@ def write_model(folder: RunFolder, model: nn.Module) -> None:
 
 
 def read_model(path: Path, model: nn.Module) -> None:
-    """Give `model` the tensors of a file that `write_model` made of one like it."""
+    """Load into `model` the tensors of a file that `write_model` made from a similar one."""
     try:
         check_regular(path, MOST_STREAMED_BYTES)
         tensors = safetensors.torch.load_file(path)

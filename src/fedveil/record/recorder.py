@@ -1,4 +1,4 @@
-"""What a run writes down: a line of metrics a round, and its events."""
+"""A run's records: a line of metrics per round, and its events."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from fedveil.record.sealed_message import intact
 
 Record = dict[str, Any]
 
-#: What became of clients without a report in the aggregate: reasons, each with how many gave it.
+#: Outcomes of clients without a report in the aggregate: counts by reason.
 LOST = ("rejected", "withheld", "failed")
-#: The same of reports that are in it and say nothing of an update, as far as the run is told.
+#: Counts by reason of reports in the aggregate without a usable update, if the run knows them.
 UNUSABLE = "unusable"
 
 
 class Recorder:
-    """Appends to a run folder's metrics and events, and to TensorBoard where it is wanted.
+    """Appends to a run folder's metrics and events, and to TensorBoard if requested.
 
-    A record is on the disk when `record` returns, or, without `durable`, when `sync` does.
+    A record is on disk when `record` returns, or, without `durable`, when `sync` does.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class Recorder:
 
     @property
     def metrics_bytes(self) -> int:
-        """How much of the metrics is written; a checkpoint vouches for that much."""
+        """The number of written bytes of metrics, which a checkpoint confirms."""
         return self._metrics.tell()
 
     @property
     def metrics_digest(self) -> str:
-        """What a checkpoint knows that much by."""
+        """The digest of those bytes, for a checkpoint."""
         return self._digest.hexdigest()
 
     def record(self, record: Record) -> None:
-        """Append a round's line, strict JSON."""
+        """Append a round's line of strict JSON."""
         line = json.dumps(strict(record), allow_nan=False) + "\n"
         with explained(self._folder.path):
             _append(self._metrics, line)
@@ -82,7 +82,7 @@ class Recorder:
                     self._board.add_scalar(name, value, record["round"])
 
     def sync(self) -> None:
-        """Wait until all records are on the disk."""
+        """Wait until all records are on disk."""
         with explained(self._folder.path):
             os.fsync(self._metrics.fileno())
 
@@ -102,7 +102,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a folder's metrics hold: so many bytes, their digest, and the records in them."""
+    """A folder's metrics: the number of bytes, their digest, and the records in them."""
 
     size: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -110,7 +110,7 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """The beginning that a checkpoint vouches for; refuses one that was changed since."""
+        """Read the beginning that a checkpoint confirms. Refuses one that was changed since."""
         path = folder.path / METRICS
         if size == 0:
             return cls()
@@ -136,7 +136,7 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def read_whole_lines(text: str, path: Path) -> list[Record]:
-    """The records of the metrics in `path`, without a last line that is not whole yet."""
+    """Parse the metrics of `path`, without an incomplete last line."""
     try:
         return _records(text[: text.rfind("\n") + 1])
     except MALFORMED as error:
@@ -162,7 +162,7 @@ def _record(line: Any) -> Record:
 
 
 def strict(value: Any) -> Any:
-    """What strict JSON can hold: figures that are not finite as their names."""
+    """Convert a value for strict JSON: non-finite numbers become their names."""
     if isinstance(value, Mapping):
         return {key: strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -173,7 +173,7 @@ def strict(value: Any) -> Any:
 
 
 def revived(value: Any) -> Any:
-    """Return what `strict` was given: a figure's name is the float again."""
+    """Convert the names that `strict` gave numbers back to floats, at any depth."""
     if isinstance(value, Mapping):
         return {key: revived(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -182,7 +182,7 @@ def revived(value: Any) -> Any:
 
 
 def find_board() -> Any:
-    """TensorBoard's writer; says what to install where it is not there."""
+    """Return TensorBoard's writer. Raises an error that says what to install if it is missing."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

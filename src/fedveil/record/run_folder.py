@@ -1,4 +1,4 @@
-"""A run's folder: one process writes it at a time, and every file in it is whole."""
+"""A run's folder: one process at a time writes it, and every file in it is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.log"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
-#: What a model raised before the first round; such a folder holds no run.
+#: The traceback of a model that raised before the first round. Such a folder contains no run.
 TRACEBACK = "traceback.txt"
 _LOCK = ".lock"
 
@@ -39,10 +39,10 @@ class RunFolder:
     def create(
         cls, path: str | Path | None, name: str = "run", command: str | None = "fedveil run"
     ) -> RunFolder:
-        """A new folder, or one that is empty; refuses a folder that holds anything.
+        """Create a folder, or use an empty one. Refuses a folder with any content.
 
-        Without a path, a new one under runs/ that is named for the run and the time. `command`
-        is what goes on with a run, where anything does.
+        Without a path, creates one under runs/ named after the run and the time. `command` is the
+        command that resumes a run, if any.
         """
         if path is None:
             path = _new_path(name)
@@ -62,31 +62,31 @@ class RunFolder:
 
     @classmethod
     def of_many(cls, path: Path) -> RunFolder:
-        """A folder of runs' folders, made where it is not there yet."""
+        """Open a folder of runs' folders, created if missing."""
         make_folder(path)
         with explained(path):
             return cls(path, _take_lock(path))
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """The folder of a run that was begun before."""
+        """Open the folder of an earlier run."""
         job_of(path)
         with explained(path):
             return cls(path, _take_lock(path))
 
     def within(self, name: str) -> RunFolder:
-        """A folder in this one, under the same lock; only this one is closed."""
+        """Return a subfolder under this one's lock. Only this one must be closed."""
         path = self.path / name
         with explained(path):
             make_inner_folder(path)
         return RunFolder(path, self._lock)
 
     def close(self) -> None:
-        """Let another process write here."""
+        """Release the lock, so that another process may write here."""
         self._lock.close()
 
     def write_atomically(self, name: str, data: Pieces) -> None:
-        """Replace a file as a whole: whoever reads it sees the old bytes or the new."""
+        """Replace a file atomically: readers see either the old bytes or the new."""
         target = self.path / name
         with explained(self.path):
             if target.parent != self.path:
@@ -94,13 +94,13 @@ class RunFolder:
             write_whole(target, data)
 
     def remove(self, name: str) -> None:
-        """Remove a file, where there is one."""
+        """Remove a file if it exists."""
         with explained(self.path):
             (self.path / name).unlink(missing_ok=True)
 
 
 def in_use(path: Path) -> bool:
-    """Whether a process of this machine writes in a run's folder."""
+    """Return True if a process of this machine is writing in a run's folder."""
     try:
         with opened(path / _LOCK, MOST_STREAMED_BYTES) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -112,12 +112,12 @@ def in_use(path: Path) -> bool:
 
 
 def job_of(path: Path) -> Path:
-    """The job file of a run's folder; raises `RunFolderError` where it is none."""
+    """Return the job file of a run's folder. Raises `RunFolderError` if it is none."""
     return held_in(path, JOB, "a run's folder")
 
 
 def held_in(path: Path, name: str, what: str) -> Path:
-    """The file by which a folder is `what` it is; raises `RunFolderError` where it is not."""
+    """Return the file that shows that a folder is `what`. Raises `RunFolderError` without it."""
     if (path / name).is_file():
         return path / name
     if not path.exists():
@@ -132,7 +132,7 @@ def held_in(path: Path, name: str, what: str) -> Path:
 
 
 def _new_path(name: str) -> Path:
-    """Make a folder under runs/ that nobody else has made."""
+    """Create a new folder under runs/."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     path, number = Path("runs", f"{name}-{stamp}"), 1
     while True:
@@ -144,7 +144,7 @@ def _new_path(name: str) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, where they are not there yet."""
+    """Create a folder, and its parents, if missing."""
     with explained(path):
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what the system says of a full disk or a forbidden folder into one sentence."""
+    """Turn system errors, such as a full disk or a forbidden folder, into one sentence."""
     try:
         yield
     except OSError as error:
@@ -168,7 +168,7 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until the files in hand are whole."""
+    """Delay Ctrl-C until the current files are complete."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Messages in files, for the process that goes on with a run; a sealed one ends in its SHA-256."""
+"""Messages in files, for a process that resumes a run. A sealed one ends in its SHA-256."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DIGEST_BYTES = 32
 
 
 def sealed(message: Message) -> bytes:
-    """The message and its digest."""
+    """Return the encoded message and its digest."""
     return b"".join(sealed_parts(message))
 
 
 def sealed_parts(message: Message) -> list[bytes | memoryview]:
-    """The same in pieces, for a file: what is large is not copied."""
+    """Return the sealed message in pieces for a file, without copying large ones."""
     parts, digest = encoded_parts(message), hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -28,7 +28,7 @@ def sealed_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def unsealed(raw: bytes | memoryview) -> dict[str, Value]:
-    """The message that was sealed; raises `MessageInvalid` where a bit of it has changed."""
+    """Return the message that was sealed. Raises `MessageInvalid` if any bit has changed."""
     data, digest = memoryview(raw)[:-_DIGEST_BYTES], bytes(raw[-_DIGEST_BYTES:])
     if hashlib.sha256(data).digest() != digest:
         raise MessageInvalid("its digest does not match")
@@ -37,7 +37,7 @@ def unsealed(raw: bytes | memoryview) -> dict[str, Value]:
 
 @contextmanager
 def intact(*paths: Path) -> Iterator[None]:
-    """Turn whatever is wrong with files that are read and taken apart into one sentence."""
+    """Turn every error in reading and decoding files into one sentence."""
     which = " or ".join(map(str, paths))
     try:
         yield

@@ -47,9 +47,7 @@ class CheckedJob(Settings):
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
-        """Load a job from a YAML file (default: the default job), with `key=value` settings on
-        top.
-        """
+        """Load a job from a YAML file, or the default job, with `key=value` settings on top."""
         return cls.read({} if path is None else yaml_file.read(path), overrides)
 
     @classmethod
