@@ -1,4 +1,4 @@
-"""What a run's records draw, a round each: one run's curves, or those of several together."""
+"""Plots of runs' records round by round: one run's curves, or those of several together."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NOTES = {
     "loss": "Mean cross-entropy on the test examples.",
     "auc": "Macro-averaged, one class against the rest, on the test examples.",
 }
-#: Where the time of a round goes, as far as a run knows.
+#: Parts of a round's time, as far as a run knows them.
 PARTS = ("training", "protection", "aggregation", "evaluation")
 _ROUND = Axis("round")
 
 
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """What the runs measure of their models, and the loss, after every round that looked."""
+    """Yield plots of the runs' model metrics and loss, for every evaluated round."""
     names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
     for key in names:
         usual = all(measures(run.last) == USUAL for run in runs.values())
@@ -29,7 +29,7 @@ def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """How good the model is for clients, where a run has looked."""
+    """Yield plots of the model's quality at clients, if a run has measured it."""
     name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip
@@ -41,7 +41,7 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """What a run has cost so far, where any has a finite cost; another keeps its colour alone."""
+    """Yield a plot of the cost so far, if any run's is finite. The others keep their colours."""
     note = "Of the whole run so far, for a client drawn in every round."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
     if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):
@@ -49,20 +49,20 @@ def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """What a client sends in a round."""
+    """Yield a plot of a client's upload per round."""
     key, axis = "bytes_up_per_client", Axis("bytes", zero=True)
     yield from _together("upload", "Upload", runs, key, axis, "Of a client in a round.")
 
 
 def traffic(run: ReadRun) -> Iterator[Plot]:
-    """What crosses in a round, up and down, of all its clients."""
+    """Yield a plot of the bytes per round, up and down, of all its clients."""
     curves = [_curve(run, "up: reports", "bytes_up"), _curve(run, "down: models", "bytes_down")]
     note = "Encoded messages of all clients of a round."
     yield from _plot("bytes", "Bytes", Axis("bytes", zero=True), curves, note)
 
 
 def seconds(run: ReadRun) -> Iterator[Plot]:
-    """Where the time of a round went."""
+    """Yield a plot of the parts of each round's time."""
     curves = [_curve(run, part, f"seconds_{part}") for part in PARTS]
     note = (
         "Training and protection are added up over clients, and so over parallel workers; the "

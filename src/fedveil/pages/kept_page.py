@@ -1,4 +1,4 @@
-"""The page in a run's folder: written when the run ends, and again when somebody asks."""
+"""The page in a run's folder: written when the run ends, and again on request."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact
 
 PAGE = "report.html"
-#: How the event begins that says why a run has no page.
+#: Prefix of the event that says why a run has no page.
 NO_PAGE = f"no {PAGE}: "
 
 
 def page_of(folder: Path) -> Page:
-    """The page of the run in a folder, of whatever kind it is."""
+    """Return the page of the run in a folder, of any kind."""
     run = read_run(folder)
     with intact(folder):
         return vertical_page(run) if is_vertical(run) else run_page(run)
 
 
 def page_of_several(folders: Sequence[Path]) -> Page:
-    """The page of runs beside each other."""
+    """Return a page that compares runs."""
     runs = [read_run(folder) for folder in folders]
     with intact(*folders):
         return runs_page(runs)
 
 
 def where(folder: Path, wrote: ReadRun) -> str:
-    """The page's path, or why there is none, which the events that a run `wrote` say."""
+    """Return the page's path, or the reason why there is none, from the events that a run
+    `wrote`.
+    """
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
     return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"
@@ -44,7 +46,7 @@ def where(folder: Path, wrote: ReadRun) -> str:
 def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:
     """Write the page of a run that has ended.
 
-    What hinders it is an event: the run has a model and records, and is not lost over its page.
+    A failure becomes an event: the run has a model and records, and is not lost over its page.
     """
     try:
         folder.write_atomically(PAGE, page_of(folder.path).html().encode(errors="backslashreplace"))

@@ -1,4 +1,4 @@
-"""A run in a notebook: as it goes, and when it has ended."""
+"""The display of a run in a notebook, during the run and after it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from fedveil.pages.svg import svg
 from fedveil.record.measures import LOSS, deciding, word
 from fedveil.record.recorder import Record
 
-#: Pictures take their time: so often at most is a running run drawn again.
+#: Images take time: a running run is drawn again at most this often.
 _EVERY_S = 1.0
 
 
 def in_notebook() -> bool:
-    """Whether this is a kernel's process, which has cells to show something in."""
+    """Return True in a kernel's process, which has cells to display output."""
     python = sys.modules.get("IPython")
     shell = None if python is None else python.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class LiveView:
-    """Shows a run's rounds: what is called with every record, and what it says of its start.
+    """Shows a run's rounds: a callback for every record, and for warnings at the start.
 
-    `show` shows HTML in the place of what it showed before; without it, the cell's output does.
+    `show` replaces the HTML that it displayed before. The default is the cell's output.
     """
 
     def __init__(self, job: Mapping[str, Any], show: Callable[[str], None] | None = None) -> None:
@@ -45,11 +45,11 @@ class LiveView:
         self._shown_s = -_EVERY_S
 
     def warn(self, text: str) -> None:
-        """What is amiss with a run that starts."""
+        """Add a warning about a run that starts."""
         self._warnings.append(text)
 
     def __call__(self, record: Record) -> None:
-        """A round has ended."""
+        """Record and display a completed round."""
         self._records.append(record)
         last = record["round"] == self._job["rounds"]
         if last or time.monotonic() - self._shown_s >= _EVERY_S:
@@ -57,7 +57,7 @@ class LiveView:
             self._shown_s = time.monotonic()
 
     def html(self) -> str:
-        """The rounds so far."""
+        """Return the rounds so far as HTML."""
         run = ReadRun(Path(), self._job, self._records, (), ())
         done, rounds, last = self._records[-1]["round"], self._job["rounds"], run.last
         shown = dict.fromkeys((deciding(last)[0], LOSS))
@@ -70,7 +70,7 @@ class LiveView:
 
 
 class _Output:
-    """The output of the cell that is executed."""
+    """The output of the current cell."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -85,7 +85,7 @@ class _Output:
 
 
 def of_run(run: ReadRun) -> str:
-    """A run that has ended: the three answers, and its curves."""
+    """Return HTML of a finished run: the three conclusions, and its curves."""
     rows = "".join(
         f"<tr><th>{escape(fact.label)}</th><td><b>{escape(fact.value)}</b> {escape(fact.text)}</td>"
         f"</tr>"
@@ -98,7 +98,7 @@ def of_run(run: ReadRun) -> str:
 
 
 def plotly(run: ReadRun, name: str | None) -> Any:
-    """A plot of the run as plotly's figure: of that name, or of the figure that decides."""
+    """Return a plot of the run as plotly's figure: by name, or of the deciding metric."""
     try:
         from plotly.graph_objects import Figure
     except ImportError:
@@ -121,12 +121,12 @@ def _all(run: ReadRun) -> Iterator[Plot]:
 
 
 def _quality(run: ReadRun) -> list[Plot]:
-    """The figure that decides, and the loss."""
+    """Return plots of the deciding metric and the loss."""
     return list(curves.quality({str(run.job["name"]): run}))[:2]
 
 
 def _pictures(plots: Sequence[Plot]) -> str:
-    """The plots as pictures; nothing where what draws them is not installed."""
+    """Return the plots as images, or "" if the drawing package is not installed."""
     try:
         drawn = [(plot, base64.b64encode(svg(plot)).decode()) for plot in plots]
     except MissingExtra:

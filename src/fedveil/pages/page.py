@@ -1,8 +1,8 @@
-"""A page is made of plots, tables and text: one HTML file that opens offline and loads nothing.
+"""A page of plots, tables and text: one HTML file that opens offline and loads nothing.
 
-Every text is shown as it is: what a run's folder says may come from anybody. The page's own policy
-(Content-Security-Policy) lets no script run but the two that it was written with, and nothing be
-fetched from anywhere.
+Every text is escaped: the content of a run's folder may come from anybody. The page's own policy
+(Content-Security-Policy) allows no script except the two that it was written with, and no request
+to any host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
 @dataclass(frozen=True)
 class Fact:
-    """What the first screen says: a question, its answer in a few words, and what that means.
+    """An entry of the first screen: a question, its answer in a few words, and an explanation.
 
     `tone` colours the answer.
     """
@@ -43,7 +43,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Code:
-    """Text to be copied: a command, a file; `name` says what it is."""
+    """Text to be copied: a command, a file. `name` is its title."""
 
     text: str
     name: str = ""
@@ -51,7 +51,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file's bytes, and what is seen on it."""
+    """A PNG file's bytes, and a description."""
 
     png: bytes
     caption: str
@@ -66,19 +66,19 @@ class Points:
 
 @dataclass(frozen=True)
 class Fold:
-    """What is long, closed until somebody opens it."""
+    """Long content, closed until the reader opens it."""
 
     title: str
     parts: Sequence[Part]
 
 
-#: What stands in a section; a text is a paragraph.
+#: A part of a section. A text is a paragraph.
 Part: TypeAlias = str | Plot | Table | Code | Picture | Points | Fold
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and its content."""
 
     title: str
     parts: Sequence[Part]
@@ -86,7 +86,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: `lead` are the facts of the first screen, or sentences."""
+    """A page. `lead` is the first screen: facts, or sentences."""
 
     title: str
     lead: Sequence[str | Fact]
@@ -94,11 +94,14 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """Every plot, in order."""
+        """Return every plot, in order."""
         return [plot for section in self.sections for plot in _plots(section.parts)]
 
     def html(self) -> str:
-        """The whole page; raises `MissingExtra` where it has plots and plotly is not installed."""
+        """Return the whole page.
+
+        Raises `MissingExtra` if it has plots and plotly is not installed.
+        """
         plots = self.plots
         scripts = [_own("page.js")]
         if plots:
@@ -133,7 +136,7 @@ class Page:
 
 @cache
 def plotly_script() -> str:
-    """The script of the installed plotly, which is not imported."""
+    """Return the script of the installed plotly, without importing it."""
     found = find_spec("plotly")
     for folder in (found and found.submodule_search_locations) or ():
         path = Path(folder, "package_data", "plotly.min.js")
@@ -148,7 +151,7 @@ def _own(name: str) -> str:
 
 
 def _closed(text: str) -> str:
-    """A script or a style sheet, of which no part ends or changes the element that it stands in."""
+    """Check that no part of a script or style sheet ends or changes its element."""
     return text.replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
@@ -158,7 +161,7 @@ def _digest(script: str) -> str:
 
 
 def _inert(data: Any) -> str:
-    """JSON in ASCII, without a character that means anything to HTML."""
+    """Encode JSON in ASCII, without a character that has a meaning in HTML."""
     text = json.dumps(data, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -183,7 +186,7 @@ def _lead(lead: Sequence[str | Fact]) -> str:
 
 
 def _html(parts: Sequence[Part], numbers: Iterator[int]) -> str:
-    """The parts in their order; plots that follow each other stand side by side."""
+    """Format the parts in order. Consecutive plots stand side by side."""
     text, row = "", ""
     for part in parts:
         if isinstance(part, Plot):
@@ -195,7 +198,7 @@ def _html(parts: Sequence[Part], numbers: Iterator[int]) -> str:
 
 
 def _prose(text: str) -> str:
-    """A text in which what stands between backticks is to be typed."""
+    """Format a text, with the parts between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -237,7 +240,7 @@ def _part(part: Part, numbers: Iterator[int]) -> str:
 
 
 def _table(table: Table) -> str:
-    """Its columns sort by a click, where they have names and there is anything to sort."""
+    """Format a table. With column names and several rows, its columns sort by a click."""
     head = "".join(f'<th scope="col">{escape(str(c))}</th>' for c in table.columns)
     if any(table.columns):
         head = f"<thead><tr>{head}</tr></thead>"

@@ -1,4 +1,4 @@
-"""A plot as data: a page draws it to be touched, a file to be printed, both from this."""
+"""A plot as data, from which a page draws it interactively and a file for print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import SupportsFloat
 
 from fedveil.errors import InvalidValue
 
-#: In the curves' order, told apart by the colour-blind (after Okabe and Ito), on white or black.
+#: Colours of the curves in order, distinguishable for the colour-blind (after Okabe and Ito).
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#8C6BB1", "#7F7F7F",
 )  # fmt: skip
@@ -23,7 +23,7 @@ _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis says, with its unit; whether it is logarithmic, and whether it begins at 0."""
+    """An axis: its label with the unit, whether it is logarithmic, and whether it begins at 0."""
 
     title: str
     log: bool = False
@@ -32,10 +32,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points in their order; `low` to `high` is their spread, where several runs were made.
+    """Points in order. `low` to `high` is their spread over several runs.
 
-    What is not finite is a gap. `marks` shows each point, `dashed` sets what was only read off
-    somebody else's figure, or is a comparison, apart from what was measured.
+    Non-finite values are gaps. `marks` shows each point. `dashed` distinguishes values read off a
+    source's plot, or comparisons, from measured ones.
     """
 
     name: str

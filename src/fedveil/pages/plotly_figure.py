@@ -9,9 +9,9 @@ from typing import Any
 
 from fedveil.pages.plot import COLOURS, Axis, Curve, Plot
 
-#: Whole numbers that are fewer than this are all written at their axis.
+#: Fewer whole numbers than this are all labelled on their axis.
 _FEW = 12
-#: On an axis of less than this from end to end, 2 and 5 of each decade are written too.
+#: On an axis with a smaller ratio of its ends than this, 2 and 5 of each decade are labelled too.
 _FEW_DECADES = 300
 _MARKERS = (
     "circle", "square", "diamond", "triangle-down", "triangle-up", "pentagon", "x", "star",
@@ -19,7 +19,7 @@ _MARKERS = (
 
 
 def figure(plot: Plot) -> dict[str, Any]:
-    """What `Plotly.newPlot` takes; the page's own style gives text and lines their colours."""
+    """Return the arguments of `Plotly.newPlot`. The page's style colours text and lines."""
     traces: list[dict[str, Any]] = []
     for number, curve in enumerate(plot.curves):
         if curve.low:
@@ -57,7 +57,7 @@ def _line(curve: Curve, number: int) -> dict[str, Any]:
 
 
 def _spread(curve: Curve, number: int) -> dict[str, Any]:
-    """The area between `low` and `high`, where both are finite."""
+    """Draw the area between `low` and `high`, where both are finite."""
     points = [
         (x, low, high)
         for x, low, high in zip(curve.x, curve.low, curve.high, strict=True)
@@ -91,7 +91,7 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
-    """Rounds are whole numbers, and few of them are not divided."""
+    """Return tick settings: rounds are whole numbers, and a few of them get no fractions."""
     if axis.log:
         above = [point for point in points if point > 0]
         few = bool(above) and max(above) / min(above) < _FEW_DECADES
@@ -106,10 +106,10 @@ def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _rows_of_names(curves: Sequence[Curve]) -> int:
-    """How many lines the names take, on a phone, with two of middling length in each."""
+    """Return the number of legend lines on a phone, with two names of average length each."""
     return 0 if len(curves) < 2 else math.ceil(sum(len(c.name) + 6 for c in curves) / 40)
 
 
 def _drawn(values: Sequence[float]) -> list[float | None]:
-    """What is not finite is a gap."""
+    """Replace non-finite values by gaps."""
     return [float(value) if math.isfinite(value) else None for value in values]

@@ -1,4 +1,4 @@
-"""A run's folder as anybody may read it, whether the run goes on, has ended or was cut off."""
+"""Read access to a run's folder, while the run continues or after it ended or was cut off."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from fedveil.record.run_folder import EVENTS, METRICS, MODEL, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read
 
-#: How the event begins that says that clients were on other machines.
+#: Prefix of the event that says that clients were on other machines.
 DEPLOYED = "clients are Flower SuperNodes"
-#: How the event begins that says that an example is several arrays, and which.
+#: Prefix of the event that lists the arrays of an example with several inputs.
 SEVERAL = "an example has several inputs: "
-#: How the event begins that names a model's buffers, which no noise is added to.
+#: Prefix of the event that names a model's buffers, which get no noise.
 BUFFERS = "buffers averaged with the parameters: "
-#: What is said of a run that has had all its rounds.
+#: The text for a run that has completed all its rounds.
 _LAST = "the last"
-#: How the events begin that say that a run ends, and that it begins or goes on.
+#: Prefixes of the events at the end of a run, and at its start or resumption.
 _ENDS, _BEGINS = ("finished after ", "ended after "), ("began", "went on after ", "train from ")
 
 
 @dataclass(frozen=True)
 class ReadRun:
-    """What a run's folder holds.
+    """The content of a run's folder.
 
-    `job` has every key. A line that a run has not finished writing is not among `records`.
+    `job` has every key. `records` omits a line that the run has not finished writing.
     """
 
     folder: Path
@@ -46,17 +46,17 @@ class ReadRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended with a model."""
+        """True if the run has ended with a model."""
         return (self.folder / MODEL).is_file()
 
     @property
     def deployed(self) -> bool:
-        """Whether its clients were on other machines."""
+        """True if its clients were on other machines."""
         return bool(self.said(DEPLOYED))
 
     @property
     def ended(self) -> str | None:
-        """How it ended, as its events say; None while it goes on, or if it was killed."""
+        """The event that describes the end. None while the run continues, or if it was killed."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(_ENDS):
@@ -67,12 +67,12 @@ class ReadRun:
 
     @property
     def stopped(self) -> str | None:
-        """Why it ended before its last round; None where it did not, or has not."""
+        """The reason for an end before the last round, or None."""
         _, _, why = (self.ended or "").partition(": ")
         return why if why and why != _LAST else None
 
     def said(self, beginning: str) -> str:
-        """The rest of the last event that begins so; empty where there is none."""
+        """Return the rest of the last event with this beginning, or ""."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(beginning):
@@ -81,26 +81,26 @@ class ReadRun:
 
     @cached_property
     def last(self) -> Record:
-        """The latest figure of every kind: quality may be older than the last round."""
+        """The latest value of every metric. Quality may be older than the last round."""
         last: Record = {}
         for record in self.records:
             last |= record
         return last
 
     def figures(self, key: str) -> tuple[list[int], list[float]]:
-        """The rounds whose record has that figure, and the figure in each."""
+        """Return the rounds whose record has that metric, and its values."""
         having = [record for record in self.records if key in record]
         return [record["round"] for record in having], [record[key] for record in having]
 
 
 def read_run(folder: str | Path) -> ReadRun:
-    """Read a run's folder; raises `RunFolderError` where there is none."""
+    """Read a run's folder. Raises `RunFolderError` if it is none."""
     path = Path(folder)
     return _read(path, read(job_of(path)))
 
 
 def read_party(run: ReadRun, folder: Path) -> ReadRun:
-    """Read what a party of a vertical run has written, in a folder of its own in the run's."""
+    """Read the records of a vertical run's party, from its own folder in the run's."""
     return _read(folder, run.job)
 
 
@@ -112,7 +112,7 @@ def _read(path: Path, job: Mapping[str, Any]) -> ReadRun:
 
 
 def _whole_lines(path: Path) -> str:
-    """A file's text without a last line that is being written; empty where there is no file."""
+    """Return a file's text without an incomplete last line, or "" if there is no file."""
     with intact(path):
         data = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
         return data[: data.rfind(b"\n") + 1].decode()

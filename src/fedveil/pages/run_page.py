@@ -22,13 +22,13 @@ from fedveil.record.byte_count import shown_bytes
 from fedveil.record.recorder import LOST, UNUSABLE, Record
 from fedveil.record.run_folder import EVENTS, JOB
 
-#: No picture of an attack's is longer.
+#: Largest size of an attack's picture.
 _LONGEST_PICTURE = 8_000_000
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run_page(run: ReadRun) -> Page:
-    """What was trained, how it went, what it promised and what it did not."""
+    """Return the page: what was trained, how, and what was promised and what was not."""
     name = str(run.job["name"])
     sections = [
         Section("The run", [what_was_trained(run)]),
@@ -50,7 +50,7 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
 
 
 def how_far(run: ReadRun) -> str:
-    """What the run is and whether it has ended, in a sentence."""
+    """Describe the run and its progress in a sentence."""
     job, done = run.job, len(run.records)
     if run.ended is not None:
         state = run.ended
@@ -63,7 +63,7 @@ def how_far(run: ReadRun) -> str:
 
 
 def what_was_trained(run: ReadRun) -> Table:
-    """What on what by whom, and how long it took."""
+    """Return a table of model, data, clients and time."""
     job, last = run.job, run.last
     data, clients, training = job["data"], job["clients"], job["training"]
     protection, server = job["protection"], job["server"]
@@ -94,18 +94,18 @@ def what_was_trained(run: ReadRun) -> Table:
 
 
 def _block(protection: Mapping[str, object]) -> str:
-    """Where the parameters of a position stand that is not called as its block."""
+    """Return the block of a protection's parameters if it has a different name."""
     position = POSITIONS.get(str(protection["name"]))
     return (position.block if position is not None else "own") or ""
 
 
 def seconds(records: Iterable[Record]) -> float:
-    """What all rounds took by the clock."""
+    """Return the wall-clock time of all rounds."""
     return math.fsum(record.get("seconds_round", 0.0) for record in records)
 
 
 def duration(took: float) -> str:
-    """Seconds as they are read."""
+    """Format seconds for readers."""
     if took < 100:
         return f"{took:.1f} s"
     minutes, rest = divmod(round(took), 60)
@@ -137,7 +137,7 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """What no figure covers."""
+    """Yield everything that no epsilon covers."""
     for what in last["in_clear"]:
         yield f"Leaves beside the reports as it is, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
@@ -156,7 +156,7 @@ def _open(last: Record) -> Iterator[str]:
 
 
 def _costs(run: ReadRun) -> Table:
-    """Of all rounds together, and of one in the middle."""
+    """Return the costs of all rounds together, and of a median one."""
     rows = [
         ["upload of a client in a round", shown_bytes(run.last["bytes_up_per_client"])],
         *(
@@ -172,7 +172,7 @@ def _costs(run: ReadRun) -> Table:
 
 
 def _lost(records: Sequence[Record]) -> Iterator[Part]:
-    """What became of clients without a report in the aggregate, and of rounds without one."""
+    """Yield the outcomes of clients without a report in the aggregate, and of void rounds."""
     rows = []
     for kind in (*LOST, UNUSABLE):
         times: Counter[str] = Counter()
@@ -194,7 +194,7 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 
 
 def found(run: ReadRun) -> Iterator[Section]:
-    """What attacks and audits reached, with their pictures; nothing where none was made."""
+    """Yield the results of attacks and audits with their pictures, if any were made."""
     parts: list[Part] = []
     for finding in run.findings:
         parts += _finding(run.folder, finding)
@@ -231,7 +231,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
 
 
 def _png(folder: Path, name: str) -> bytes | None:
-    """A picture in the run's folder; none where it is gone, is no PNG or lies elsewhere."""
+    """Read a picture in the run's folder. Returns None if missing, elsewhere or not a PNG."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         return None
@@ -243,7 +243,7 @@ def _png(folder: Path, name: str) -> bytes | None:
 
 
 def repeat(run: ReadRun, command: str) -> Iterator[Section]:
-    """The job and its command, and what its events said."""
+    """Yield the job and its command, and the run's events."""
     yield Section(
         "The same again",
         [

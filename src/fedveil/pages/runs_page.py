@@ -1,4 +1,4 @@
-"""The page of several runs: the same curves together, and one table that sorts."""
+"""The page of several runs: their curves in common plots, and one sortable table."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _APART = (
 
 
 def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
-    """Runs beside each other, in their order; each is called by its folder.
+    """Return a page of runs in their order, each named after its folder.
 
-    Federated runs and vertical ones have tables and plots of their own.
+    Federated and vertical runs have separate tables and plots.
     """
     named = _named(runs)
     vertical = {name: run for name, run in named.items() if is_vertical(run)}
@@ -115,7 +115,7 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
 
 
 def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
-    """Each by its folder's name, or by the whole path where that is another's too."""
+    """Name each run after its folder, or by the whole path if names collide."""
     names = [run.folder.resolve().name for run in runs]
     return {
         name if names.count(name) == 1 else str(run.folder): run
@@ -138,7 +138,7 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
 
 
 def _different(runs: Mapping[str, ReadRun]) -> Table | str:
-    """The keys in which any job is another than the first one's, and the value in each."""
+    """Return the keys in which any job differs from the first, and the value in each."""
     first = next(iter(runs.values()))
     keys: dict[str, dict[str, str]] = {}
     for name, run in runs.items():

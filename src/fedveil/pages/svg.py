@@ -1,4 +1,4 @@
-"""A plot as an SVG file: the same bytes from the same plot."""
+"""A plot as an SVG file. Equal plots give equal bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOKS: dict[Any, Any] = {
 
 
 def svg(plot: Plot) -> bytes:
-    """The file's bytes."""
+    """Return the file's bytes."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure

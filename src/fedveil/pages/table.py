@@ -1,4 +1,4 @@
-"""A table as data, and the forms in which it is read."""
+"""A table as data, and its output formats."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedveil._untrusted import escaped
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells as they are read; `caption` says what the table shows."""
+    """Rows of formatted cells. `caption` says what the table shows."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
 
     def markdown(self) -> str:
-        """For a page of the docs; without rows there is its caption alone."""
+        """Format for a page of the docs. Without rows there is only its caption."""
         if not self.rows:
             return f"{self.caption}\n"
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
@@ -31,17 +31,17 @@ class Table:
         return f"{self.caption}\n\n{table}" if self.caption else table
 
     def csv(self) -> str:
-        """For another program."""
+        """Format as CSV."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue()
 
     def records(self) -> list[dict[str, str]]:
-        """For a program."""
+        """Return the rows as dictionaries."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def terminal(self) -> RichTable:
-        """For a terminal."""
+        """Format for a terminal."""
         table = RichTable(box=None, pad_edge=False)
         for column in self.columns:
             table.add_column(Text(escaped(column)), overflow="fold")

@@ -1,4 +1,4 @@
-"""The page of a vertical run: what its parties' folders hold."""
+"""The page of a vertical run, from its parties' folders."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from fedveil.record.recorder import Record
 from fedveil.record.run_folder import EVENTS, JOB, METRICS
 
 _STEP = Axis("step")
-#: How the figures of the held-out examples begin.
+#: Prefix of the names of held-out metrics.
 HELD_OUT = "test_"
-#: What crosses, as a party's records have it.
+#: Keys of the transferred bytes in a party's records.
 CROSSED = {"bytes_sent_per_step": "sent", "bytes_received_per_step": "received"}
 
 
 def is_vertical(run: ReadRun) -> bool:
-    """Whether a folder's job is one of split training."""
+    """Return True if a folder's job is one of split training."""
     return "task" in run.job and "protection" not in run.job
 
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:
-    """What each party in a run's folder has written: all of them, or the one that was here."""
+    """Return each party's records in a run's folder: all parties, or only the local one."""
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
     return {folder.name: read_party(run, folder) for folder in folders}
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
-    """The party whose records have the task's figures, or any other that is here."""
+    """Return the party whose records have the task's metrics, or else any party here."""
     has = f"{HELD_OUT}loss"
     looked = (party for party in parties.values() if any(has in r for r in party.records))
     return next(looked, next(iter(parties.values()), run))
 
 
 def vertical_page(run: ReadRun) -> Page:
-    """What was trained by whom, how it went, and what every party's account says."""
+    """Return the page: who trained what, how, and every party's account."""
     parties = parties_of(run)
     leader = leader_of(run, parties)
     sections = [
@@ -62,7 +62,7 @@ def vertical_page(run: ReadRun) -> Page:
 
 
 def what_it_is(run: ReadRun) -> str:
-    """What the run is and whether it has ended, in a sentence."""
+    """Describe the run and whether it has ended, in a sentence."""
     job, parties = run.job, parties_of(run)
     ended = how_ended(leader_of(run, parties))
     return (
@@ -72,24 +72,26 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """What the leader's events say of the end, if it has come."""
+    """Return the leader's events about the end, if it has ended."""
     return leader.ended or "it goes on, or was killed"
 
 
 def answers(run: ReadRun) -> Ending:
-    """How good, what was promised, and what to do next."""
+    """Return the conclusions: quality, promise, next step."""
     parties = parties_of(run)
     apart = len(parties) == 1
     return vertical_ending(run, leader_of(run, parties), accounts_of(parties), apart=apart)
 
 
 def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
-    """What all parties' accounts say."""
+    """Return the lines of all parties' accounts."""
     return [line for party in parties.values() for line in party.accounts]
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """The steps whose record has that figure, counted from the first epoch on, and the figure."""
+    """Return the steps whose record has that metric, counted from the first epoch, and its
+    values.
+    """
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],
@@ -98,7 +100,7 @@ def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
 
 
 def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """The loss of every step, and what was reached on the held-out examples, a curve a run."""
+    """Yield plots of every step's loss, and of the held-out metrics, a curve per run."""
     curves = [Curve(name, *steps(leader.records, "loss")) for name, leader in leaders.items()]
     if drawn := [curve for curve in curves if curve.x]:
         yield Plot("loss", "Training loss", _STEP, Axis("loss"), drawn, "Of the steps between.")

@@ -13,9 +13,9 @@ from fedveil.record.run_folder import explained, make_folder
 
 
 def write_page(page: Page, file: Path) -> Iterator[Path]:
-    """Write the page, and each plot as an SVG file beside it, called as the page and the plot.
+    """Write the page, and each plot as an SVG file beside it, named after the page and the plot.
 
-    Nothing is written where a package for any of it is missing.
+    Writes nothing if a required package is missing.
     """
     if file.is_dir():
         raise RunFolderError(
