@@ -1,1 +1,1 @@
-"""Positions of the switch side by side, on the same data from the same start."""
+"""Comparison of protections on equal data from an equal start."""

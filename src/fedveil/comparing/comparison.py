@@ -1,9 +1,9 @@
-"""What is compared: a job under each position, sweep, epsilon and seed, as jobs of their own.
+"""The runs of a comparison: a job for each protection, sweep, epsilon and seed.
 
-Everything but the switch is alike. Data, partition, initial model, cohorts and what trainings draw
-are named by the job's seed and not by its protection, so that all cells of a seed begin and go on
-alike until a report leaves a client. Clients count as the job says, and equally where it says
-nothing: what most positions need is what all are compared by.
+Everything but the protection is equal. The job's seed, and not its protection, determines data,
+partition, initial model, cohorts and the randomness of training, so all cells of a seed are equal
+until a report leaves a client. Clients count as the job says, or equally if it says nothing: most
+protections require equal weights, so all are compared by them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 
 
 class Goal(NamedTuple):
-    """A figure of the test examples that a run is to reach."""
+    """A metric of the test examples, and the value that a run should reach."""
 
     figure: str
     value: float
@@ -42,7 +42,7 @@ class Goal(NamedTuple):
 
     @classmethod
     def of(cls, text: str, measures: Mapping[str, Better] = USUAL) -> Goal:
-        """Of `accuracy=0.9`, one of these figures or the loss."""
+        """Parse a goal such as `accuracy=0.9`, for one of these metrics or the loss."""
         known = {**measures, LOSS: "lower"}
         name, _, number = text.partition("=")
         try:
@@ -54,12 +54,12 @@ class Goal(NamedTuple):
         return cls(name, value, "lower" if known[name] == "lower" else "higher")
 
     def reached(self, value: float) -> bool:
-        """Whether that is as good."""
+        """Return True if a value is at least as good."""
         return value <= self.value if self.better == "lower" else value >= self.value
 
 
 class Asked(Settings):
-    """What a comparison was asked for, beside its job."""
+    """The options of a comparison, besides its job."""
 
     protections: list[str] = Field(min_length=1)
     seeds: Annotated[int, Field(ge=1)] = 1
@@ -72,9 +72,9 @@ class Asked(Settings):
 
 @dataclass(frozen=True)
 class Setting:
-    """A position of the switch, and what is set besides: a line of the comparison's tables.
+    """A protection with its settings: a line of the comparison's tables.
 
-    `changes` are keys of the job; `epsilon` is what the whole run may cost, where that was asked.
+    `changes` are keys of the job. `epsilon` is the whole run's target cost, if requested.
     """
 
     position: str
@@ -83,7 +83,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What its folders are called."""
+        """The name of its folders."""
         parts = [self.position, *(f"{key}={value}" for key, value in self.changes.items())]
         if self.epsilon is not None:
             parts.append(f"epsilon={self.epsilon:g}")
@@ -98,7 +98,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison; `job` is None where there can be none, and `reason` says why."""
+    """One run of a comparison. If it is impossible, `job` is None and `reason` says why."""
 
     setting: Setting
     seed: int
@@ -107,19 +107,19 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What its folder is called."""
+        """The name of its folder."""
         return f"{self.setting.name},seed={self.seed}"
 
 
-#: The keys that bring a setting to its epsilon, or why there are none: by the setting's name.
+#: By setting's name: the keys that reach its epsilon, or the reason why there are none.
 Solutions = dict[str, dict[str, str] | str]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A job and what was asked of it; raises `JobError` for what cannot be compared.
+    """A job and the options of a comparison. Raises `JobError` if they cannot be compared.
 
-    `solutions` are those that are known from before.
+    `solutions` are those known from before.
     """
 
     job: Job
@@ -140,14 +140,17 @@ class Comparison:
 
     @cached_property
     def goal(self) -> Goal | None:
-        """What the runs are to reach, of the figures that the job's task has."""
+        """The goal of the runs, by a metric of the job's task."""
         if self.asked.target is None:
             return None
         return Goal.of(self.asked.target, make_task(self.job).measures)
 
     @cached_property
     def settings(self) -> Sequence[Setting]:
-        """The lines. Raises `JobError`, a sentence for each position that the job cannot have."""
+        """The lines.
+
+        Raises `JobError` with a sentence for each protection that the job cannot have.
+        """
         found, problems = [], dict[str, list[str]]()
         for position in self.asked.protections:
             try:
@@ -160,8 +163,10 @@ class Comparison:
         return found
 
     def cells(self, tell: Tell = lambda text: None) -> Iterator[Cell]:
-        """The runs, setting by setting; what must be solved for is told first, since it may take
-        its time, and is among `solutions` afterwards."""
+        """Yield the runs, setting by setting. Announces each search for parameters with `tell`.
+
+        A search may take long. Its result is added to `solutions`.
+        """
         for setting in self.settings:
             if setting.epsilon is not None and setting.name not in self.solutions:
                 tell(f"looking for the parameters of {setting}")
@@ -176,7 +181,7 @@ class Comparison:
 
     @cached_property
     def notes(self) -> Sequence[str]:
-        """What is not alike although it should be."""
+        """Remarks on differences between the runs that cannot be avoided."""
         secret = self.job.clients.sampling == "poisson" and self.job.privacy.randomness == "secure"
         if not secret:
             return []
@@ -200,7 +205,7 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """What a position is brought to: nothing, where it promises nothing or cannot be."""
+        """Return the target epsilons of a protection, or None for one without a tunable promise."""
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):
             return [None]
@@ -225,14 +230,14 @@ class Comparison:
 
     @property
     def says_weighting(self) -> bool:
-        """Whether the job says how clients count."""
+        """True if the job says how clients count."""
         return "weighting" in self.job.server.model_fields_set
 
     def _switch(self, position: str) -> ProtectionSettings:
         return self.job.protection.model_copy(update={"name": position})
 
     def _refused(self, problem: str, positions: Sequence[str]) -> str:
-        """What no position can have is not the matter of one of them."""
+        """Add the protections' names to a problem, unless it affects all of them."""
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"

@@ -1,8 +1,8 @@
-"""A comparison's folder: what was asked, in a file of its own, and a run's folder for each cell.
+"""A comparison's folder: the request, in a file of its own, and a run's folder for each cell.
 
-comparison.yaml     the job, what is compared, and the parameters that were looked for
-runs/CELL/          a run's folder, as `fedveil run` makes it
-report.html ...     the page, its plots and its text, written when it has ended
+comparison.yaml     the job, the options, and the parameters found by searches runs/CELL/          a
+run's folder, as `fedveil run` makes it report.html ...     the page, its plots and its text,
+written at the end
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from fedveil.settings.yaml_file import read, write
 
 COMPARISON = "comparison.yaml"
 RUNS = "runs"
-#: What ends a cell, and not the comparison.
+#: Errors that end a cell, and not the comparison.
 _OWN_END = (RunFailed, RunStopped, ModelInvalid)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A cell that has ended: its run, or why there is none; and why it was not attacked."""
+    """A finished cell: its run, or why there is none, and why it was not attacked."""
 
     cell: Cell
     run: ReadRun | None
@@ -55,9 +55,9 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """A new folder, or one in which the same job was compared before, under whatever it was.
+        """Open a new folder, or one in which this job was compared before, with any options.
 
-        It is closed with `stack`.
+        `stack` closes it.
         """
         _ = comparison.settings  # what cannot be compared leaves no folder behind
         if path is not None and (path / COMPARISON).is_file():
@@ -77,7 +77,7 @@ class ComparisonFolder:
 
     @classmethod
     def reopen(cls, path: Path, stack: ExitStack) -> ComparisonFolder:
-        """A comparison that was begun before, by what it has kept; closed with `stack`."""
+        """Open an earlier comparison, and load its saved options. `stack` closes it."""
         file = held_in(path, COMPARISON, "a comparison's folder")
         look_where_a_run_looked(path)
         with intact(file):
@@ -89,7 +89,10 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """All of them, and what was looked for is kept; refuses one whose run has another job."""
+        """Return all cells, and save found parameters.
+
+        Refuses a cell whose run has a different job.
+        """
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -102,7 +105,7 @@ class ComparisonFolder:
         return cells
 
     def run(self, cell: Cell, progress: Progress) -> Result:
-        """Run a cell, go on with it, or read what is there."""
+        """Run a cell, resume it, or read its finished run."""
         if cell.job is None:
             return Result(cell, None, cell.reason)
         path = self._path(cell)
@@ -114,7 +117,7 @@ class ComparisonFolder:
             return Result(cell, None, str(error))
 
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
-        """Aim the attack that was asked for at a run of the first seed, unless it was before."""
+        """Attack a run of the first seed as requested, unless it was attacked before."""
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:
             return result
@@ -133,7 +136,7 @@ class ComparisonFolder:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Let what interrupts the comparison say how it is gone on with."""
+        """Add to an interruption the command that resumes the comparison."""
         try:
             yield
         except KeyboardInterrupt:
@@ -142,7 +145,7 @@ class ComparisonFolder:
             raise end from None
 
     def write(self, name: str, data: bytes) -> Path:
-        """Keep a table, a plot or a page."""
+        """Save a table, a plot or a page."""
         self._folder.write_atomically(name, data)
         return self.path / name
 
@@ -164,7 +167,7 @@ class ComparisonFolder:
         keep_imports(self._folder, names)
 
     def _check(self, cell: Cell) -> None:
-        """Refuse a cell whose run was begun with another job."""
+        """Refuse a cell whose run was started with a different job."""
         path = self._path(cell)
         if cell.job is not None and (changes := other_than(cell.job, path)):
             raise RunFolderError(

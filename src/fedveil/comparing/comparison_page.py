@@ -1,4 +1,4 @@
-"""A comparison as one page: its tables and plots, and how it is made again."""
+"""A comparison as one page: its tables and plots, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.settings.yaml_file import write
 
 
 def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
-    """Everything that there is to see of it."""
+    """Return the page with all results."""
     job, asked = comparison.job, comparison.asked
     number = job.clients.number
     clients = "the clients that the data has" if number is None else f"{number:,} clients"
@@ -33,7 +33,7 @@ def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Pa
 
 
 def markdown(shown: Page) -> str:
-    """The same as text; the plots are files beside it."""
+    """Format a page as text. The plots are files beside it."""
     parts = [f"# {shown.title}\n", *(f"{text}\n" for text in shown.lead)]
     for section in shown.sections:
         parts += [part.markdown() for part in section.parts if isinstance(part, Table)]

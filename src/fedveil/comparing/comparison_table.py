@@ -1,4 +1,4 @@
-"""The figures of a comparison: a line for each setting, over its seeds, as tables and as plots."""
+"""The results of a comparison: a line for each setting, over its seeds, as tables and as plots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedveil.privacy.promise import Figure, told
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.measures import figures, title, word
 
-#: The ledger's lines, and what each is called.
+#: The ledger's lines, and their names.
 LEDGER = {
     "per_bit": "a bit",
     "per_parameter": "a parameter",
@@ -33,24 +33,24 @@ _NOTHING = "-"
 
 @dataclass(frozen=True)
 class Line:
-    """A setting's runs, one a seed; those that failed are among `failures` alone."""
+    """A setting's runs, one per seed. Failed ones are only in `failures`."""
 
     setting: Setting
     runs: Sequence[ReadRun]
     failures: Sequence[str]
 
     def last(self, key: str) -> list[float]:
-        """That figure at the end of every run that has it."""
+        """Return that metric at the end of every run that has it."""
         return [run.last[key] for run in self.runs if key in run.last]
 
     @cached_property
     def upload(self) -> float:
-        """Bytes that a client sends in a round."""
+        """Return a client's bytes per round."""
         return _mean([f for run in self.runs for f in run.figures("bytes_up_per_client")[1]])
 
     @cached_property
     def share(self) -> float:
-        """The protection's share of the time of training, protection and aggregation."""
+        """Return the protection's share of the time of training, protection and aggregation."""
         sums = {
             part: sum(sum(run.figures(f"seconds_{part}")[1]) for run in self.runs)
             for part in _PARTS
@@ -59,7 +59,7 @@ class Line:
         return sums["protection"] / total if total else math.nan
 
     def rounds_to(self, goal: Goal) -> list[int | None]:
-        """The first round in which each run's model is as good; None where it never is."""
+        """Return each run's first round at which the model reaches the goal, or None."""
         found: list[int | None] = []
         for run in self.runs:
             rounds, figures = run.figures(goal.figure)
@@ -68,19 +68,19 @@ class Line:
         return found
 
     def spent(self, what: str) -> Figure | None:
-        """The ledger's figure, the largest of the seeds'."""
+        """Return the ledger's epsilon, the largest of the seeds'."""
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 
     @cached_property
     def finding(self) -> Finding | None:
-        """The last of the findings of an attack on who was in the training data."""
+        """The last finding of a membership attack, or None."""
         found = [f for run in self.runs for f in run.findings if f.attack == "membership"]
         return found[-1] if found else None
 
     @cached_property
     def success(self) -> Measured | None:
-        """The best area under the curve of the attacks on the model; guessing has a half."""
+        """The best area under the curve of the attacks on the model. Guessing has a half."""
         if self.finding is None:
             return None
         on_model = [
@@ -90,7 +90,7 @@ class Line:
 
 
 def lines(results: Sequence[Result]) -> list[Line]:
-    """A line for each setting, in their order."""
+    """Return a line for each setting, in order."""
     settings = dict.fromkeys(result.cell.setting.name for result in results)
     found = []
     for name in settings:
@@ -102,14 +102,14 @@ def lines(results: Sequence[Result]) -> list[Line]:
 
 
 def _remarks(result: Result) -> Iterator[str]:
-    """What did not end as it should."""
+    """Yield remarks on abnormal ends."""
     yield from filter(None, (result.failure, result.unattacked))
     if result.run is not None and result.run.stopped:
         yield f"ended after round {len(result.run.records)}: {result.run.stopped}"
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
-    """What the runs reached and cost, and what they promise."""
+    """Yield tables of the runs' quality and cost, and of their promises."""
     yield _quality(found, goal)
     yield _privacy(found)
     failed = [[str(line.setting), text] for line in found for text in line.failures]
@@ -174,8 +174,7 @@ def _privacy(found: Sequence[Line]) -> Table:
 
 
 def plots(found: Sequence[Line]) -> Iterator[Plot]:
-    """The figure that decides round by round, and, where positions were brought to epsilons, over
-    these."""
+    """Yield plots of the deciding metric round by round, and over the target epsilons, if any."""
     name = _figures(found)[0]
     curves = [_by_round(line, name) for line in found if line.runs]
     if curves:
@@ -191,7 +190,7 @@ def plots(found: Sequence[Line]) -> Iterator[Plot]:
 
 
 def _figures(found: Sequence[Line]) -> list[str]:
-    """What the runs measure, the figure that decides first."""
+    """Return the runs' metrics, the deciding one first."""
     lasts = [run.last for line in found for run in line.runs]
     return figures(lasts[0] if lasts else {})
 
@@ -206,7 +205,7 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Each position's lines with a finite epsilon, those with other changes apart."""
+    """Yield each protection's curve over finite epsilons, one for each set of other changes."""
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     for line in found:
         spent, reached = line.spent("run_every_round"), line.last(key)
