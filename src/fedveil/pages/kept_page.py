@@ -35,9 +35,7 @@ def page_of_several(folders: Sequence[Path]) -> Page:
 
 
 def where(folder: Path, wrote: ReadRun) -> str:
-    """Return the page's path, or the reason why there is none, from the events that a run
-    `wrote`.
-    """
+    """Return the page's path, or the reason why the run `wrote` none, from its events."""
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
     return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"

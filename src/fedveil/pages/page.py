@@ -151,7 +151,7 @@ def _own(name: str) -> str:
 
 
 def _closed(text: str) -> str:
-    """Check that no part of a script or style sheet ends or changes its element."""
+    """Escape a script or a style sheet, so that it cannot end or change its element."""
     return text.replace("</", "<\\/").replace("<!--", "<\\!--")
 
 

@@ -156,7 +156,7 @@ def _open(last: Record) -> Iterator[str]:
 
 
 def _costs(run: ReadRun) -> Table:
-    """Return the costs of all rounds together, and of a median one."""
+    """Return a table of the run's bytes and time."""
     rows = [
         ["upload of a client in a round", shown_bytes(run.last["bytes_up_per_client"])],
         *(

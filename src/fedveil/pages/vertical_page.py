@@ -89,9 +89,7 @@ def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps whose record has that metric, counted from the first epoch, and its
-    values.
-    """
+    """Return the steps whose record has that metric, counted over all epochs, and its values."""
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],

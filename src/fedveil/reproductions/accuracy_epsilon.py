@@ -1,6 +1,6 @@
-"""Accuracy against the epsilon of the whole run, for every position of the switch.
+"""Accuracy against the epsilon of the whole run, for every protection.
 
-The sources compare positions at the parameters of each; here they are brought to equal promises.
+The sources compare protections at each one's own parameters. Here they have equal promises.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from fedveil.starter import DEFAULT_JOB
 
 #: A thousand clients of MNIST (examples/private_mnist).
 _THOUSAND = ("clients.number=1000", "data.name=mnist", "training.batch_size=1000")
-#: The bundled job with a quarter of its rounds, so that all runs take minutes; and the same
-#: federation with other clients, for a third of their rounds and for all of them.
+#: The bundled job with a quarter of its rounds, so that all runs take minutes; and the federation
+#: with other clients, for a third of their rounds and for all of them.
 JOBS: Mapping[Scale, Sequence[str]] = {
     "small": ("rounds=5", "simulation.workers=0", "evaluation.every=5"),
     "medium": (*_THOUSAND, "rounds=20", "evaluation.every=20"),
     "full": (*_THOUSAND, "rounds=60", "evaluation.every=60"),
 }
 SEEDS: Mapping[Scale, int] = {"small": 1, "medium": 1, "full": 3}
-#: What the positions are brought to: those that noise the sum, and those that noise every report.
+#: The target epsilons: of protections that noise the sum, and of those that noise every report.
 SUM = ("distributed_dp", "central_gaussian")
 REPORT = ("dp_encrypt", "signds", "rr", "oue")
 BARE = ("not_encrypt", "pw_encrypt")
@@ -71,22 +71,22 @@ EPSILONS: Mapping[Scale, Mapping[str, Sequence[float]]] = {
         **dict.fromkeys(REPORT, (0.25, 1, 4, 16, 1e2, 1e3, 1e4, 1e5, 1e6)),
     },
 }
-#: Parameters of a position that the job has not: the clip that the bundled one was given.
+#: Parameters that the job does not set: the clip of the bundled protection.
 CLIPS = {"small": 1.0, "medium": 0.15, "full": 0.15}
-#: Positions that have the rates of another, whose noise is much the same at the same promise.
+#: Protections that use another one's rates, since its noise is similar at an equal promise.
 LIKE = {"pw_encrypt": "not_encrypt", "central_gaussian": "distributed_dp", "oue": "rr"}
-#: Each rate of the server that is tried is so much smaller than the one before.
+#: Each server rate that is tried is smaller than the one before by this factor.
 STEP = 4.0
 _RATES = {"small": 1.6, "medium": 2.56, "full": 2.56}
 _LEAST_STEPS, _MOST_STEPS = 1, 6
-#: The share of the training examples on which rates are judged, and nothing else is.
+#: The share of the training examples used only to judge rates.
 _HELD = 10
 _ASKED = 120
 
 
 @dataclass(frozen=True)
 class Point:
-    """A position at an epsilon: the rate that was chosen, the runs, and what attacks reached."""
+    """A protection at an epsilon: the chosen rate, the runs, and the attacks' results."""
 
     cell: Cell
     rate: float
@@ -96,27 +96,27 @@ class Point:
 
     @property
     def position(self) -> str:
-        """Its position."""
+        """The name of its protection."""
         return self.cell.setting.position
 
     @property
     def epsilon(self) -> float:
-        """What the ledger states for the whole run."""
+        """The ledger's epsilon of the whole run."""
         return max(float(run.last["epsilon_run_every_round"]) for run in self.runs)
 
     @property
     def accuracies(self) -> list[float]:
-        """Each seed's, on the test examples."""
+        """Each seed's accuracy on the test examples."""
         return [run.last["accuracy"] for run in self.runs]
 
     @property
     def accuracy(self) -> float:
-        """Their mean."""
+        """The mean accuracy over the seeds."""
         return float(np.mean(self.accuracies))
 
 
 class AccuracyEpsilon(Experiment):
-    """Every position at equal promises, each with the server's rate that suits it there."""
+    """Every protection at equal promises, each with the server's rate that is best for it there."""
 
     name = "accuracy-epsilon"
     what = "Accuracy against the epsilon of the whole run, a curve for every position."
@@ -124,11 +124,11 @@ class AccuracyEpsilon(Experiment):
     scales = get_args(Scale)
 
     def estimate_s(self, scale: Scale) -> float:
-        """Some three runs for a point, two of them to choose its rate."""
+        """Estimate about three runs for a point, two of them to choose its rate."""
         return {"small": 1_800, "medium": 5_000, "full": 60_000}[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Solve, choose, run and attack; each point is kept as soon as it is there."""
+        """Solve, choose, run and attack. Each point is saved as soon as it is known."""
         study = Study(folder, scale, tell)
         points = study.points()
         write_whole(folder / "accuracy-epsilon.svg", draw([_mark(point) for point in points]))
@@ -163,7 +163,9 @@ class Study:
         self._dataset = load(self.job.data.name)
 
     def points(self) -> list[Point]:
-        """Every position's, from the largest epsilon down: more noise wants no larger rate."""
+        """Return each protection's points, from the largest epsilon down: more noise, smaller
+        rate.
+        """
         found: list[Point] = []
         for position in (*BARE, *SUM, *REPORT):
             rate = _RATES[self._scale]
@@ -196,9 +198,9 @@ class Study:
         return cells
 
     def _choose(self, cell: Cell, start: float) -> float:
-        """The best rate on the examples that were held back, walking down from `start`.
+        """Return the best rate on the held-out examples, walking down from `start`.
 
-        Of equals it is the smaller one.
+        Ties go to the smaller one.
         """
         best, rate = start, start
         for step in range(_MOST_STEPS):
@@ -218,7 +220,7 @@ class Study:
         return tried[f"{rate:g}"]
 
     def _rehearsed(self, cell: Cell, rate: float) -> float:
-        """The accuracy on a tenth of the training examples, trained on the others."""
+        """Return the accuracy on a tenth of the training examples, after training on the others."""
         train = self._dataset.train
         order = Seeded(0, "held back").permutation(len(train))
         held, ours = np.split(order, [len(train) // _HELD])
@@ -256,7 +258,7 @@ class Study:
 
 
 def attacked(run: Path, kept: Path) -> tuple[Measured, Measured]:
-    """How well members are told from others: by the model's loss, and by a first round's report."""
+    """Measure how well the loss, and a first round's report, distinguish members from others."""
     file = kept / f"{run.name}.json"
     if file.exists():
         with intact(file):
@@ -275,7 +277,7 @@ def attacked(run: Path, kept: Path) -> tuple[Measured, Measured]:
 
 
 def _by_report(target: Target, pool: Pool) -> Measured:
-    """One report each of some clients; a stranger's example is asked about for each of theirs."""
+    """Attack one report each of some clients, with one stranger's example for each of theirs."""
     members = np.arange(len(target.dataset.train))
     others = np.arange(len(members), len(pool))
     played = play_round(target, members, others, _ASKED, Seeded(0, "attacked"))
@@ -295,7 +297,7 @@ def _by_report(target: Target, pool: Pool) -> Measured:
 
 
 def verdicts(points: Sequence[Point]) -> list[Verdict]:
-    """What the sources say of epsilons, here at equal promises."""
+    """Judge the sources' claims about epsilons, here at equal promises."""
     by = {name: sorted((p.epsilon, p.accuracy) for p in points if p.position == name)
           for name in (*SUM, *REPORT)}  # fmt: skip
     found = []

@@ -1,4 +1,4 @@
-"""The picture of the project: accuracy against epsilon, and how well members are told below it."""
+"""The picture of the project: accuracy against epsilon, and the membership attack below it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Mark:
         return sum(self.accuracies) / len(self.accuracies)
 
 
-#: Each position's colour: those that noise the sum are the darkest.
+#: Each protection's colour. Those that noise the sum are the darkest.
 _COLOURS = dict(
     zip(
         ("distributed_dp", "dp_encrypt", "signds", "rr", "oue", "central_gaussian"),
@@ -37,9 +37,9 @@ _COLOURS = dict(
 )
 _DASHES = {"central_gaussian": "--", "oue": "--"}
 _MARKERS = {"distributed_dp": "o", "dp_encrypt": "s", "signds": "D", "rr": "^", "oue": "v"}
-#: Up to which epsilon a promise has its word (privacy/promise.py, delta apart).
+#: The largest epsilon of each word (privacy/promise.py, without delta).
 _WORDS = (("strong", math.log(3)), ("meaningful", math.log(19)), ("weak", math.log(999)))
-#: How far names lie apart, in accuracy.
+#: Least distance of names, in accuracy.
 _APART = 0.055
 _LOOKS: dict[Any, Any] = {
     "svg.hashsalt": "fedveil",
@@ -51,7 +51,7 @@ _LOOKS: dict[Any, Any] = {
 
 
 def draw(marks: Sequence[Mark]) -> bytes:
-    """The picture as an SVG file: accuracy above, the attack below, on one logarithmic axis."""
+    """Draw an SVG file: accuracy above, the attack below, on one logarithmic axis."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -92,7 +92,7 @@ def draw(marks: Sequence[Mark]) -> bytes:
 
 
 def _words(axes: Any, left: float, right: float, *, named: bool) -> None:
-    """What an epsilon promises, as bands that grow darker where it promises less."""
+    """Draw the words for epsilon as bands, darker where less is promised."""
     start = left
     for shade, (word, end) in enumerate((*_WORDS, ("next to none", right))):
         axes.axvspan(start, end, color="black", alpha=0.025 * shade, lw=0)
@@ -116,13 +116,13 @@ def _curve(
 
 
 def _bare(axes: Any, marks: Sequence[Mark], value: Any) -> None:
-    """Positions without an epsilon, where they are at any."""
+    """Draw protections without an epsilon as horizontal lines."""
     for mark, style in zip(marks, ("-", (0, (2, 2))), strict=False):
         axes.axhline(value(mark), color="0.2", lw=1.2, ls=style, label=mark.position)
 
 
 def _label(axes: Any, right: float) -> None:
-    """Each curve's name beside its end, moved down where it would meet a line or another name."""
+    """Write each curve's name at its end, moved down to avoid lines and other names."""
     lines = axes.get_lines()
     bare = [line for line in lines if line.get_marker() == "None"]
     level = [float(line.get_ydata()[-1]) for line in bare]

@@ -1,4 +1,4 @@
-"""A split network trained under one protection, and what attackers make of what crosses."""
+"""A split network trained under one protection, and the attacks on its messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedveil.vertical.vertical_job import VerticalJob
 
 
 def trained(job: VerticalJob, folder: Path) -> tuple[float, int]:
-    """The accuracy on held-out images after the last epoch, and how many they are."""
+    """Return the accuracy on held-out images after the last epoch, and their number."""
     run = together(job, folder)
     looks = [record for record in run.metrics if "test_accuracy" in record]
     task = make_task(job)
@@ -30,11 +30,11 @@ def trained(job: VerticalJob, folder: Path) -> tuple[float, int]:
 def attacked(
     job: VerticalJob, effort: Effort, informed: Sequence[str], blind: str
 ) -> tuple[dict[str, float], float, dict[str, Float64s]]:
-    """The median SSIM by attacker, that of the mean public image, and what they found.
+    """Return the median SSIM by attacker, that of the mean public image, and the reconstructions.
 
-    One report of every image is seen. `informed` are attackers of `features.Aim`; `blind` knows the
-    block's architecture alone, and is tried where no bit is false. What was to be found is there
-    as `truth`.
+    One report of every image is seen. `informed` are attackers of `features.Aim`. `blind` knows
+    only the block's architecture, and is tried if no bit is false. The true images are included as
+    `truth`.
     """
     with threads(job.threads):
         target = SplitTarget.of(job)
@@ -51,7 +51,7 @@ def attacked(
 
 
 def _unsplit(job: VerticalJob, evidence: Evidence, effort: Effort) -> torch.Tensor:
-    """As `Aim` does it, but from blocks that were never trained."""
+    """Attack as `Aim` does, but from blocks that were never trained."""
     task = make_task(job)
     assert isinstance(task, image_cut.ImageCut)
     network = task.images.network
@@ -66,4 +66,4 @@ def _unsplit(job: VerticalJob, evidence: Evidence, effort: Effort) -> torch.Tens
 
 
 def _unheard(done: int, total: int) -> None:
-    """Progress of one inversion."""
+    """Ignore the progress of one inversion."""

@@ -1,7 +1,8 @@
-"""Whole rounds of secure aggregation, and what each side sends, holds, does and takes in them.
+"""Measured costs of whole rounds of secure aggregation: bytes, memory, operations and time.
 
-Every client is a true one. Bytes are those of the messages' encoding; what is done is counted by
-Python's profiler, as calls of the functions that do it; what is held is asked after every phase.
+Every client is a real one. Bytes are those of the encoded messages. Operations are counted by
+Python's profiler, as calls of the functions that perform them. Memory is measured after every
+phase.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedveil.secagg.phases import PHASES, TRAINS, as_ids
 T = TypeVar("T")
 #: Entries of 16 bits, as in the papers.
 LARGEST = (1 << 15) - 1
-#: What is counted: a function's name, the file that has it, and the file that calls it.
+#: Counted operations: a function's name, its file, and the file that calls it.
 COUNTED = {
     "masks": ("encryptor", "base.py", "masking.py"),
     "key agreements": ("agree", "keys.py", ""),
@@ -40,9 +41,9 @@ COUNTED = {
 
 @dataclass(frozen=True)
 class Setup:
-    """A round: how many clients, entries, and clients that drop out before they send theirs.
+    """A round: the numbers of clients, entries, and clients that drop out before they send theirs.
 
-    `threshold` is that of a neighbourhood, more than half of it without a number.
+    `threshold` is that of a neighbourhood, more than half of it by default.
     """
 
     clients: int
@@ -53,7 +54,7 @@ class Setup:
 
     @property
     def terms(self) -> Terms:
-        """As both sides have them; sums of entries of 16 bits."""
+        """The terms for both sides, for sums of 16-bit entries."""
         members = self.clients if self.neighbours is None else self.neighbours + 1
         return Terms(
             job=b"secagg-cost",
@@ -68,7 +69,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round has cost: a client that stays to its end, the mean of them; the server."""
+    """The cost of a round: the mean of the clients that stay to its end, and the server's."""
 
     client_up: float
     client_down: float
@@ -81,12 +82,12 @@ class Cost:
     server_does: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
-        """To be kept."""
+        """Return the fields to be saved."""
         return asdict(self)
 
 
 def message_bytes(setup: Setup) -> int:
-    """What a client sends in a round in which nobody refuses anybody's shares, worked out."""
+    """Compute the bytes that a client sends in a round in which nobody refuses any shares."""
     terms = setup.terms
     members = setup.clients if setup.neighbours is None else setup.neighbours + 1
     longest = sum(phases.longest_answer(phase, terms, members) for phase in phases.FIELDS
@@ -96,7 +97,7 @@ def message_bytes(setup: Setup) -> int:
 
 
 def played(setup: Setup, *, counted: bool) -> Cost:
-    """A round from its opening to its sum, which is checked; counting makes it slower."""
+    """Play a round from its opening to its sum, and check the sum. Counting makes it slower."""
     carrier = _Counting(setup, counted)
     outcome = drive(carrier.server, carrier, carrier.opening(), TRAINS)
     if outcome.void is not None:
@@ -108,7 +109,7 @@ def played(setup: Setup, *, counted: bool) -> Cost:
 
 
 class _Watch:
-    """The CPU seconds of what goes through it, and the calls within, where they are counted."""
+    """Measures the CPU seconds of the calls made through it, and counts calls within if asked."""
 
     def __init__(self, counted: bool) -> None:
         self.seconds = 0.0
@@ -126,7 +127,7 @@ class _Watch:
         return self._profile is not None
 
     def does(self, each: int = 1) -> dict[str, float]:
-        """How often each of `COUNTED` was called, over so many."""
+        """Return how often each of `COUNTED` was called, divided by `each`."""
         found: Counter[str] = Counter()
         if self._profile is None:
             return {}
@@ -140,7 +141,7 @@ class _Watch:
 
 
 class _WatchedServer:
-    """The server's half, with what it takes and holds."""
+    """The server's half, with its time and memory."""
 
     mergeable = False
 
@@ -166,7 +167,7 @@ class _WatchedServer:
 
 
 class _Counting(Carrier):
-    """Carries a round's messages between true clients and the server, through their bytes."""
+    """Carries a round's encoded messages between real clients and the server."""
 
     def __init__(self, setup: Setup, counted: bool) -> None:
         self._setup, self._terms = setup, setup.terms
@@ -187,11 +188,11 @@ class _Counting(Carrier):
         return dict.fromkeys(self._clients, self.server.inner.opening())
 
     def vector(self, client: int) -> Int64s:
-        """Whole numbers that differ from client to client."""
+        """Return whole numbers that differ from client to client."""
         return (self._ramp * (client + 1)) % (2 * LARGEST + 1) - LARGEST
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
-        """The clients' answers; the first clients have dropped out before they send vectors."""
+        """Yield the clients' answers. The first clients drop out before they send vectors."""
         late = PHASES.index(phase) >= PHASES.index(TRAINS)
         for client, message in messages.items():
             if late and client < self._setup.dropped:
@@ -208,7 +209,7 @@ class _Counting(Carrier):
             yield Report(client, answer)
 
     def cost(self) -> Cost:
-        """The round's, once it is over."""
+        """Return the round's cost, once it is over."""
         stayed = range(self._setup.dropped, self._setup.clients)
         return Cost(
             client_up=_mean(self._up, stayed),
@@ -223,7 +224,10 @@ class _Counting(Carrier):
         )
 
     def _at(self, client: int) -> _Watch:
-        """What watches a client: one that drops out does less than those the cost is of."""
+        """Return the watch of a client.
+
+        Clients that drop out do less and are measured separately.
+        """
         return self._elsewhere if client < self._setup.dropped else self._at_clients
 
     @cached_property
@@ -236,7 +240,7 @@ def _mean(values: Mapping[int, int], of: Sequence[int]) -> float:
 
 
 def held_bytes(thing: object, seen: set[int] | None = None) -> int:
-    """The bytes of what an object of ours holds in arrays, texts and numbers, each once."""
+    """Return the bytes of arrays, texts and numbers in one of our objects, counting each once."""
     seen = set() if seen is None else seen
     if id(thing) in seen:
         return 0

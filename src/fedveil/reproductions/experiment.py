@@ -1,4 +1,4 @@
-"""What an experiment of the sources is, and what repeating it gives."""
+"""The interface of the sources' experiments, and the result of repeating one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A figure or a trend of the source beside ours; `why` says why they differ, or what agrees."""
+    """The source's number or trend beside ours. `why` explains the difference or the agreement."""
 
     what: str
     source: str
@@ -32,13 +32,13 @@ class Verdict:
     def of(
         cls, agrees: bool, what: str, source: str, ours: str, *, same: str, other: str
     ) -> Verdict:
-        """With its reason: `same` where they agree, `other` where they do not."""
+        """Make a verdict with its reason: `same` if they agree, otherwise `other`."""
         return cls(what, source, ours, bool(agrees), same if agrees else other)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was run, in sentences, and what came of it."""
+    """A description of the runs, in sentences, and their results."""
 
     ran: str
     verdicts: Sequence[Verdict]
@@ -48,10 +48,10 @@ class Outcome:
 
 
 class Experiment(ABC):
-    """One experiment: its own settings are the source's."""
+    """One experiment. Its default settings are the source's."""
 
     name: ClassVar[str]
-    #: What it shows, in a sentence, and where in the sources it stands.
+    #: What it shows, in a sentence, and its place in the sources.
     what: ClassVar[str]
     source: ClassVar[str]
     scales: ClassVar[Sequence[Scale]] = ("small", "full")
@@ -65,8 +65,8 @@ class Experiment(ABC):
 
     @abstractmethod
     def estimate_s(self, scale: Scale) -> float:
-        """About how many seconds it takes on two cores."""
+        """Estimate its seconds on two cores."""
 
     @abstractmethod
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Do it; what is done already in `folder` is not done again, `tell` hears what is next."""
+        """Run it. Finished parts in `folder` are not repeated. `tell` receives the next step."""

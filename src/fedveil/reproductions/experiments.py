@@ -10,7 +10,7 @@ from fedveil.errors import InvalidValue, nearest
 from fedveil.pages.table import Table
 from fedveil.reproductions.experiment import Experiment, Scale
 
-#: Each class by its module here, which is imported when it is asked for.
+#: Each class by its module here, imported on use.
 EXPERIMENTS = {
     "signds-table": "signds_table:SignDSTable",
     "signds-lenet": "signds_lenet:SignDSLeNet",
@@ -28,7 +28,7 @@ EXPERIMENTS = {
 
 
 def find(name: str) -> Experiment:
-    """The experiment of that name; raises `InvalidValue` where there is none."""
+    """Return the experiment of that name. Raises `InvalidValue` if there is none."""
     if name not in EXPERIMENTS:
         near = nearest(name, EXPERIMENTS)
         raise InvalidValue(
@@ -40,7 +40,7 @@ def find(name: str) -> Experiment:
 
 
 def table() -> Table:
-    """What there is, and how long each takes."""
+    """Return a table of the experiments and their durations."""
     columns = ("name", "what", *get_args(Scale))
     return Table(columns, [_row(name) for name in EXPERIMENTS])
 
@@ -52,12 +52,12 @@ def _row(name: str) -> Sequence[str]:
 
 
 def takes_about(experiment: Experiment, scale: Scale) -> str:
-    """How long it takes on two cores; `-` where it has no such scale."""
+    """Format its duration on two cores, or `-` if it does not have this scale."""
     return about(experiment.estimate_s(scale)) if scale in experiment.scales else "-"
 
 
 def about(seconds: float) -> str:
-    """A length of time as it is guessed: in the largest unit of which there are at least two."""
+    """Format an estimated duration in the largest unit of which there are at least two."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -3,9 +3,9 @@
     block:  edge    <- data.image    a convolution and a stage of residual blocks, trained before
     rest:   leader  <- block         the other stages, which are trained here
 
-The block was trained on public images of the same classes, and stays as it is: the edge has it, and
-so has whoever attacks. The cut lies before the block's last ReLU, with which `rest` begins: the
-network is the same, and so are the bits, 1 where a value is above 0.
+The block was trained on public images of the same classes, and is not trained further. The edge has
+it, and so does every attacker. The cut lies before the block's last ReLU, with which `rest` begins:
+the network is unchanged, and so are the bits, 1 where a value is above 0.
 
 There is no batch normalisation, whose answer to one image depends on others: groups of channels
 are normalised within an image.
@@ -41,7 +41,7 @@ class Network:
     blocks: int
 
 
-#: ResNet-18 by its layout, and one that a core trains in a minute.
+#: ResNet-18's layout, and one that a core trains in a minute.
 RESNET_18 = Network((64, 128, 256, 512), 2)
 SLIM = Network((16, 32, 64), 1)
 TINY = Network((4, 8), 1)
@@ -49,7 +49,7 @@ TINY = Network((4, 8), 1)
 
 @dataclass(frozen=True)
 class Images:
-    """Which images, how many of them at most, and in how many epochs the block was trained."""
+    """The images, their largest number, and the epochs in which the block was trained."""
 
     data: str
     network: Network
@@ -59,7 +59,7 @@ class Images:
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut; the ReLU after their sum is the next layer's."""
+    """Two convolutions beside a shortcut. The ReLU after their sum belongs to the next layer."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Residual(nn.Module):
 
 
 def block_of(network: Network) -> nn.Sequential:
-    """The part before the cut, untrained."""
+    """Return the part before the cut, untrained."""
     width = network.widths[0]
     stem = [nn.Conv2d(SHAPE[0], width, 3, 1, 1, bias=False), nn.GroupNorm(4, width)]
     residuals = (Residual(width, width, 1) for _ in range(network.blocks))
@@ -87,7 +87,7 @@ def block_of(network: Network) -> nn.Sequential:
 
 
 def rest_of(network: Network) -> nn.Sequential:
-    """The part after the cut, untrained."""
+    """Return the part after the cut, untrained."""
     layers: list[nn.Module] = []
     before = network.widths[0]
     for width in network.widths[1:]:
@@ -122,7 +122,7 @@ class ImageCut(ByLabel):
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """The edge's images, or the leader's labels."""
+        """Return the edge's images, or the leader's labels."""
         _, own = _public_and_own(self.images.data)
         examples, first = (own.train, 0) if subset == "train" else (own.test, len(own.train))
         most = self.images.most_train if subset == "train" else self.images.most_test
@@ -135,7 +135,7 @@ class ImageCut(ByLabel):
 
 
 def _public_and_own(data: str) -> tuple[Examples, Dataset]:
-    """What the block was trained on, which is nobody's, and what is split."""
+    """Return the block's public training images, and the data set of the parties."""
     if data != "digits":
         return load("digits").train, load(data)
     whole = load("digits")
@@ -146,7 +146,7 @@ def _public_and_own(data: str) -> tuple[Examples, Dataset]:
 
 @lru_cache(maxsize=4)
 def trained_block(images: Images) -> dict[str, torch.Tensor]:
-    """The block's weights after its training on public images, the same whatever the job's seed."""
+    """Return the block's weights after training on public images, independent of the job's seed."""
     public, _ = _public_and_own(images.data)
     block = initial(0, BLOCK, lambda: block_of(images.network))
     model = nn.Sequential(block, initial(0, "before", lambda: rest_of(images.network)))
@@ -163,11 +163,11 @@ def trained_block(images: Images) -> dict[str, torch.Tensor]:
 
 
 def task_of(name: str, seed: int = 0) -> ImageCut:
-    """The task of that name here."""
+    """Return the task of that name here."""
     return ImageCut(TASKS[name], seed)
 
 
-#: The tasks, by the names under which a job finds them here.
+#: The tasks, by the names that jobs use.
 TASKS = {
     "mnist_full": Images("mnist", RESNET_18),
     "mnist_medium": Images("mnist", RESNET_18, 2_500, 1_000),

@@ -1,4 +1,4 @@
-"""Figures that an experiment has made already, so that nothing is done twice."""
+"""Saved results of an experiment, so that nothing is computed twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.record.sealed_message import intact
 
 
 def kept(folder: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` gives, written down as `name`.json; read from there where it is done."""
+    """Return the result of `make`, saved as `name`.json, or the saved one."""
     file = folder / f"{name}.json"
     if not file.exists():
         write_whole(file, json.dumps(make(), indent=1).encode())

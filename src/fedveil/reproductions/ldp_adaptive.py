@@ -1,4 +1,4 @@
-"""Figure 5 of 002: epsilon divided by how alike two successive models are."""
+"""Figure 5 of 002: epsilon divided by the similarity of two successive models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, TASKS, LDPExperiment, Task
 from fedveil.reproductions.several_runs import Arm, Runs, accuracy, curve, mean_accuracy, trained
 
-#: For each task an epsilon at which it converges, and not at once.
+#: An epsilon for each task at which it converges, but not at once.
 EPS: dict[Task, float] = {"lenet-mnist": EPSILONS[5], "dnn-purchase100": EPSILONS[6]}
 _LEGEND = {
     "fixed": "fixed",
@@ -26,7 +26,7 @@ _LEGEND = {
 }
 #: About half an hour.
 MEDIUM_ROUNDS = 100
-#: Mean accuracies that lie no further apart are alike: one seed is noisy.
+#: Mean accuracies within this distance count as equal: one seed is noisy.
 _SLACK = 0.02
 
 
@@ -39,7 +39,7 @@ class LDPAdaptive(LDPExperiment):
     scales = get_args(Scale)
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """For each task without protection, at a fixed epsilon, and adaptive from the same."""
+        """Return runs of each task: without protection, fixed epsilon, and adaptive from it."""
         kinds: dict[str, dict[str, Any]] = {
             "plain": {"protection": "not_encrypt"},
             "fixed": {"protection": "rr"},
@@ -54,12 +54,12 @@ class LDPAdaptive(LDPExperiment):
         return Arm(name, ldp_jobs.job(scale, task, name, eps=eps, **more))
 
     def estimate_s(self, scale: Scale) -> float:
-        """The arms, and as many once more as two of them: at the same total."""
+        """Estimate the arms, and one more per task: at an equal total."""
         jobs = [arm.job for arm in self.arms(scale)]
         return ldp_jobs.estimate_s(scale, [*jobs, *jobs[2::3]])
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """The arms; then, for each task, a fixed epsilon that spends what the adaptive one did."""
+        """Run the arms, then each task with a fixed epsilon at the adaptive one's total."""
         arms = self.arms(scale)
         runs = dict(trained(folder, arms, tell))
         spent = {name: mean_eps(folder / name) for name in runs if not name.endswith("plain")}
@@ -82,7 +82,7 @@ class LDPAdaptive(LDPExperiment):
 
 
 def mean_eps(folder: Path) -> float:
-    """Epsilon of a bit, meant over the rounds of a run of RR: what it spent by plain addition."""
+    """Return RR's epsilon per bit, averaged over a run's rounds: its total by plain addition."""
     opened = RunFolder.reopen(folder)
     try:
         saved = Checkpoint.read(opened)
@@ -94,7 +94,7 @@ def mean_eps(folder: Path) -> float:
 
 
 def judged(runs: Runs, spent: dict[str, float]) -> Iterator[Verdict]:
-    """What the source says of the strategy, on these runs."""
+    """Judge the source's claims about the strategy on these runs."""
     speed = {name: mean_accuracy(run) for name, run in runs.items()}
     gains = {task: speed[f"{task}-adaptive"] - speed[f"{task}-fixed"] for task in TASKS}
     for task in TASKS:

@@ -13,7 +13,7 @@ from fedveil.reproductions.several_runs import Arm, Runs, falls, listed, loss_ra
 
 CELLS = (1, 3, 10, 30, 100)
 SPLITS: tuple[Split, ...] = ("iid", "shards")
-#: Series of the figure: how examples are dealt, and epsilon.
+#: Series of the figure: the split of examples, and epsilon.
 SERIES: tuple[tuple[Split, float], ...] = (
     ("iid", EPSILONS[7]),
     ("shards", EPSILONS[7]),
@@ -30,7 +30,7 @@ class LDPCells(LDPExperiment):
     source = "002, figure 2"
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """A run without protection for each split, and the series."""
+        """Return a run without protection for each split, and the series."""
         plain = [Arm(s, ldp_jobs.job(scale, "lenet-mnist", s, split=s)) for s in SPLITS]
         return plain + [
             Arm(name, ldp_jobs.job(scale, "lenet-mnist", name, split=split, protection="rr",
@@ -41,7 +41,7 @@ class LDPCells(LDPExperiment):
         ]  # fmt: skip
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """The loss rate along each series."""
+        """Compute the loss rate along each series."""
         arms = self.arms(scale)
         runs = trained(folder, arms, tell)
         ran = ldp_jobs.told(
@@ -64,7 +64,7 @@ def _rates(runs: Runs, split: str, eps: float) -> list[float]:
 
 
 def verdict(series: tuple[Split, float], rates: Sequence[float]) -> Verdict:
-    """Whether the loss falls all the way to the most cells."""
+    """Judge whether the loss falls all the way to the most cells."""
     split, eps = series
     best = CELLS[min(range(len(CELLS)), key=lambda i: rates[i])]
     return Verdict.of(

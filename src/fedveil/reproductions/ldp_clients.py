@@ -11,21 +11,21 @@ from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
 from fedveil.reproductions.several_runs import Arm, falls, listed, loss_rate, trained
 
-#: How many there are, half of whom are drawn for a round.
+#: Numbers of clients, half of whom are drawn for a round.
 CLIENTS: dict[Scale, tuple[int, ...]] = {"small": (25, 50, 100, 200), "full": (100, 200, 500, 1000)}
 EPS = EPSILONS[6]
 _SLACK = 0.05
 
 
 class LDPClients(LDPExperiment):
-    """Accuracy-loss rate by the number of clients that the same examples are dealt to."""
+    """Accuracy-loss rate by the number of clients that share one set of examples."""
 
     name = "ldp-clients"
     what = "What the number of clients does to the accuracy that RR and OUE cost."
     source = "002, figure 4"
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """For each number of clients, without protection and under both mechanisms."""
+        """Return, for each number of clients, runs without protection and under both mechanisms."""
         return [
             Arm(name, ldp_jobs.job(scale, "lenet-mnist", name, clients=number, protection=kind,
                                    eps=EPS))
@@ -35,7 +35,7 @@ class LDPClients(LDPExperiment):
         ]  # fmt: skip
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """The loss rate of both, against as many clients without protection."""
+        """Compute the loss rate of both, against equally many clients without protection."""
         arms, numbers = self.arms(scale), CLIENTS[scale]
         runs = trained(folder, arms, tell)
         rates = {
@@ -57,7 +57,7 @@ class LDPClients(LDPExperiment):
 
 
 def verdict(kind: str, numbers: Sequence[int], rates: Sequence[float]) -> Verdict:
-    """Whether the loss falls with the number of clients."""
+    """Judge whether the loss falls with the number of clients."""
     return Verdict.of(
         falls(rates, _SLACK),
         f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients",

@@ -22,9 +22,9 @@ from fedveil.reproductions.several_runs import (
 )
 
 SHOWN = EPSILONS[4:]
-#: The accuracy at which rounds are compared, as a share of what is reached without protection.
+#: The accuracy at which rounds are compared, as a share of the accuracy without protection.
 _SHARE = 0.8
-#: How much two runs' mean accuracies may lie the other way round: one seed is noisy.
+#: Allowed reversal of two runs' mean accuracies: one seed is noisy.
 _SLACK = 0.02
 
 
@@ -36,7 +36,7 @@ class LDPConvergence(LDPExperiment):
     source = "002, figure 1"
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """Without protection, and each mechanism at each epsilon."""
+        """Return a run without protection, and each mechanism at each epsilon."""
         plain = Arm("plain", ldp_jobs.job(scale, "lenet-mnist", "plain"))
         return [plain] + [
             Arm(name, ldp_jobs.job(scale, "lenet-mnist", name, protection=kind, eps=eps))
@@ -46,7 +46,7 @@ class LDPConvergence(LDPExperiment):
         ]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Both mechanisms against what is reached without protection."""
+        """Compare both mechanisms with the run without protection."""
         arms = self.arms(scale)
         runs = trained(folder, arms, tell)
         ran = ldp_jobs.told(
@@ -58,7 +58,7 @@ class LDPConvergence(LDPExperiment):
 
 
 def verdict(runs: Runs, kind: str) -> Verdict:
-    """Whether convergence is the faster, the larger epsilon is."""
+    """Judge whether a larger epsilon converges faster."""
     speeds = [mean_accuracy(runs[f"{kind}-{eps:g}"]) for eps in SHOWN]
     return Verdict.of(
         falls([-speed for speed in speeds], _SLACK),

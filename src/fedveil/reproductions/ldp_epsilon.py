@@ -1,4 +1,4 @@
-"""Figure 3 of 002: the larger epsilon, the less accuracy is lost; and what leaks."""
+"""Figure 3 of 002: the larger epsilon, the less accuracy is lost; and the leakage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedveil.reproductions.several_runs import (
     trained,
 )
 
-#: Of the four that are too small for anything to be learnt, some are left out below full.
+#: Some of the four epsilons that are too small to learn anything are omitted below full.
 SHOWN: dict[Scale, tuple[float, ...]] = {
     "small": (EPSILONS[0], EPSILONS[2], *EPSILONS[4:]),
     "medium": (EPSILONS[0], *EPSILONS[4:]),
@@ -31,9 +31,9 @@ SHOWN: dict[Scale, tuple[float, ...]] = {
 }
 #: About half an hour.
 MEDIUM_ROUNDS = 50
-#: One seed: how much a loss rate may rise from an epsilon to the next and still count as falling.
+#: Allowed rise of a loss rate from an epsilon to the next that still counts as falling: one seed.
 _SLACK = 0.05
-#: What "nearly nothing", "unusable" and "nearly the same" mean in figures.
+#: Values for "nearly nothing", "unusable" and "nearly the same".
 _NOTHING, _UNUSABLE, _ALIKE = 0.05, 0.5, 0.1
 #: The axis of the source's leakage rate.
 _LEAKAGE = (0.45, 0.75)
@@ -50,7 +50,7 @@ class LDPEpsilon(LDPExperiment):
     scales = get_args(Scale)
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """For each task a run without protection, and each mechanism at each epsilon."""
+        """Return, for each task, a run without protection, and each mechanism at each epsilon."""
         return [
             *(Arm(task, _job(scale, task, task)) for task in TASKS),
             *(
@@ -63,7 +63,7 @@ class LDPEpsilon(LDPExperiment):
         ]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """All of it, and the attack on the models of RR."""
+        """Run everything, and the attack on the models of RR."""
         arms = self.arms(scale)
         runs = trained(folder, arms, tell)
         tell("membership attacks")
@@ -95,7 +95,7 @@ def _name(task: str, kind: str, eps: float) -> str:
 
 
 def _leaks(folder: Path, task: str, shown: Sequence[float]) -> list[Measured]:
-    """Of the model without protection, and of RR's at each epsilon."""
+    """Return the leakage of the model without protection, and of RR's at each epsilon."""
     names = [task, *(_name(task, "rr", eps) for eps in shown)]
     return [leakage(folder / name) for name in names]
 
@@ -111,7 +111,7 @@ def _baselines(runs: Runs) -> Iterator[Verdict]:
 
 
 def judged(rates: Rates) -> Iterator[Verdict]:
-    """The trends of the source's text in these loss rates."""
+    """Judge the trends of the source's text by these loss rates."""
     for (task, kind), values in rates.items():
         yield Verdict.of(
             falls(values, _SLACK), f"{task}, {kind}: accuracy-loss rate by epsilon",

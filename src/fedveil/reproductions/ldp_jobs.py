@@ -1,4 +1,4 @@
-"""The jobs of 002: its settings, and those at which its trends show in minutes."""
+"""The jobs of 002: its settings, and smaller ones that show its trends in minutes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
 MECHANISMS = ("rr", "oue")
 #: Epsilon of a bit: 0.075 * 2^x.
 EPSILONS = tuple(0.075 * 2**x for x in range(8))
-#: What the source's models reach without protection.
+#: Accuracy of the source's models without protection.
 BASELINES: Mapping[tuple[Task, Split], float] = MappingProxyType(
     {
         ("lenet-mnist", "iid"): 0.9885,
@@ -28,7 +28,7 @@ BASELINES: Mapping[tuple[Task, Split], float] = MappingProxyType(
         ("dnn-purchase100", "iid"): 0.9098,
     }
 )
-#: What it states, as keys of a job; `training.lr` is that under perturbation.
+#: The source's settings, as keys of a job. `training.lr` is that under perturbation.
 SOURCE: Mapping[Task, Mapping[str, object]] = MappingProxyType(
     {
         "lenet-mnist": {
@@ -51,13 +51,13 @@ SOURCE: Mapping[Task, Mapping[str, object]] = MappingProxyType(
         },
     }
 )
-#: The learning rate of Purchase-100's net where nothing is perturbed.
+#: The learning rate of Purchase-100's net without perturbation.
 PLAIN_LR = 0.001
-#: 500 rounds where examples are dealt at random, 1,000 where they are not.
+#: 500 rounds if examples are dealt at random, otherwise 1,000.
 NON_IID_ROUNDS = 2
 
 _PARTS = "fedveil.reproductions.small_parts"
-#: What stands in where a task is not of the source's own size.
+#: Replacements for a task that is not of the source's own size.
 _SMALL: Mapping[Task, Mapping[str, Any]] = {
     "lenet-mnist": {
         "data": {"name": f"{_PARTS}:pooled_mnist"},
@@ -70,12 +70,12 @@ _SMALL: Mapping[Task, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 SMALL_CLIENTS, SMALL_ROUNDS = 200, 30
-#: Seconds of a round on two cores, as measured on one machine: of the stand-ins, of the source's.
+#: Seconds of a round on two cores, measured on one machine: of the replacements, of the source's.
 _SMALL_ROUND_S = 0.6
 _ROUND_S: Mapping[Task, float] = {"lenet-mnist": 3.0, "dnn-purchase100": 25.0}
 _SYNTHETIC = "The file of Purchase-100 is not here: a synthetic set of its shape stands in."
 _ELSEWHERE = "What stands in, and what the source leaves open, is in the index of the pages."
-#: What all pages of 002 share, for their index.
+#: Text that all pages of 002 share, for their index.
 SHARED = """Without protection the net of Purchase-100 has Adam at 0.001; non-IID runs have twice
 the rounds. Not stated there: one local epoch in batches of 10 (small: five, of 5 or 6), and 50
 cells where they are not varied. Its epsilon is that of one bit of a code: a report costs twice that
@@ -97,7 +97,7 @@ def job(
     medium_rounds: int = 0,
     **unary: Any,
 ) -> Job:
-    """A run of the task under a protection; `unary` are settings of rr and oue."""
+    """Return a run of the task under a protection. `unary` are settings of rr and oue."""
     small = not _own_size(scale, task)
     rounds = {"small": SMALL_ROUNDS, "medium": medium_rounds, "full": 500}[scale]
     blocks = _small(task) if small else _full(task, perturbed=protection != "not_encrypt")
@@ -117,7 +117,7 @@ def job(
 
 
 def _own_size(scale: Scale, task: Task) -> bool:
-    """Whether model, data and clients are the source's own: at scale medium LeNet's alone."""
+    """Return True if model, data and clients are the source's own: at scale medium only LeNet's."""
     return scale == "full" or (scale == "medium" and task == "lenet-mnist")
 
 
@@ -136,24 +136,24 @@ def _full(task: Task, *, perturbed: bool) -> dict[str, Any]:
 
 
 def title(scale: Scale, task: Task) -> str:
-    """What a figure calls the task."""
+    """Return the task's title in a plot."""
     return task if _own_size(scale, task) else f"stand-in for {task}"
 
 
 class LDPExperiment(Experiment):
-    """A figure of 002: runs that are known before the first of them."""
+    """A figure of 002 whose runs are all known before the first."""
 
     @abstractmethod
     def arms(self, scale: Scale) -> list[Arm]:
-        """The runs."""
+        """Return the runs."""
 
     def estimate_s(self, scale: Scale) -> float:
-        """By the rounds of all arms."""
+        """Estimate the seconds from the rounds of all arms."""
         return estimate_s(scale, [arm.job for arm in self.arms(scale)])
 
 
 def estimate_s(scale: Scale, jobs: Iterable[Job]) -> float:
-    """About how long they take on two cores."""
+    """Estimate the seconds of these jobs on two cores."""
     return sum(
         job.rounds * (_ROUND_S[task] if _own_size(scale, task) else _SMALL_ROUND_S)
         for job in jobs
@@ -166,7 +166,7 @@ def _task(job: Job) -> Task:
 
 
 def told(scale: Scale, tasks: Iterable[Task], *more: str, medium_rounds: int = 0) -> str:
-    """What was run, for the page."""
+    """Describe the runs, for the page."""
     if scale == "medium":
         more = (
             *more,

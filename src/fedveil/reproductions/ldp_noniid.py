@@ -1,4 +1,4 @@
-"""Figures 2 to 4 of 002, the other way of dealing: clients with few labels lose more."""
+"""Figures 2 to 4 of 002 for the non-IID split: clients with few labels lose more."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SHOWN = EPSILONS[4:]
 
 
 class LDPNonIID(LDPExperiment):
-    """Accuracy-loss rate of RR by epsilon, for both ways of dealing examples."""
+    """Accuracy-loss rate of RR by epsilon, for both splits of examples."""
 
     name = "ldp-noniid"
     what = "What RR costs where clients hold two labels each, against examples dealt at random."
     source = "002, figures 2 to 4"
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """For each split a run without protection, and RR at each epsilon."""
+        """Return, for each split, a run without protection, and RR at each epsilon."""
         plain = [Arm(s, ldp_jobs.job(scale, "lenet-mnist", s, split=s)) for s in SPLITS]
         return plain + [
             Arm(name, ldp_jobs.job(scale, "lenet-mnist", name, split=s, protection="rr", eps=eps))
@@ -33,7 +33,7 @@ class LDPNonIID(LDPExperiment):
         ]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Both splits against their own runs without protection."""
+        """Compare both splits with their own runs without protection."""
         arms = self.arms(scale)
         runs = trained(folder, arms, tell)
         rates = {s: [loss_rate(runs[s], runs[f"{s}-{eps:g}"]) for eps in SHOWN] for s in SPLITS}
@@ -64,7 +64,7 @@ def _baselines(runs: Runs) -> list[Verdict]:
 
 
 def verdict(iid: Sequence[float], shards: Sequence[float]) -> Verdict:
-    """Whether non-IID loses more at every epsilon at which either still learns."""
+    """Judge whether non-IID loses more at every epsilon at which either still learns."""
     pairs = [f"{a:.3f} / {b:.3f}" for a, b in zip(iid, shards, strict=True)]
     return Verdict.of(
         all(b > a for a, b in zip(iid, shards, strict=True)),

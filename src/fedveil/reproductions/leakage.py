@@ -1,4 +1,4 @@
-"""The leakage rate of 002: how often a membership attack on a run's model is right."""
+"""The leakage rate of 002: the accuracy of a membership attack on a run's model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from fedveil.attacks.roc import balanced_accuracy, best_threshold
 from fedveil.attacks.target import Target
 from fedveil.privacy.finding import Measured
 
-#: At most so many examples of each kind are asked about.
+#: The most examples of each kind that are asked about.
 _MOST = 10_000
 
 
 def leakage(folder: Path) -> Measured:
-    """Balanced accuracy of the loss threshold: the attacker guesses at examples one by one.
+    """Return the balanced accuracy of the loss threshold. The attacker guesses example by example.
 
-    Members are the training examples, others the test examples. The attacker knows of every
-    second one which it is and takes the best threshold there; it is measured on the rest.
+    Members are the training examples, others the test examples. The attacker knows the membership
+    of every second one and takes the best threshold there. It is measured on the rest.
     """
     target = Target.of_run(folder)
     members, others = (

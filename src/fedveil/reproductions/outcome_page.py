@@ -1,4 +1,4 @@
-"""The page of an experiment: what was run, its figures, and the source's beside ours."""
+"""The page of an experiment: its runs, their results, and the source's beside ours."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedveil._version import __version__
 from fedveil.pages.table import Table
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Verdict
 
-#: A table of more rows is a file beside the page, which keeps the verdicts.
+#: A table with more rows is a file beside the page, which contains the verdicts.
 LONGEST_TABLE = 2
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """An experiment that was repeated: `figures` are the files of its plots, by their names."""
+    """A repeated experiment. `figures` are the files of its plots, by their names."""
 
     experiment: Experiment
     scale: Scale
@@ -30,13 +30,13 @@ class Repeated:
 
 
 def long_tables(name: str, outcome: Outcome) -> dict[str, Table]:
-    """Those that are files beside the page of `name`, by the files' names."""
+    """Return the tables that are files beside the page of `name`, by the files' names."""
     numbered = enumerate(outcome.tables, 1)
     return {f"{name}-{n}.csv": table for n, table in numbered if len(table.rows) > LONGEST_TABLE}
 
 
 def page(repeated: Repeated) -> str:
-    """The page's text, in Markdown; its pictures and long tables lie beside it."""
+    """Return the page's text in Markdown. Its pictures and long tables lie beside it."""
     return "\n".join(_parts(repeated))
 
 
@@ -66,20 +66,20 @@ def _parts(repeated: Repeated) -> Iterator[str]:
 
 
 def tally(outcome: Outcome) -> str:
-    """How many of the source's figures and trends were found again."""
+    """Describe how many of the source's numbers and trends were reproduced."""
     agree = sum(verdict.agrees for verdict in outcome.verdicts)
     return f"{agree} of {len(outcome.verdicts)} agree with the source."
 
 
 def verdicts(outcome: Outcome) -> Table:
-    """The source's figures beside ours."""
+    """Return a table of the source's results beside ours."""
     columns = ("what", "the source", "here", "verdict", "why")
     said: set[str] = set()
     return Table(columns, [_row(verdict, said) for verdict in outcome.verdicts])
 
 
 def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
-    """A reason that was `said` in a row above is not said again."""
+    """Format a verdict, without a reason that was `said` in a row above."""
     word = "agrees" if verdict.agrees else "differs"
     why = "as above" if verdict.why in said else verdict.why
     said.add(verdict.why)
@@ -87,7 +87,7 @@ def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
 
 
 def machine() -> str:
-    """What it ran on, in words."""
+    """Describe the machine in words."""
     cores = len(os.sched_getaffinity(0))
     return f"{_processor()}, {cores} cores"
 

@@ -1,4 +1,4 @@
-"""The table of all experiments beside their pages, for the site."""
+"""The table of all experiments with links to their pages, for the site."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ what their text says of a curve is what is tested. Each run is one seed.
 
 
 def index(folder: Path) -> str:
-    """The page over the experiments' pages in `folder`."""
+    """Return an index of the experiments' pages in `folder`."""
     columns = ("experiment", "what", "verdicts", "scale", "full takes about")
     pages = Table(columns, [_row(folder, name) for name in EXPERIMENTS])
     jobs = {task: ldp_jobs.job("small", task, task, protection="rr") for task in ldp_jobs.TASKS}

@@ -1,8 +1,8 @@
-"""EmbeddingDP on the features of images: what accuracy it costs, what reconstruction it prevents.
+"""EmbeddingDP on the features of images: its cost in accuracy, and its effect on reconstruction.
 
-The MistNet paper states epsilon for one bit, told truthfully with probability e^eps / (1 + e^eps);
-document 003, and what is built from it, keep a bit with e^(eps/2) / (1 + e^(eps/2)). The paper's
-epsilon is therefore half of `eps` here, and figures are compared at the same probability.
+The MistNet paper states epsilon for one bit, reported truthfully with probability e^eps / (1 +
+e^eps). Document 003, and everything built from it, keep a bit with e^(eps/2) / (1 + e^(eps/2)). The
+paper's epsilon is therefore half of `eps` here, and results are compared at equal probability.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from fedveil.vertical.vertical_job import VerticalJob
 if TYPE_CHECKING:
     from fedveil.attacks.effort import Effort
 
-#: The protections by what a figure is kept under: none, one bit without noise, and EmbeddingDP.
+#: Names of the protections: none, one bit without noise, and EmbeddingDP.
 NONE, BIT = "none", "bit"
 EPSILONS = (5.0, 4.0, 2.0, 1.0, 0.5)
-#: MistNet's table 1, ResNet-18 on CIFAR-10 cut after block 1, by its epsilon of a bit.
+#: MistNet's table 1, ResNet-18 on CIFAR-10 cut after block 1, by its epsilon per bit.
 PAPER_SSIM: Mapping[float | str, float] = {
     NONE: 0.918, BIT: 0.775, 2.0: 0.728, 1.0: 0.576, 0.5: 0.354,
 }  # fmt: skip
-#: How sure a bit is at the paper's smallest epsilon, as its figure 3 has it.
+#: Probability of a true bit at the paper's smallest epsilon, from its figure 3.
 PAPER_KEPT = (0.5, 0.62)
-#: The paper's word for accuracy without noise beside centralised learning; in points, ours.
+#: Our limit, in points, for the paper's "similar" accuracy without noise and centralised.
 SIMILAR_POINTS = 2.0
-#: Who reconstructs: with the block; with public images too, the strongest; with neither's weights.
+#: The attackers: with the block; with public images too, the strongest; with neither's weights.
 KNOWN, PUBLIC, ARCHITECTURE = "known bottom", "both", "unsplit"
 _WHO = {
     PUBLIC: "the block and public images", KNOWN: "the block", ARCHITECTURE: "its architecture",
 }  # fmt: skip
 _SHOWN = 8
-#: The paper's.
+#: As in the paper.
 _EPOCHS = 200
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The task of `image_cut` that is split, how long it is trained, how hard it is attacked."""
+    """The split task of `image_cut`, its training, and the attack's effort."""
 
     task: str
     epochs: int
@@ -57,7 +57,7 @@ class Settings:
     batch_size: int = 64
 
     def job(self, embedding_dp: object) -> VerticalJob:
-        """The job that trains the rest of the network on what crosses."""
+        """Return the job that trains the rest of the network on the protected features."""
         return VerticalJob.model_validate(
             {
                 "name": "embedding-dp",
@@ -71,7 +71,7 @@ class Settings:
 
     @property
     def protections(self) -> dict[str, dict[str, float | None] | None]:
-        """`privacy.embedding_dp` of a job, by name."""
+        """Return values of a job's `privacy.embedding_dp`, by name."""
         found: dict[str, dict[str, float | None] | None] = {NONE: None, BIT: {"eps": None}}
         return found | {f"eps-{eps:g}": {"eps": eps} for eps in self.epsilons}
 
@@ -88,7 +88,7 @@ class Figure:
 
 
 class ProtectedFeatures(Experiment):
-    """A network cut after its first block, whose features cross under EmbeddingDP."""
+    """A network cut after its first block, whose features are sent under EmbeddingDP."""
 
     name = "embedding-dp"
     what = (
@@ -101,7 +101,7 @@ class ProtectedFeatures(Experiment):
         self._settings = settings
 
     def estimate_s(self, scale: Scale) -> float:
-        """ResNet-18 takes a core 0.09 s an image and step; an attack at effort quick as 4,000."""
+        """Estimate 0.09 s per image and step of ResNet-18 on a core; an attack (quick) as 4,000."""
         return {
             "small": 600.0,
             "medium": 7 * (2_500 + 4_000) * 0.09 / 2,
@@ -109,7 +109,7 @@ class ProtectedFeatures(Experiment):
         }[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """A training and an attack for every protection."""
+        """Train and attack under every protection."""
         settings = self._settings or settings_of(scale, _data())
         figures = {name: _figure(settings, name, folder, tell) for name in settings.protections}
         return Outcome(
@@ -119,7 +119,12 @@ class ProtectedFeatures(Experiment):
 
 
 def settings_of(scale: Scale, data: str) -> Settings:
-    """`full`: the paper's network and epochs, on the images that are here; CIFAR-10 is not."""
+    """Return a scale's settings.
+
+    `full`: the paper's network and epochs, on the images available here.
+
+    CIFAR-10 is not available.
+    """
     return {
         "small": Settings(f"{data}_small", 5, "quick", batch_size=16),
         "medium": Settings(f"{data}_medium", 1, "quick", batch_size=16),
@@ -128,7 +133,7 @@ def settings_of(scale: Scale, data: str) -> Settings:
 
 
 def kept_bit(eps: float) -> float:
-    """With which probability a bit is told truthfully here."""
+    """Return the probability with which a bit is reported truthfully here."""
     return 1 / (1 + math.exp(-eps / 2))
 
 
@@ -190,7 +195,7 @@ def _ran(settings: Settings) -> str:
 
 
 def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
-    """What the paper says of accuracy and of SSIM, and of what its epsilon is."""
+    """Judge the paper's claims about accuracy, about SSIM, and about the meaning of its epsilon."""
     paper = {_ours(of): value for of, value in PAPER_SSIM.items()}
     both = [name for name in figures if name in paper]
     ours = [figures[name].ssim[PUBLIC] for name in both]
@@ -225,7 +230,7 @@ def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
 def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
     names = [name for name in figures if name != NONE]
     reached = [figures[name].accuracy for name in names]
-    # What two accuracies on so many images may differ by, at two deviations of the difference.
+    # Largest chance difference of two accuracies on this many images, at two deviations.
     margins = [2 * math.sqrt(2 * a * (1 - a) / figures[names[0]].held_out) for a in reached]
     yield Verdict.of(
         reached[-1] < reached[0]
@@ -245,7 +250,7 @@ def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
 
 
 def _ours(of: float | str) -> str:
-    """Under which name a figure of the paper's stands here."""
+    """Return our name of one of the paper's results."""
     return of if isinstance(of, str) else f"eps-{2 * of:g}"
 
 
@@ -305,7 +310,7 @@ def _plots(figures: Mapping[str, Figure]) -> Iterator[Plot]:
 
 
 def _picture(figures: Mapping[str, Figure], folder: Path) -> Path:
-    """The first images, and below them what the strongest attacker made of each protection."""
+    """Draw the first images, and below them the strongest attacker's result per protection."""
     import numpy as np
 
     from fedveil.attacks.pictures import grid

@@ -25,7 +25,7 @@ from fedveil.vertical.vertical_job import VerticalJob
 
 EPS = 5.0
 PLAIN, PROTECTED, APART, PLAIN_APART = "plain", "eps-5", "eps-5-apart", "plain-apart"
-#: Its runs by name: what `privacy.embedding_dp` is, and whether in two processes.
+#: The runs by name: `privacy.embedding_dp`, and whether there are two processes.
 RUNS: Mapping[str, tuple[dict[str, float] | None, bool]] = {
     PLAIN: (None, False),
     PROTECTED: ({"eps": EPS}, False),
@@ -46,15 +46,15 @@ _SAID = {
     APART: "eps 5, two processes", PLAIN_APART: "no protection, two processes",
 }  # fmt: skip
 _EVERY, _POINTS = 10, 10
-#: How far a share of the fall may lie from the source's to be as little.
+#: Largest difference from the source's share of the fall that counts as equally small.
 _NEAR = 0.1
-#: The text, the parts of WikiText-2 that are here; the source has Wikipedia's.
+#: The text: the available parts of WikiText-2. The source uses Wikipedia.
 _TEXTS = ("wikitext2-valid.txt", "wikitext2-test.txt")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`task.pangu` beside its text, the batch, and what else the job has."""
+    """`task.pangu` without its text, the batch, and the job's other settings."""
 
     pangu: Mapping[str, int | str]
     batch_size: int = 2
@@ -62,7 +62,7 @@ class Settings:
     steps: int = _EVERY * _POINTS
 
     def job(self, embedding_dp: object, text: Path, windows: int = 0) -> VerticalJob:
-        """A job of one run, of as many epochs as the steps need with so many windows."""
+        """Return one run's job, with the epochs that the steps need with `windows` windows."""
         epochs = math.ceil(self.steps * self.batch_size / windows) if windows else 1
         return VerticalJob.model_validate(
             {
@@ -79,7 +79,7 @@ class Settings:
         )
 
 
-#: `full` is the source's example as its scripts have it: mode 350M, batches of 2.
+#: `full` is the source's example as in its scripts: mode 350M, batches of 2.
 FULL = Settings(
     {"preset": "350M", "layers": 16, "width": 1280, "heads": 32, "context": 1024,
      "vocabulary": 40_000},
@@ -90,7 +90,9 @@ SMALL = Settings({"preset": "small", "context": 128})
 
 @dataclass(frozen=True)
 class Run:
-    """One run: the loss of every step, digests of the parties' models, and the text's figure."""
+    """One run: the loss of every step, digests of the parties' models, bytes per step and
+    seconds.
+    """
 
     losses: Sequence[float]
     models: Mapping[str, str]
@@ -99,7 +101,7 @@ class Run:
 
     @property
     def tens(self) -> list[float]:
-        """The mean loss of every ten steps."""
+        """Return the mean loss of every ten steps."""
         return [mean(self.losses[i : i + _EVERY]) for i in range(0, len(self.losses), _EVERY)]
 
 
@@ -116,11 +118,11 @@ class ProtectedLanguage(Experiment):
         self._settings = settings
 
     def estimate_s(self, scale: Scale) -> float:
-        """Four runs, at about 40 · 10^9 operations a second of one core."""
+        """Estimate four runs, at about 40 · 10^9 operations per second on one core."""
         return {"small": 4 * 150.0, "full": 4 * 100 * 115.0}[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """The four runs, one after the other."""
+        """Run the four runs, one after the other."""
         settings = self._settings or {"small": SMALL, "full": FULL}[scale]
         text = kept(folder, "text", partial(_text, settings, folder, tell))
         runs = {}
@@ -135,7 +137,7 @@ class ProtectedLanguage(Experiment):
 
 
 def _text(settings: Settings, folder: Path, tell: Tell) -> dict[str, Any]:
-    """As much text as gives the steps, in `text.txt`; and how often which token is the next."""
+    """Write enough text for the steps to `text.txt`, and measure the next tokens' frequencies."""
     from fedveil.language import text
     from fedveil.vertical.job_split import make_task
 
@@ -222,17 +224,17 @@ def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
 
 
 def gap(one: Sequence[float], other: Sequence[float], plain: Sequence[float]) -> float:
-    """How far `one` lies above `other` on average, as a share of what `plain` falls."""
+    """Return how far `one` lies above `other` on average, as a share of the fall of `plain`."""
     return mean(a - b for a, b in zip(one, other, strict=True)) / (plain[0] - plain[-1])
 
 
 def apart_by(one: Sequence[float], other: Sequence[float]) -> float:
-    """How far two curves lie from each other on average."""
+    """Return the mean distance of two curves."""
     return mean(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def verdicts(runs: Mapping[str, Run], frequencies: float) -> Iterator[Verdict]:
-    """The source's logs beside ours; `frequencies` is the loss of word frequencies alone."""
+    """Compare the source's logs with ours. `frequencies` is the loss of word frequencies only."""
     ours = {name: run.tens for name, run in runs.items()}
     for name in (PLAIN, PROTECTED, APART):
         theirs, mine = SOURCE[name], ours[name]

@@ -1,4 +1,4 @@
-"""An experiment of the sources repeated in a folder, and the page that is made of it."""
+"""The repetition of a source's experiment in a folder, and its page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedveil.reproductions.experiment import Outcome, Scale, Tell
 from fedveil.reproductions.experiments import about, find
 from fedveil.reproductions.outcome_page import Repeated, long_tables, page
 
-#: What a folder is known by as an experiment's, and how long it has taken so far.
+#: File that marks an experiment's folder, with its duration so far.
 BEGUN = "experiment.json"
 
 
 def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Path, Outcome]:
-    """Repeat an experiment; the page that was written, and what stands on it.
+    """Repeat an experiment. Returns the written page's path, and its outcome.
 
-    A folder in which it was begun before is gone on with: what is done in it is read.
+    An existing folder of the experiment is resumed: finished parts are read.
     """
     experiment = find(name)
     experiment.check(scale)
@@ -50,7 +50,7 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
 
 
 def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
-    """The seconds that were spent here before; refuses a folder that holds something else."""
+    """Return the seconds spent here before. Refuses a folder with other content."""
     file = folder.path / BEGUN
     if not file.exists():
         if any(not entry.name.startswith(".") for entry in folder.path.iterdir()):
@@ -76,9 +76,9 @@ def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
 def _timed(
     folder: RunFolder, name: str, scale: Scale, spent_s: float, again: bool
 ) -> Iterator[Callable[[], float]]:
-    """Write down how long it has taken in all, whether it ends well or not.
+    """Save the total duration, whether or not the experiment succeeds.
 
-    What was finished before has taken what it took: to read it once more counts for nothing.
+    Reading a finished experiment again does not count.
     """
     began = time.perf_counter()
 
@@ -93,7 +93,7 @@ def _timed(
 
 @contextmanager
 def _gone_on_with(command: str) -> Iterator[None]:
-    """What ends it early says how it is gone on with, in place of how its last run would be."""
+    """Replace the notes of an early end by the command that resumes the experiment."""
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:

@@ -1,4 +1,4 @@
-"""What secure aggregation costs, beside the tables of the papers that it is built from."""
+"""The cost of secure aggregation, beside the tables of the papers that it is built from."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, V
 from fedveil.reproductions.kept_figures import kept
 from fedveil.secagg import masking_graph
 
-#: Bonawitz et al. 2017: a client's bytes over 2 an entry, by clients and entries (its abstract).
+#: Bonawitz et al. 2017: a client's bytes over 2 per entry, by clients and entries (its abstract).
 EXPANSION = {(1 << 10, 1 << 20): 1.73, (1 << 14, 1 << 24): 1.98}
-#: The same, its table of running times: 500 clients with 100,000 entries, in seconds.
+#: Its table of running times: 500 clients with 100,000 entries, in seconds.
 TIMED = (500, 100_000)
 CLIENT_S = 0.849
 SERVER_S = {0: 2.0, 10: 62.0, 30: 143.0}
-#: Bell et al. 2020, its abstract: so many clients at the per-client cost of a thousand.
+#: Bell et al. 2020, its abstract: this many clients at the per-client cost of a thousand.
 BILLION, THOUSAND = 10**9, 10**3
-#: Orders of growth that are compared stay so near to what an upper bound allows.
+#: Compared orders of growth may differ from the upper bound's by this much.
 _SLACK = 0.02
-#: So many of the largest rounds are in a table; curves have them all.
+#: The table shows this many of the largest rounds; curves show all.
 _ROWS = 3
 _SHOWN = ("masks", "key agreements")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rounds that are counted and timed; with `dropped`, an eighth of the clients drops out."""
+    """Rounds that are counted and timed. With `dropped`, an eighth of the clients drops out."""
 
     clients: Sequence[int]
     timed: Sequence[int]
@@ -69,13 +69,13 @@ class SecaggCost(Experiment):
         self._sizes = sizes
 
     def estimate_s(self, scale: Scale) -> float:
-        """Most of it the clients' masks: n² for the timed rounds."""
+        """Estimate the time, mostly of the clients' masks: n² for the timed rounds."""
         sizes = self.SCALES[scale]
         timed = sum(n * n for n in sizes.timed) * len(sizes.percents)
         return 3.2e-4 * timed + 7e-4 * sum(n * n for n in sizes.clients)
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Rounds of true clients, one after the other."""
+        """Run rounds of real clients, one after the other."""
         figures = _figures(self._sizes or self.SCALES[scale], folder, tell)
         return Outcome(
             _ran(figures.sizes), [*verdicts(figures)], [*_tables(figures)], [*_plots(figures)]
@@ -120,19 +120,19 @@ def _ran(sizes: Sizes) -> str:
 
 
 def vector_bytes(setup: Setup) -> int:
-    """What of a client's bytes is its masked vector."""
+    """Return the bytes of a client's masked vector."""
     terms = setup.terms
     return (terms.length * terms.bits + 7) // 8
 
 
 def growth(costs: Mapping[int, float]) -> float:
-    """The exponent of n between the two largest numbers of clients."""
+    """Return the exponent of n between the two largest numbers of clients."""
     (n, less), (more_n, more) = sorted(costs.items())[-2:]
     return math.log(more / less) / math.log(more_n / n)
 
 
 def verdicts(figures: Figures) -> Iterator[Verdict]:
-    """The papers' figures and orders beside ours."""
+    """Compare the papers' numbers and orders with ours."""
     for (clients, entries), paper in EXPANSION.items():
         ours = message_bytes(Setup(clients, entries)) / (2 * entries)
         yield Verdict.of(
@@ -149,7 +149,7 @@ def verdicts(figures: Figures) -> Iterator[Verdict]:
 
 
 def _orders(figures: Figures) -> Iterator[Verdict]:
-    """The 2017 paper's table of costs, n clients with m entries."""
+    """Judge the 2017 paper's table of costs, n clients with m entries."""
     for what, order, power, values in (
         ("client: communication beside the vector", "O(n + m)", 1, _beside(figures)),
         ("client: storage", "O(n + m)", 1, _each(figures, "client_held")),
@@ -168,7 +168,7 @@ def _orders(figures: Figures) -> Iterator[Verdict]:
 
 
 def _sparse_verdicts(figures: Figures) -> Iterator[Verdict]:
-    """The 2020 paper: a graph of logarithmic degree in place of the complete one."""
+    """Judge the 2020 paper: a graph of logarithmic degree in place of the complete one."""
     degrees = {n: _degree(n) for n in (10**4, BILLION)}
     few, many = degrees.values()
     ratio, allowed = many / few, math.log(BILLION) / math.log(10**4)
@@ -189,7 +189,8 @@ def _sparse_verdicts(figures: Figures) -> Iterator[Verdict]:
         ("server: masks", 1, {n: c.server_does["masks"] for n, c in figures.sparse.items()}),
     ):
         exponent = growth(values)
-        # A random graph's dropouts have neighbours that dropped out too: not two rounds alike.
+        # A random graph's dropouts have neighbours that dropped out too, so no two rounds are
+        # equal.
         yield Verdict.of(
             exponent <= power + 0.1, f"{what} at {figures.sizes.neighbours} neighbours, in n",
             "no growth" if power == 0 else "O(n)", f"n^{exponent:.2f} ({_last(values)})",
@@ -199,7 +200,7 @@ def _sparse_verdicts(figures: Figures) -> Iterator[Verdict]:
 
 
 def _timed_verdicts(figures: Figures) -> Iterator[Verdict]:
-    """The running times, where they were measured at the paper's size."""
+    """Judge the running times, if they were measured at the paper's size."""
     found = {p: figures.timed.get((TIMED[0], p)) for p in SERVER_S}
     times = {p: cost for p, cost in found.items() if cost is not None}
     if figures.sizes.timed_entries != TIMED[1] or len(times) < len(SERVER_S):
@@ -227,13 +228,13 @@ def _timed_verdicts(figures: Figures) -> Iterator[Verdict]:
 
 
 def unmasked(clients: int, percent: int) -> int:
-    """How many masks the server takes off: each survivor's own, and one for each dropout."""
+    """Return how many masks the server removes: each survivor's own, and one for each dropout."""
     dropped = clients * percent // 100
     return (clients - dropped) * (1 + dropped)
 
 
 def _degree(clients: int) -> int:
-    """The fewest neighbours over all thresholds."""
+    """Return the fewest neighbours over all thresholds."""
     degrees = (masking_graph.automatic(clients, t) for t in range(40, 200, 10))
     return min(degree for degree in degrees if degree is not None)
 

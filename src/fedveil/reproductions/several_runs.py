@@ -1,4 +1,4 @@
-"""Runs of an experiment, a folder each: trained where they are not yet, read where they are."""
+"""Runs of an experiment, one folder each: trained if missing, otherwise read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedveil.pages.table import Table
 from fedveil.record.run_folder import MODEL
 from fedveil.reproductions.experiment import Tell
 
-#: A noisy run's accuracy is the mean of so many of its last tests.
+#: A noisy run's accuracy is the mean of this many of its last tests.
 LAST = 5
 
 Runs = Mapping[str, ReadRun]
@@ -24,14 +24,14 @@ Runs = Mapping[str, ReadRun]
 
 @dataclass(frozen=True)
 class Arm:
-    """A run of an experiment: what its folder and its curve are called, and its job."""
+    """A run of an experiment: the name of its folder and curve, and its job."""
 
     name: str
     job: Job
 
 
 def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
-    """Every arm's run, by its name."""
+    """Return every arm's run, by its name."""
     runs = {}
     for number, arm in enumerate(arms, 1):
         path = folder / arm.name
@@ -43,7 +43,7 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
 
 
 def _check(path: Path, job: Job) -> None:
-    """Refuse a folder in which another job was begun."""
+    """Refuse a folder in which a different job was started."""
     from fedveil.engine.folder_run import other_than
 
     if changes := other_than(job, path):
@@ -66,7 +66,7 @@ def _ended(path: Path, job: Job) -> ReadRun:
 
 
 def accuracy(run: ReadRun) -> float:
-    """What it converged to: the mean of its last tests."""
+    """Return the converged accuracy: the mean of its last tests."""
     last = run.figures("accuracy")[1][-LAST:]
     return sum(last) / len(last)
 
@@ -77,13 +77,13 @@ def loss_rate(plain: ReadRun, noisy: ReadRun) -> float:
 
 
 def mean_accuracy(run: ReadRun) -> float:
-    """Over all tests: of two runs that end alike, the faster one has the larger."""
+    """Return the mean over all tests. Of two runs with equal ends, the faster one's is larger."""
     values = run.figures("accuracy")[1]
     return sum(values) / len(values)
 
 
 def rounds_to(run: ReadRun, target: float) -> float:
-    """The first round that was tested at this accuracy or above; infinite where none was."""
+    """Return the first round tested at this accuracy or above, or infinity."""
     for number, value in zip(*run.figures("accuracy"), strict=True):
         if value >= target:
             return number
@@ -91,24 +91,27 @@ def rounds_to(run: ReadRun, target: float) -> float:
 
 
 def curve(name: str, run: ReadRun, key: str = "accuracy", *, dashed: bool = False) -> Curve:
-    """A figure round by round."""
+    """Return a metric round by round."""
     return Curve(name, *run.figures(key), dashed=dashed)
 
 
 def falls(values: Sequence[float], slack: float) -> bool:
-    """Whether the last lies below the first, and none above the one before by more than `slack`."""
+    """Return True if the last lies below the first, and no rise exceeds `slack`."""
     return values[-1] < values[0] and all(
         after <= before + slack for before, after in pairwise(values)
     )
 
 
 def listed(values: Sequence[float], places: int = 3) -> str:
-    """Figures in their order."""
+    """Format numbers in order."""
     return ", ".join(f"{value:.{places}f}" if math.isfinite(value) else "never" for value in values)
 
 
 def settings(source: Mapping[str, object], job: Job) -> Table:
-    """What the source states, by the keys of a job: in the caption what a job has too."""
+    """Return a table of the source's settings that differ from the job's.
+
+    The caption has the rest.
+    """
     data = job.model_dump()
     same, rows = [], []
     for key, value in source.items():

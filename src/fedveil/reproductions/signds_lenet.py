@@ -1,4 +1,4 @@
-"""The LeNet experiment of 000: loss and AUC under SignDS, and how little it uploads."""
+"""The LeNet experiment of 000: loss and AUC under SignDS, and its small upload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedveil.reproductions import writers
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.several_runs import LAST, Arm, Runs, accuracy, curve, settings, trained
 
-#: What the source states, as keys of a job; `signds.` stands for `protection.signds.`.
+#: The source's settings, as keys of a job. `signds.` stands for `protection.signds.`.
 SOURCE: Mapping[str, object] = MappingProxyType(
     {
         "clients.number": 100,
@@ -35,9 +35,9 @@ SOURCE: Mapping[str, object] = MappingProxyType(
 #: with k 0.01 and without protection.
 UPLOADS = {"signds": 656, "not_encrypt": 266_084}
 ACCURACIES = {"signds": 0.665, "not_encrypt": 0.69}
-#: Up to so much further apart than the source's they count as no further.
+#: A difference from the source up to this counts as none.
 _SLACK = 0.02
-#: A loss that falls, falls by more than this share of what it does without protection.
+#: A loss counts as falling if it falls by more than this share of the fall without protection.
 _SHARE = 0.5
 _SMALL_ROUNDS, MEDIUM_ROUNDS = 30, 70
 #: Seconds of a round as measured on one machine with two cores.
@@ -59,7 +59,7 @@ class SignDSLeNet(Experiment):
     scales = get_args(Scale)
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """Without protection, with the source's fixed step, with the estimated one, with k 0.01."""
+        """Return runs without protection, with the source's step, an estimated one, and k 0.01."""
         fixed: dict[str, Any] = {"magnitude": "fixed"}
         return [
             Arm("not_encrypt", _job(scale, "not_encrypt", "not_encrypt")),
@@ -69,11 +69,11 @@ class SignDSLeNet(Experiment):
         ]
 
     def estimate_s(self, scale: Scale) -> float:
-        """Four runs."""
+        """Estimate four runs."""
         return sum(arm.job.rounds for arm in self.arms(scale)) * _ROUND_S[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """All of them on the same writers."""
+        """Run all of them on one set of writers."""
         arms = self.arms(scale)
         runs = trained(folder, arms, tell)
         plots = [
@@ -91,7 +91,7 @@ def _job(scale: Scale, name: str, protection: str = "signds", **more: Any) -> Jo
     data = "mnist_synthetic" if scale == "full" else f"mnist_synthetic_{scale}"
     if scale == "full" and writers.femnist_is_here():
         data = "femnist_100"
-    # A sign is worth the step over the number of clients: the same here as among a hundred.
+    # A sign counts the step over the number of clients, which makes it equal to that of a hundred.
     step = 4.0 * number / writers.WRITERS
     signds = {"sign_k": 0.2, "sign_eps": 100, "sign_thr_ratio": 0.6, "sign_dim_out": 0}
     signds |= {"sign_global_lr": step, **more}
@@ -135,7 +135,7 @@ def _told(scale: Scale, job: Job) -> str:
 
 
 def judged(runs: Runs) -> Iterator[Verdict]:
-    """The source's figures beside these runs'."""
+    """Compare the source's results with these runs'."""
     up = {name: runs[name].last["bytes_up_per_client"] for name in UPLOADS}
     yield Verdict.of(
         abs(up["not_encrypt"] / UPLOADS["not_encrypt"] - 1) <= 0.01,
@@ -164,7 +164,7 @@ def judged(runs: Runs) -> Iterator[Verdict]:
 
 
 def _convergence(plain: ReadRun, noisy: ReadRun) -> Verdict:
-    """Whether the loss falls: by more than it sways, and not much less than without SignDS."""
+    """Judge whether the loss falls beyond its fluctuation, and nearly as far as without SignDS."""
     (start, end), (early, late) = _ends(plain), _ends(noisy)
     sways = stdev(noisy.figures("loss")[1][-LAST:])
     return Verdict.of(
@@ -178,7 +178,7 @@ def _convergence(plain: ReadRun, noisy: ReadRun) -> Verdict:
 
 
 def _ends(run: ReadRun) -> tuple[float, float]:
-    """The loss when the run begins and when it ends: the means of as many tests."""
+    """Return the loss at the beginning and at the end, each the mean of equally many tests."""
     values = run.figures("loss")[1]
     return mean(values[:LAST]), mean(values[-LAST:])
 

@@ -27,31 +27,31 @@ UPDATES = np.array(
     ],
     np.float32,
 )
-#: As printed: the mean update, what each client sends (dimensions counted from 1), and the result.
+#: As printed: the mean update, each client's report (dimensions counted from 1), and the result.
 MEAN = (0.4, 0.13, -0.1, 0.3, 0.33, 0.2, -0.1, -0.13)
 SENT = (((1, 5, 8), 1), ((2, 3, 4), -1), ((3, 6, 7), 1))
 RESULT = (1 / 3, -1 / 3, 0, -1 / 3, 1 / 3, 1 / 3, 1 / 3, 1 / 3)
 CLIENTS, DIMENSIONS = UPDATES.shape
 #: The largest top-k set that the source allows, and its epsilon.
 K, EPS = 0.25, 100.0
-#: What is likely to happen once in so many reports is a draw of the mechanism.
+#: A printed report with at most this probability is no plausible draw of the mechanism.
 _RARE = 1e-9
 _SIGNS = {1: "largest", -1: "smallest"}
 
 
 class SignDSTable(Experiment):
-    """Every step of the example through the parts that a job uses."""
+    """Every step of the example, through the code that a job uses."""
 
     name = "signds-table"
     what = "The worked example of three clients and eight dimensions, step by step."
     source = "000, the tables of SignDS and MagRR"
 
     def estimate_s(self, scale: Scale) -> float:
-        """Rounds of the mechanism alone."""
+        """Estimate rounds of only the mechanism."""
         return {"small": 8, "full": 20}[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """The example as it is printed, and many rounds of the mechanism on the same updates."""
+        """Repeat the printed example, and many rounds of the mechanism on its updates."""
         rounds = {"small": 2_000, "full": 20_000}[scale]
         mechanism = SignDS(K, EPS, dim_out=len(SENT[0][0]))
         drawn = _drawn(mechanism, rounds)
@@ -68,7 +68,7 @@ class SignDSTable(Experiment):
 
 
 def aggregate() -> Float64s:
-    """What the server makes of the printed reports at the printed step, 2 * r_est * clients = 1."""
+    """Aggregate the printed reports at the printed step, 2 * r_est * clients = 1."""
     return _aggregate([(np.array(sent) - 1, sign) for sent, sign in SENT], 1.0)
 
 
@@ -87,7 +87,7 @@ def _aggregate(reports: Sequence[tuple[Int64s, int]], step: float) -> Float64s:
 
 
 def _drawn(mechanism: SignDS, rounds: int) -> Float64s:
-    """The mean aggregate of so many rounds, at the printed step."""
+    """Return the mean aggregate of `rounds` rounds, at the printed step."""
     mean = np.zeros(DIMENSIONS)
     for number in range(rounds):
         entropy = Seeded(0, "signds-table", number)
@@ -99,7 +99,7 @@ def _drawn(mechanism: SignDS, rounds: int) -> Float64s:
 
 
 def likelihoods(mechanism: SignDS) -> list[float]:
-    """ln of the probability of each printed report."""
+    """Return ln of the probability of each printed report."""
     return [
         mechanism.log_probability(np.array(sent) - 1, sign, update).log_probability
         for (sent, sign), update in zip(SENT, UPDATES, strict=True)

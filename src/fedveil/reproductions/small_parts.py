@@ -1,4 +1,4 @@
-"""What stands in for the sources' data and models at scale small, as jobs name it."""
+"""Replacements for the sources' data and models at scale small, by the names that jobs use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedveil._arrays import Array
 from fedveil.data import purchase100
 from fedveil.data.datasets import load
 
-#: Pixels of an image's side that become one; classes and features that are left of Purchase-100's.
+#: Pixels of an image's side that become one; classes and features kept from Purchase-100.
 _POOLED = 4
 _CLASSES, _FEATURES, _EXAMPLES = 20, 300, 15_000
 
 
 @cache  # for as many runs
 def pooled_mnist() -> tuple[Array, Array, Array, Array]:
-    """Every fifteenth image of MNIST, in 7x7 pixels, each the mean of 4x4 of the original's."""
+    """Return every fifteenth image of MNIST, in 7x7 pixels, each the mean of 4x4 original ones."""
     data = load("mnist")
     train, test = data.train, data.test
     return _pooled(train.x[::15]), train.y[::15], _pooled(test.x), test.y
@@ -34,7 +34,7 @@ def _pooled(images: Array) -> Array:
 
 @cache
 def purchase_part_synthetic() -> tuple[Array, Array, Array, Array]:
-    """The first 20 classes and 300 features of a made-up Purchase-100."""
+    """Return the first 20 classes and 300 features of a made-up Purchase-100."""
     data = purchase100.synthesize(_EXAMPLES)
     parts = []
     for part in (data.train, data.test):
@@ -44,6 +44,6 @@ def purchase_part_synthetic() -> tuple[Array, Array, Array, Array]:
 
 
 def narrow(shape: Sequence[int], classes: int) -> nn.Module:
-    """One hidden layer of 24 with tanh: 1,450 parameters for 7x7 images of ten classes."""
+    """Return a net with 24 hidden tanh units: 1,450 parameters for 7x7 images of ten classes."""
     inputs = int(np.prod(shape))
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 24), nn.Tanh(), nn.Linear(24, classes))

@@ -28,7 +28,7 @@ _LOOK_S = 0.05
 
 
 def together(job: VerticalJob, folder: Path) -> VerticalRun:
-    """All parties in this process; goes on with the run that the folder holds of it."""
+    """Run all parties in this process. Resumes a run of the job in the folder."""
     if (folder / JOB).exists():
         return resume(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -36,10 +36,10 @@ def together(job: VerticalJob, folder: Path) -> VerticalRun:
 
 
 def apart(job: Path, leader: str, followers: Sequence[str], folder: Path) -> None:
-    """Every party of the job in `job` in a process of its own, its run in `folder`/PARTY.
+    """Run every party of the job in `job` in its own process, its run in `folder`/PARTY.
 
-    First weights are those of one process, so that what follows can be held against it.
-    Ends when all have ended; goes on with the runs that are there.
+    The first weights are those of one process, so that the results can be compared with it. Returns
+    when all have ended. Resumes existing runs.
     """
     parties = [leader, *followers]
     if all((folder / party / party / MODEL).exists() for party in parties):
@@ -84,7 +84,7 @@ def _started(
 
 
 def _address(folder: Path, leader: str, process: subprocess.Popen[bytes]) -> str:
-    """Where the leader says that it listens."""
+    """Return the address at which the leader says that it listens."""
     while True:
         for line in _said(folder, leader):
             if _LISTENS in line:

@@ -1,4 +1,4 @@
-"""Handwriting by writer: FEMNIST where it is here, else MNIST in simulated hands."""
+"""Handwriting by writer: FEMNIST if available, otherwise MNIST in simulated hands."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fedveil.data.datasets import load
 from fedveil.entropy import Seeded
 
 WRITERS = 100
-#: Images of a simulated writer: FEMNIST's writers have some 220 each.
+#: Images of a simulated writer: FEMNIST's writers have about 220 each.
 _IMAGES = 220
 _MEDIUM_IMAGES = 40
 SMALL_WRITERS, _SMALL_IMAGES = 30, 20
-#: How far writers slant (the tangent), and by what share their letters differ in height and width.
+#: Largest slant of a writer (the tangent), and largest relative change of height and width.
 _SLANT, _SIZE = 0.4, 0.2
 
 
 def femnist_is_here() -> bool:
-    """Whether its files are on this machine."""
+    """Return True if its files are on this machine."""
     return all(find(femnist.FOLDER, part) is not None for part in ("train", "test"))
 
 
 def femnist_100() -> dict[str, Any]:
-    """The first hundred writers of FEMNIST."""
+    """Return the first hundred writers of FEMNIST."""
     data = load("femnist")
     assert data.owners is not None
     held = data.owners < WRITERS
@@ -43,24 +43,24 @@ def femnist_100() -> dict[str, Any]:
 
 
 def mnist_synthetic() -> dict[str, Any]:
-    """A hundred simulated writers of 220 digits each."""
+    """Return a hundred simulated writers of 220 digits each."""
     return _simulated(WRITERS, _IMAGES)
 
 
 def mnist_synthetic_medium() -> dict[str, Any]:
-    """The same hundred with 40 digits each."""
+    """Return a hundred simulated writers of 40 digits each."""
     return _simulated(WRITERS, _MEDIUM_IMAGES)
 
 
 def mnist_synthetic_small() -> dict[str, Any]:
-    """Thirty simulated writers of 20 digits each."""
+    """Return thirty simulated writers of 20 digits each."""
     return _simulated(SMALL_WRITERS, _SMALL_IMAGES)
 
 
 def _simulated(writers: int, images: int) -> dict[str, Any]:
-    """MNIST dealt to writers, each of whom slants and stretches all of theirs alike.
+    """Deal MNIST to writers, each of whom slants and stretches all of their images equally.
 
-    The test images are in as many hands, in turn.
+    The test images are dealt to equally many writers, in turn.
     """
     data = load("mnist")
     order = Seeded(0, "mnist by simulated writers").permutation(len(data.train))
@@ -77,7 +77,7 @@ def _simulated(writers: int, images: int) -> dict[str, Any]:
 
 
 def _written(images: Array, owners: Array, writers: int) -> Array:
-    """Every image in its writer's hand."""
+    """Draw every image in its writer's hand."""
     out = np.empty_like(images)
     middle = (np.array(images.shape[2:]) - 1) / 2
     for writer in range(writers):
