@@ -318,7 +318,7 @@ def one_step(target: Target, batch: int) -> Target:
     cohort = target.job.clients_per_round
     held = [target.rows(client) for client in range(cohort)]
     if min(map(len, held)) < batch:
-        pool = target.partition.indices  # too few each: dealt anew from all that there are
+        pool = target.partition.indices  # too few each: deal all examples again
         if len(pool) < cohort * batch:
             raise AttackImpossible(
                 f"{cohort} clients of {batch} examples need {cohort * batch}, the data has "

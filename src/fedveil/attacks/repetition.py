@@ -189,7 +189,7 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
     """Return the ledger's epsilon for a vector of `values` values after `count` reports."""
     paid = 1 if reuse else count
     figure = project(EmbeddingDP(eps).loss.charges(values), paid, delta)["run_every_round"]
-    assert figure is not None  # only the most-drawn client is not known before
+    assert figure is not None  # only the most-drawn client is unknown before
     return figure.epsilon
 
 

@@ -59,7 +59,7 @@ class ComparisonFolder:
 
         `stack` closes it.
         """
-        _ = comparison.settings  # what cannot be compared leaves no folder behind
+        _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
             changes = comparison.job.changes(before.comparison.job)
@@ -140,7 +140,7 @@ class ComparisonFolder:
         try:
             yield
         except KeyboardInterrupt:
-            end = KeyboardInterrupt()  # without the note of the run that was cut off
+            end = KeyboardInterrupt()  # drops the note of the interrupted run
             end.add_note(f"`fedveil compare --resume {self.path}` goes on from there")
             raise end from None
 

@@ -45,12 +45,12 @@ class Line:
 
     @cached_property
     def upload(self) -> float:
-        """Return a client's bytes per round."""
+        """A client's bytes per round."""
         return _mean([f for run in self.runs for f in run.figures("bytes_up_per_client")[1]])
 
     @cached_property
     def share(self) -> float:
-        """Return the protection's share of the time of training, protection and aggregation."""
+        """The protection's share of the time of training, protection and aggregation."""
         sums = {
             part: sum(sum(run.figures(f"seconds_{part}")[1]) for run in self.runs)
             for part in _PARTS

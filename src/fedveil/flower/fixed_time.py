@@ -70,7 +70,7 @@ class _Work(threading.Thread, Generic[T]):
     def run(self) -> None:
         try:
             self._given.append(self._call())
-        except BaseException as error:  # whoever asked is to meet it
+        except BaseException as error:  # raised again in `result`
             self._raised = error
 
     def result(self) -> T:

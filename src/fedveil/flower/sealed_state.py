@@ -94,7 +94,7 @@ class SealedState:
         try:
             return decode(AESGCM(key).decrypt(_NONCE, sealed[_FIELD], self._data(round)))  # type: ignore[arg-type]
         except (InvalidTag, KeyError, TypeError, MessageInvalid):
-            return None  # of another round or run, or of somebody who had no key
+            return None  # a different round or run, or a forgery without the key
 
     def put(self, round: int, state: Message) -> None:
         """Save `state` for the next message of the round, in place of any earlier one."""

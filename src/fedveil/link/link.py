@@ -76,14 +76,14 @@ class Link:
 
     def _forget_conversation(self) -> None:
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
-        self._sent = 0  # the number of the last message that was handed over for sending
-        self._written = 0  # the number of the last that went into the attached stream
+        self._sent = 0  # number of the last message queued for sending
+        self._written = 0  # number of the last one written to the stream
         self._arrived = 0
-        self._acknowledged = 0  # how much of what arrived the peer has been told of
+        self._acknowledged = 0  # number of arrivals acknowledged to the peer
         self._unacknowledged_bytes = 0
         self._inbox: deque[memoryview] = deque()
         self._inbox_bytes = 0
-        self._ended: str | None = None  # the peer's last word
+        self._ended: str | None = None  # the peer's final frame
         self._ending = False
 
     # --- the channel

@@ -159,7 +159,7 @@ class Listener:
                 link.take(stream, frame)
         except MessageInvalid as error:
             link.fail(LinkLost(f"{link.peer} broke the rules of the link: {error}"))
-        except Exception:  # gRPC raises a bare Exception where a stream was cut off
+        except Exception:  # gRPC raises a bare Exception if a stream is cut off
             why = "the stream was cut off"
         link.detach(stream, why)
 
@@ -170,7 +170,7 @@ class _Handshakes:
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._lock = threading.Lock()
-        self._open: deque[float] = deque()  # when each began that has not led to a stream
+        self._open: deque[float] = deque()  # start times of handshakes without a stream
         self._timer: threading.Timer | None = None
 
     def begun(self) -> None:

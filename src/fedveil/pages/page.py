@@ -94,7 +94,7 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """Return every plot, in order."""
+        """Every plot, in order."""
         return [plot for section in self.sections for plot in _plots(section.parts)]
 
     def html(self) -> str:

@@ -97,7 +97,7 @@ def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
         few = bool(above) and max(above) / min(above) < _FEW_DECADES
         return {"dtick": "D2" if few else 1, "tickformat": "~g"}
     if points and min(points) == max(points) and not float(points[0]).is_integer():
-        beside = abs(points[0]) / 10  # plotly's own range would be 2 wide: an accuracy above 1
+        beside = abs(points[0]) / 10  # plotly's default, 2 wide, shows accuracies above 1
         ends = [points[0] - beside, points[0] + beside]
         return {"range": [min(0, *ends), max(0, *ends)] if axis.zero else ends}
     if not points or not all(float(point).is_integer() for point in points):

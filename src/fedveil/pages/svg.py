@@ -13,7 +13,7 @@ from fedveil.pages.plot import COLOURS, Plot
 _MARKERS = "osD^vPX*"
 _LONGEST = 100
 _LOOKS: dict[Any, Any] = {
-    "svg.hashsalt": "fedveil",  # or the names of its parts are drawn at random
+    "svg.hashsalt": "fedveil",  # otherwise part names are random
     "svg.fonttype": "none",
     "font.size": 10,
     "axes.spines.top": False,

@@ -27,7 +27,7 @@ def as_rows(outputs: Sequence[Any]) -> Float64s:
     rows[:, 0] = lengths
     for row, part in zip(rows, parts, strict=True):
         row[1 : 1 + len(part)] = part
-    return rows + 0.0  # -0.0 and 0.0 are one value
+    return rows + 0.0  # make -0.0 equal to 0.0
 
 
 def _numbers(output: Any) -> Iterator[Float64s]:

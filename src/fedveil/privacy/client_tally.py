@@ -76,7 +76,7 @@ class Tally(ABC):
         if not len(clients):
             return np.empty(0, np.intp)
         if clients[-1] < len(known) and int(known[-1]) == len(known) - 1:
-            return clients.astype(np.intp)  # known are 0, 1, 2, ... without a gap
+            return clients.astype(np.intp)  # known clients are 0, 1, 2, ... without gaps
         at = np.searchsorted(known, clients)
         if len(known) and np.array_equal(known[np.minimum(at, len(known) - 1)], clients):
             return at

@@ -128,7 +128,7 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
     exact = common >= finest and all(part.step == common for part, _ in parts)
     step = common if exact else finest
     gridded = [(p if p.step == step else p.on_grid(step, tilt), n) for p, n in parts]
-    low, high = _window(gridded)  # the grid has moved some mass up
+    low, high = _window(gridded)  # gridding moved some mass up
     origin = math.fsum(p.origin * n for p, n in gridded)
     first = math.floor((low - origin) / step)
     size = math.ceil((high - origin) / step) - first + 1

@@ -64,7 +64,7 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
                 f"{folder.path / JOB} was changed after the run began: {'; '.join(changes)}: put "
                 f"that back, or begin a new run in another folder"
             )
-    elif looked:  # which is written later
+    elif looked:  # the imports are written after the job's copy
         raise RunFolderError(f"{began} is missing, the job that the run began with")
     elif (folder.path / FINDINGS).exists():
         raise RunFolderError(

@@ -126,7 +126,7 @@ class Metrics:
 
 def _append(file: IO[bytes], text: str) -> None:
     data = text.encode()
-    while data:  # the system may take a part, and say why it takes no more at the next try
+    while data:  # a partial write reports its error on the next try
         data = data[file.write(data) :]
 
 

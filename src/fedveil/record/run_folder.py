@@ -106,7 +106,7 @@ def in_use(path: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # there is no lock: it is a copy
+    except OSError:  # no lock file: this is a copy
         return False
     return False
 

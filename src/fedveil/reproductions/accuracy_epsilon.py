@@ -163,9 +163,7 @@ class Study:
         self._dataset = load(self.job.data.name)
 
     def points(self) -> list[Point]:
-        """Return each protection's points, from the largest epsilon down: more noise, smaller
-        rate.
-        """
+        """Return each protection's points, from the largest epsilon down to the smallest."""
         found: list[Point] = []
         for position in (*BARE, *SUM, *REPORT):
             rate = _RATES[self._scale]
@@ -291,7 +289,7 @@ def _by_report(target: Target, pool: Pool) -> Measured:
     scores = ReportScores(target.model, target.weights)
     asked = np.concatenate([held, strangers])
     each = np.array([scores.along(r, pool.x[asked], pool.y[asked]) for r in played.readings])
-    own = each - (each.sum(0) - each) / (len(each) - 1)  # less what others' reports say of it
+    own = each - (each.sum(0) - each) / (len(each) - 1)  # less its mean under other reports
     count = len(held)
     return area("one report", own[:, :count].diagonal(), own[:, count:].diagonal())
 

@@ -97,7 +97,7 @@ def _words(axes: Any, left: float, right: float, *, named: bool) -> None:
     for shade, (word, end) in enumerate((*_WORDS, ("next to none", right))):
         axes.axvspan(start, end, color="black", alpha=0.025 * shade, lw=0)
         if named:
-            height = 1.1 if word == "meaningful" else 1.04  # or it would lie on its neighbours
+            height = 1.1 if word == "meaningful" else 1.04  # avoids overlap with its neighbours
             where = {"ha": "center", "va": "bottom", "fontsize": 9, "color": "0.35"}
             axes.text(math.sqrt(start * end), height, word, **where)
         start = end

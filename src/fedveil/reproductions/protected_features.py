@@ -71,7 +71,7 @@ class Settings:
 
     @property
     def protections(self) -> dict[str, dict[str, float | None] | None]:
-        """Return values of a job's `privacy.embedding_dp`, by name."""
+        """Values of a job's `privacy.embedding_dp`, by name."""
         found: dict[str, dict[str, float | None] | None] = {NONE: None, BIT: {"eps": None}}
         return found | {f"eps-{eps:g}": {"eps": eps} for eps in self.epsilons}
 

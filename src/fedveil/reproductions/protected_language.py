@@ -90,9 +90,7 @@ SMALL = Settings({"preset": "small", "context": 128})
 
 @dataclass(frozen=True)
 class Run:
-    """One run: the loss of every step, digests of the parties' models, bytes per step and
-    seconds.
-    """
+    """One run: every step's loss, digests of the parties' models, bytes per step and seconds."""
 
     losses: Sequence[float]
     models: Mapping[str, str]
@@ -101,7 +99,7 @@ class Run:
 
     @property
     def tens(self) -> list[float]:
-        """Return the mean loss of every ten steps."""
+        """The mean loss of every ten steps."""
         return [mean(self.losses[i : i + _EVERY]) for i in range(0, len(self.losses), _EVERY)]
 
 

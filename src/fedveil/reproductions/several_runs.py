@@ -58,7 +58,7 @@ def _ended(path: Path, job: Job) -> ReadRun:
     from fedveil.engine.folder_run import ended_run
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # of many small products; who shares the work are the workers
+    torch.set_num_threads(1)  # small products; workers share the load
     try:
         return ended_run(job, path)
     finally:
@@ -72,7 +72,7 @@ def accuracy(run: ReadRun) -> float:
 
 
 def loss_rate(plain: ReadRun, noisy: ReadRun) -> float:
-    """The share of the accuracy that protection costs. Source: 002, equation (8)."""
+    """Return the share of the accuracy that protection costs. Source: 002, equation (8)."""
     return (accuracy(plain) - accuracy(noisy)) / accuracy(plain)
 
 

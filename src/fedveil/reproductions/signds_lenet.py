@@ -91,7 +91,7 @@ def _job(scale: Scale, name: str, protection: str = "signds", **more: Any) -> Jo
     data = "mnist_synthetic" if scale == "full" else f"mnist_synthetic_{scale}"
     if scale == "full" and writers.femnist_is_here():
         data = "femnist_100"
-    # A sign counts the step over the number of clients, which makes it equal to that of a hundred.
+    # A sign moves by the step over the number of clients: here as far as among a hundred.
     step = 4.0 * number / writers.WRITERS
     signds = {"sign_k": 0.2, "sign_eps": 100, "sign_thr_ratio": 0.6, "sign_dim_out": 0}
     signds |= {"sign_global_lr": step, **more}

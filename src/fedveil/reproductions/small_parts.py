@@ -17,7 +17,7 @@ _POOLED = 4
 _CLASSES, _FEATURES, _EXAMPLES = 20, 300, 15_000
 
 
-@cache  # for as many runs
+@cache  # loaded once for several runs
 def pooled_mnist() -> tuple[Array, Array, Array, Array]:
     """Return every fifteenth image of MNIST, in 7x7 pixels, each the mean of 4x4 original ones."""
     data = load("mnist")

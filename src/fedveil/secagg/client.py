@@ -69,13 +69,11 @@ class Client:
     def respond(
         self, message: Message, vector: Signed | None = None, origin: bytes = b""
     ) -> Message:
-        """Answer the server's message.
-
-        The masked phase's answer carries `vector`, which it overwrites.
+        """Answer the server's message. The masked phase sends `vector`, and may overwrite it.
 
         `origin`: a digest of what the vector was made from, which must be equal for all clients.
         """
-        self._state.after(Event.REFUSAL)  # who has refused cannot refuse again
+        self._state.after(Event.REFUSAL)  # raises if this client has refused before
         event: Phase | Event = Event.REFUSAL
         try:
             phase = self._expected(message)

@@ -61,7 +61,7 @@ def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
     """
     secrets, count, _ = shares.shape
     points = np.atleast_2d(points)
-    if (points == points[0]).all():  # the complete graph: the weights are worked out once
+    if (points == points[0]).all():  # the complete graph: compute the weights once
         points = points[:1]
     weights = _lagrange_at_zero(points.astype(np.uint64))
     limbs: Field = np.empty((secrets, LIMBS), np.uint64)

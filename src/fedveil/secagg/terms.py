@@ -74,6 +74,6 @@ class Terms:
         """A digest of everything but the roster. Every key, share and signature is bound to it."""
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
-        if self.least == 1:  # as it was before there was a choice
+        if self.least == 1:  # the default keeps earlier digests valid
             del terms["least"]
         return hashlib.sha256(b"fedveil secure aggregation 2" + encode(terms)).digest()

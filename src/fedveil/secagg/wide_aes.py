@@ -66,7 +66,9 @@ def _addition(typing: Any, vector: Any, at: Any, keys: Any, key: Any, first: Any
 
         nowhere = ir.Constant(_FOUR, ir.Undefined)
         number = builder.insert_element(nowhere, arguments[4], _HALF(0))
-        halves = ir.Constant(ir.VectorType(_HALF, 8), [1, 0] * 4)  # a block's number is its second
+        halves = ir.Constant(
+            ir.VectorType(_HALF, 8), [1, 0] * 4
+        )  # the second half is the block's number
         number = builder.insert_element(number, _INT(0), _HALF(1))
         number = builder.shuffle_vector(number, nowhere, halves)
 

@@ -30,7 +30,7 @@ class CheckedJob(Settings):
             for path in wrong:
                 data = yaml_file.without(data, path)
             try:
-                super().__init__(**data)  # for the rules between the keys that are right
+                super().__init__(**data)  # so that rules between valid keys are checked
             except ValidationError:
                 raise JobError(list(wrong.values())) from None
         self._fill_in()

@@ -21,7 +21,7 @@ _ALIKE = 3
 
 def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
     """Return the page in Markdown: the introduction, every key of `job`, and the rules."""
-    between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))  # some hold in two places
+    between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))  # some occur twice
     return "\n".join([introduction, *_tables(job, "", {}), f"## Between keys\n\n{between}\n"])
 
 

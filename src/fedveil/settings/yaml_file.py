@@ -309,7 +309,7 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
         return value
     if not isinstance(held, Mapping | None):
         return held
-    name, *rest = path  # a name of the user's
+    name, *rest = path  # a user's name
     held = held or {}
     if blocks is not None:
         inner = held.get(name)

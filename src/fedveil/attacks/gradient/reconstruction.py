@@ -134,7 +134,7 @@ def _search(
         apart = measure(known.training.update(examples, targets, known.clients))
         if not search.variation:
             return apart
-        neighbours = examples[0].numel() * (1 - 1 / examples.shape[-1])  # either way, of a square
+        neighbours = examples[0].numel() * (1 - 1 / examples.shape[-1])  # per direction of a square
         return apart + search.variation * total_variation(examples).mean() / neighbours
 
     best = Found(_start(known, draw, 0), float("inf"))

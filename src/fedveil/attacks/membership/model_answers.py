@@ -30,7 +30,7 @@ class Answers:
 
     @property
     def columns(self) -> Float64s:
-        """Return all values, one row for each example."""
+        """All values, one row for each example."""
         return np.column_stack([self.truth, self.margin, self.top])
 
 

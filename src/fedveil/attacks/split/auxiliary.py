@@ -97,7 +97,7 @@ class _Linear:
         ridge = noise.double() + 0.01 * spread.mean() + 1e-9
         weights = torch.linalg.solve(z.T @ z / n + torch.diag(ridge), z.T @ x / n)
         scale = (spread + noise.double()).sqrt()
-        scale[scale < 1e-6] = torch.inf  # what never varied says nothing
+        scale[scale < 1e-6] = torch.inf  # a constant value carries no information
         return cls(centre, scale.to(seen.dtype), mean, weights.to(seen.dtype))
 
     def __call__(self, told: torch.Tensor) -> torch.Tensor:

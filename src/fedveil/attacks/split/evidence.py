@@ -40,7 +40,7 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """Return the standard deviation of the numbers that were sent."""
+        """The standard deviation of the numbers that were sent."""
         return max(float(self.mean.std(correction=0)), 1e-12)
 
     def misfit(self, outputs: torch.Tensor, slope: float) -> torch.Tensor:

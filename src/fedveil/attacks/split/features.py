@@ -202,7 +202,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """Return how many of the bottom's inputs are not words'. None means all."""
+        """The number of the bottom's inputs that do not come from words. None means all."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]

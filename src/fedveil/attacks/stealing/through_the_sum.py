@@ -102,7 +102,7 @@ def _peeled(
         touched = np.zeros(len(deltas), np.bool_)
         for cell, example in zip(waiting[fits], examples[fits], strict=True):
             if touched[cell]:
-                continue  # its example was just taken out of it
+                continue  # its example was just subtracted
             delta, places = deltas[cell], np.array([cell])
             if not _among(example, found, slack):
                 found = np.concatenate([found, example[None]])

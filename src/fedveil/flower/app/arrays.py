@@ -81,7 +81,7 @@ class ArrayLayout:
     def vector(self, arrays: Arrays) -> Update:
         """Return the values of the arrays as one vector."""
         out = np.empty(self.dimension, np.float32)
-        with np.errstate(over="ignore"):  # an infinite value is refused where it matters
+        with np.errstate(over="ignore"):  # infinite values are refused later, if used
             for place in self.places:
                 out[place.span] = arrays[place.name].reshape(-1)
         return out

@@ -145,7 +145,7 @@ def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
         return model(**{key: _text(value) for key, value in keys.items()})
     except ValidationError as error:
         found = sentences(error, model)
-        if position is not None and parameters is None:  # what the others mean depends on it
+        if position is not None and parameters is None:  # other keys depend on it
             found = {path: text for path, text in found.items() if path[0] in _OWN}
         raise JobError([f"{prefix}{text}" for text in found.values()]) from None
 

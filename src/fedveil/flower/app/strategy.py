@@ -173,9 +173,9 @@ class ProtectedStrategy(Strategy):
         arrays, metrics = self.strategy.aggregate_train(server_round, [averaged.reply])
         if arrays is not None:
             for name, before in averaged.before.items():
-                if name in averaged.kept:  # averaging turns whole numbers into real ones
+                if name in averaged.kept:  # averaging makes integers real
                     arrays[name] = before
-                elif arrays[name].dtype != before.dtype:  # and, in NumPy 1, 0-d arrays into wider
+                elif arrays[name].dtype != before.dtype:  # and, in NumPy 1, widens 0-d arrays
                     arrays[name] = Array(arrays[name].numpy().astype(before.dtype))
         return arrays, metrics or None
 
@@ -254,7 +254,7 @@ class ProtectedStrategy(Strategy):
         )
         opening = dict.fromkeys(invited, server.opening())
         closed = self.ledger
-        self.ledger = closed.copy()  # charged with all that are asked, should this end here
+        self.ledger = closed.copy()  # charges all asked, in case this process ends
 
         def charge(ledger: Ledger, cost: Sequence[Spending], clients: Iterable[ClientId]) -> None:
             nodes = sorted(map(node_of, clients))

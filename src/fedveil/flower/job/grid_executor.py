@@ -118,7 +118,7 @@ class GridExecutor(Executor):
         self, phase: str, client_of: Mapping[int, ClientId], messages: Mapping[ClientId, Message]
     ) -> Iterator[FlowerMessage]:
         common = common_record(self._common(phase == self._protection.trains))
-        encoded: dict[int, bytes] = {}  # a message that is the same object for all is encoded once
+        encoded: dict[int, bytes] = {}  # encode a message object shared by several once
         if len(self._protection.phases) > 1:
             self._unfinished.update(client_of.values())
         for node, client in client_of.items():

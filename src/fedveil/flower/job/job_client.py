@@ -224,7 +224,7 @@ def _answer(job: Job, message: Message, context: Context) -> bytes:
     with FixedTime(job.deployment.answer_after_s if trains else None) as time:
         if trains:
             answered = _trained(job, member, protection, asked, common, half, time)
-        else:  # what needs no update needs neither model nor examples
+        else:  # no update needed: no model, no examples
             mine = half(0, np.broadcast_to(np.float32(0), dimension))
             answered = Reply(mine, mine.respond(asked, None))
         left = answered.half.keep()
@@ -275,7 +275,7 @@ def _told(error: BaseException) -> str:
 
 
 def _charge(job: Job, member: Member, protection: Protection) -> None:
-    if job.privacy.randomness == "secure":  # what is drawn from the seed is for tests alone
+    if job.privacy.randomness == "secure":  # seeded draws are only for tests
         path = member.accounts.file(job_digest(job), member.client, "reports")
         spending = protection.spending(protection.initial_state())
         count_report(path, spending, job.rounds + job.deployment.repeats)
