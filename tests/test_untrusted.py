@@ -199,7 +199,10 @@ READERS: dict[str, tuple[type[FedveilError], Callable[[Any, Path], object]]] = {
     "purchase": (DataUnavailable, plain(purchase100._read_text)),
     "femnist": (DataUnavailable, plain(femnist._read_file)),
     "text": (DataUnavailable, named("a/b.txt", lambda p: text.read(p.parent))),
-    "certificate": (CertificateError, named("certificate.pem", lambda p: named_in(p.parent))),
+    "certificate": (
+        CertificateError,
+        named("certificate.pem", lambda p: named_in(p.parent, ("left",))),
+    ),
     "model": (ModelInvalid, plain(lambda p: read_model(p, nn.Linear(2, 3)))),
     "labels": (RunFolderError, plain(lambda p: told_labels.kept(p, None, 2))),  # type: ignore[arg-type]
     "checkpoint": (

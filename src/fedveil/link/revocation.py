@@ -16,6 +16,7 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
+from fedveil._untrusted import MOST_LISTS_BYTES, read_bytes
 from fedveil.errors import CertificateError
 from fedveil.link.certificate_chain import Ascent, common_name, described, is_authority
 
@@ -35,7 +36,7 @@ class RevocationLists:
     def read(cls, path: Path) -> RevocationLists:
         """Read the lists. Raises CertificateError if one is malformed, unsupported or expired."""
         try:
-            blocks = _BLOCK.findall(path.read_bytes())
+            blocks = _BLOCK.findall(read_bytes(path, MOST_LISTS_BYTES))
             lists = [x509.load_pem_x509_crl(block) for block in blocks]
             for one in lists:
                 _check_kind(one, path)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.errors import CertificateError, JobError, nearest
 from fedveil.link.certificate_chain import normal_name
 from fedveil.settings import yaml_file
@@ -110,7 +111,7 @@ class TlsSettings:
 def read_secret(path: Path, file: str, what: str) -> bytes:
     """Read a file that nobody but its owner may read; messages call it `file`."""
     try:
-        data, mode = path.read_bytes(), path.stat().st_mode & 0o777
+        data, mode = read_bytes(path, MOST_KEY_BYTES), path.stat().st_mode & 0o777
     except OSError as error:
         raise CertificateError(f"{file} cannot be read: {error.strerror or error}") from None
     if mode & 0o077:
