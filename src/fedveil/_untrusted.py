@@ -36,7 +36,7 @@ MALFORMED: Final = (
 MOST_JOB_BYTES: Final = 1 << 20
 #: A key, certificate or run's name has a few KB at most.
 MOST_KEY_BYTES: Final = 1 << 20
-#: Revocation lists: the largest of a public authority have some 100 MB.
+#: Revocation lists of all authorities of a chain. A revoked certificate takes some 40 bytes.
 MOST_LISTS_BYTES: Final = 1 << 28
 #: A line of metrics has about 2 KB: a run of half a million rounds.
 MOST_LINES_BYTES: Final = 1 << 30

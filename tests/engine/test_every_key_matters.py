@@ -71,7 +71,7 @@ CENTRAL_QUANTILE = {
     "protection.central_gaussian.clip_quantile": 0.4,
     "protection.central_gaussian.clip_bit_noise": 1.5,
 }
-DROPOUTS = {"simulation.dropouts": {"masked": 0.2}}
+LEAVING = {"simulation.dropouts": {"unmask": 0.4}}  # 2 of a round's 6
 SILENT = {"simulation.dropouts": {"share": 0.2}, "clients.number": 20}
 SHARDS, STEP = {"data.split": "shards"}, {"training.lr_schedule": "step", "training.lr_rounds": 1}
 ADAM, MOMENTUM = {"server.optimizer": "adam"}, {"server.optimizer": "momentum"}
@@ -154,7 +154,9 @@ CASES: dict[str, Case] = {
     "protection.pw_encrypt.share_secrets_ratio": Case(
         1.0, PW | SILENT | {"protection.pw_encrypt.share_secrets_ratio": 0.5}
     ),
-    "protection.pw_encrypt.reconstruct_secrets_threshold": Case(5, PW | DROPOUTS),
+    "protection.pw_encrypt.reconstruct_secrets_threshold": Case(
+        5, PW | LEAVING, refused="4 clients answered in phase unmask, 5 are needed"
+    ),
     "protection.pw_encrypt.cipher_time_window": Case(150, PW | SLOW),
     "protection.pw_encrypt.neighbours": Case(3, PW | {"clients.number": 12}),
     "protection.pw_encrypt.active_security": Case(True, PW),
@@ -170,7 +172,9 @@ CASES: dict[str, Case] = {
     "protection.distributed_dp.share_secrets_ratio": Case(
         1.0, DISTRIBUTED | SILENT | {"protection.distributed_dp.share_secrets_ratio": 0.5}
     ),
-    "protection.distributed_dp.reconstruct_secrets_threshold": Case(4, DISTRIBUTED | DROPOUTS),
+    "protection.distributed_dp.reconstruct_secrets_threshold": Case(
+        5, DISTRIBUTED | LEAVING, refused="4 clients answered in phase unmask, 5 are needed"
+    ),
     "protection.distributed_dp.cipher_time_window": Case(150, DISTRIBUTED | SLOW),
     "protection.distributed_dp.neighbours": Case(3, DISTRIBUTED | {"clients.number": 12}),
     "protection.distributed_dp.active_security": Case(True, DISTRIBUTED),
@@ -211,7 +215,7 @@ CASES: dict[str, Case] = {
     "protection.signds.sign_mag_eps": Case(0.5, SIGNDS),
     "protection.signds.magnitude": Case("fixed", SIGNDS),
     "protection.signds.regrow": Case(
-        True, SIGNDS | {"rounds": 12, "training.lr": 0.02, "evaluation.every": 12}
+        True, SIGNDS | {"rounds": 24, "evaluation.every": 24, "protection.signds.sign_mag_eps": 0.2}
     ),
     "protection.unary.eps": Case(2.0, UNARY),
     "protection.unary.cells": Case(12, UNARY),
@@ -228,7 +232,7 @@ CASES: dict[str, Case] = {
     "privacy.delta": Case(1e-6, DP),
     "privacy.unit": Case("client", EXAMPLE, refused="belongs to privacy.unit = example"),
     "audit.canaries": Case(2, DP),
-    "audit.norm": Case(3.0, DP | {"audit.canaries": 2}),
+    "audit.norm": Case(0.1, DP | {"audit.canaries": 2}),
     "simulation.dropouts": Case({"masked": 0.3}, PW),
     "simulation.masks": Case(False, PW),
     "simulation.answer_ms": Case(60.0, PW | {"protection.pw_encrypt.cipher_time_window": 150}),

@@ -47,7 +47,7 @@ def updates(clients: int = CLIENTS) -> dict[int, np.ndarray]:
 def play(made: DistributedDP, data: dict[int, Any], silent: Any = (), lying: Any = None) -> Any:
     """A round whose messages travel as bytes; `silent` send no vector, `lying` another one."""
     model = np.zeros(DIMENSION, np.float32)
-    server = made.server_round(RoundContext(sorted(data), ROUND, model))
+    server = made.server_round(RoundContext(sorted(data), ROUND, model, made.initial_state()))
     halves = {
         c: made.client_round(ClientContext(c, ROUND, model, 5, Seeded(1, "client", c)))
         for c in data
