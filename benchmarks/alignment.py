@@ -32,8 +32,8 @@ from fedveil.link.link import Link
 from fedveil.link.listener import Listener
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
-from fedveil.vertical.apart import handshake
-from fedveil.vertical.apart.handshake import Standing
+from fedveil.vertical.remote import handshake
+from fedveil.vertical.remote.handshake import Standing
 from figures import Figure, show
 
 SPAWN = multiprocessing.get_context("spawn")

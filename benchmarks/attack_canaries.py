@@ -28,13 +28,13 @@ import torch
 from torch import nn
 
 import fedveil
+from fedveil.base.message import Message, take_array
 from fedveil.engine.canary_bounds import BY_NOISE
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
 from fedveil.mechanisms.gaussian import GaussianMechanism
-from fedveil.message import Message, take_array
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.protections.base import (
     Aggregate,

@@ -21,7 +21,7 @@ from torch import nn
 
 from fedveil.attacks import pictures
 from fedveil.attacks.effort import Effort, by_effort
-from fedveil.attacks.split import features, known_bottom, unsplit
+from fedveil.attacks.split import features, unsplit, whitebox_inversion
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.example_prior import Gaussian, Smooth
 from fedveil.attacks.split.split_target import SplitTarget
@@ -31,8 +31,8 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.intervals import median
 from fedveil.privacy.loss import format_epsilon
 from fedveil.vertical import EmbeddingPrivacy, VerticalJob
+from fedveil.vertical.blocks import PrivacySettings
 from fedveil.vertical.task import initial
-from fedveil.vertical.vertical_blocks import PrivacySettings
 
 STRENGTHS: tuple[tuple[str, EmbeddingPrivacy | None], ...] = (
     ("no protection", None),
@@ -125,7 +125,7 @@ def convolution(effort: Effort, folder: Path | None) -> None:
         def make(seed: int, layers: list[nn.Module] = layers) -> nn.Module:
             return initial(seed, "bottom", lambda: nn.Sequential(nn.Conv2d(1, 8, 5), *layers))
 
-        bottom = known_bottom.steady(make(0))
+        bottom = whitebox_inversion.steady(make(0))
         for strength, privacy in STRENGTHS[:3] if not layers else STRENGTHS[:1]:
             outputs = bottom(truth)
             sent = outputs if privacy is None else EmbeddingDP(privacy.eps)(outputs, Seeded(1))
@@ -152,8 +152,8 @@ def convolved(
         "unsplit": unsplit.invert(
             lambda number: make(1000 + number), evidence, shape, starts=starts, rounds=rounds
         ).inputs,
-        "known bottom": known_bottom.invert(bottom, evidence, Smooth(shape), steps=steps),
-        "both": known_bottom.invert(bottom, evidence, Gaussian.of(public), steps=steps),
+        "known bottom": whitebox_inversion.invert(bottom, evidence, Smooth(shape), steps=steps),
+        "both": whitebox_inversion.invert(bottom, evidence, Gaussian.of(public), steps=steps),
     }
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.attacks.chance import generator
+from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.effort import Effort, Watch
 from fedveil.attacks.gradient.inversion import Sight, attack, bounds
 from fedveil.attacks.gradient.reconstruction import reconstruct

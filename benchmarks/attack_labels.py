@@ -29,7 +29,7 @@ from fedveil.attacks.split import labels, tokens
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.privacy.finding import EFFORTS, Finding
 from fedveil.vertical import VerticalJob, train
-from fedveil.vertical.vertical_blocks import PrivacySettings
+from fedveil.vertical.blocks import PrivacySettings
 
 LABEL_DP: dict[str, Mapping[str, Any]] = {
     "none": {},

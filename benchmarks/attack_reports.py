@@ -25,7 +25,7 @@ from fedveil.attacks.target import Target
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.mechanisms.signds.dimension_selection import SignDS
-from fedveil.mechanisms.signds.sign_told import sign_told
+from fedveil.mechanisms.signds.sign_disclosure import sign_told
 from fedveil.privacy.loss import format_epsilon
 
 ROUNDS = 10

@@ -26,7 +26,7 @@ from fedveil.attacks.stealing.stealing import steal, with_examples
 from fedveil.attacks.target import Target
 from fedveil.federated.job import Job
 from fedveil.privacy.loss import format_epsilon
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 
 CLIENTS, COHORT = 3000, 50
 ONE_STEP = {"epochs": 1, "batch_size": 1000}

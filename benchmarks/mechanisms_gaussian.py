@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.base.message import encode
 from fedveil.entropy import Secure, Seeded
 from fedveil.mechanisms.exact import discrete_gaussian
 from fedveil.mechanisms.gaussian import GaussianMechanism, clip_to_grid
-from fedveil.message import encode
 from fedveil.protections.base import ClientContext, JobContext
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
 from figures import Figure, best_s, show

@@ -14,10 +14,10 @@ from functools import partial
 
 import numpy as np
 
+from fedveil.base.message import encode
 from fedveil.entropy import Secure
 from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.index_code import decode_indices, encode_indices
-from fedveil.message import encode
 from figures import Figure, best_s, show
 
 LENET_FEMNIST = 66_521

@@ -23,11 +23,11 @@ from fedveil.entropy import Seeded
 from fedveil.language.transformer import WordAndPosition
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.privacy import told
-from fedveil.vertical import together
+from fedveil.vertical import one_process
+from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_task
-from fedveil.vertical.step_lines import line
-from fedveil.vertical.together import VerticalRun
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical.log_lines import line
+from fedveil.vertical.one_process import VerticalRun
 
 #: A curve's point is the mean loss of so many steps.
 WINDOW = 20
@@ -55,7 +55,7 @@ def curves(
             ],
         )
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runs[name] = together.train(job, folder / "run", progress=_show)
+        runs[name] = one_process.train(job, folder / "run", progress=_show)
     _print_losses(runs)
     _print_costs(runs)
 

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.base.message import Message, decode, encode
 from fedveil.entropy import Seeded
 from fedveil.federated.protection_switch import ProtectionSettings
-from fedveil.message import Message, decode, encode
 from fedveil.protections.base import ClientContext, JobContext, Protection, RoundContext
-from fedveil.protections.positions import build
+from fedveil.protections.catalog import build
 from fedveil.secagg import masking_graph
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import SEALED_BYTES

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.base.message import Message, encode
+from fedveil.base.packing import pack
 from fedveil.entropy import Seeded
-from fedveil.message import Message, encode
-from fedveil.packing import pack
 from fedveil.secagg import Client, Server, Terms, keys, masking_graph, shamir
 from fedveil.secagg.keys import KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks

@@ -40,12 +40,12 @@ import numpy as np
 import yaml
 
 import fedveil
+from fedveil.base.message import decode, encode
 from fedveil.engine.job_protection import make_protection
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
-from fedveil.message import decode, encode
 from fedveil.protections.base import ClientContext, RoundContext
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 
 HERE = Path(__file__).parent
 PEERS = ("pfl_rounds.py", "flower_rounds.py")

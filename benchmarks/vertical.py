@@ -37,7 +37,7 @@ from fedveil.link.listener import Listener
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
 from fedveil.mechanisms import EmbeddingDP
-from fedveil.vertical.freed_memory import keep_freed_memory
+from fedveil.vertical.memory_reuse import keep_freed_memory
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.step import Batch
@@ -240,8 +240,8 @@ def throughput(task: str, more: Sequence[str], window: int) -> Iterator[Figure]:
 
 def parties_of(settings: Sequence[str]) -> tuple[str, ...]:
     """The leader and the followers of a job."""
+    from fedveil.vertical.job import VerticalJob
     from fedveil.vertical.job_split import make_task
-    from fedveil.vertical.vertical_job import VerticalJob
 
     task = make_task(VerticalJob.load(None, settings))
     return (task.leader, *task.followers)

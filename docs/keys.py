@@ -10,7 +10,7 @@ from mkdocs.structure.pages import Page
 
 from fedveil.federated import job_reference, mindspore_keys
 from fedveil.reproductions.page_index import index
-from fedveil.vertical import vertical_reference
+from fedveil.vertical import job_reference as vertical_reference
 
 #: What stands in for the table of a page in its file, with the command that prints it.
 TABLE = re.compile(r"<!-- table -->\n.*?<!-- end of table -->\n", re.DOTALL)

@@ -49,7 +49,7 @@ def command(
     monkeypatch.setenv("COLUMNS", "100")
 
     def call(*arguments: object) -> tuple[int, str, str]:
-        from fedveil import cli
+        from fedveil.cli import main as cli
 
         monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
         monkeypatch.setattr(sys, "path", list(sys.path))

@@ -15,7 +15,7 @@ import yaml
 from doc_blocks import Block, all_blocks, blocks, commands, in_sentences, is_command, pages, problem
 from fedveil import errors
 from fedveil.federated.job import Job
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical.job import VerticalJob
 from folders import DOCS
 
 pytest.importorskip("flwr")

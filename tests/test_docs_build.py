@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from fedveil.federated import job_reference, mindspore_keys
-from fedveil.vertical import vertical_reference
+from fedveil.vertical import job_reference as vertical_reference
 from folders import DOCS, ROOT
 
 pytest.importorskip("material")

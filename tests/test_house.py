@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -48,11 +47,6 @@ FILES = {
 def test_the_listing_is_the_folders() -> None:
     assert set(FLOORS) == set(FILES)
     assert len(FLOORS) == sum(1 for _ in listed()), "a file is listed twice"
-
-
-def test_no_file_name_occurs_twice() -> None:
-    names = Counter(Path(name).name for name in FILES)
-    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_no_file_is_two_concepts() -> None:

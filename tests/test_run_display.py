@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedveil import plain_text
-from fedveil.pages.ending import ending
+from fedveil.base import plain_text
 from fedveil.pages.read_run import ReadRun
+from fedveil.pages.run_summary import ending
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
 from fedveil.run_display import RunDisplay, fitted

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedveil._lazy import lazy
-from fedveil._version import __version__
+from fedveil.base.lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil import secagg
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from fedveil.errors import FedveilError
     from fedveil.federated.job import Job
     from fedveil.learning.learning_task import Task
+
+__version__ = "0.2.0"
 
 __all__ = ["FedveilError", "Job", "Run", "Task", "__version__", "resume", "secagg", "simulate"]
 

@@ -13,8 +13,8 @@ def main() -> None:
     """
     gc.disable()
     try:
-        from fedveil import cli
-    except KeyboardInterrupt:  # before `fedveil.exits` is there to say so
+        from fedveil.cli import main as cli
+    except KeyboardInterrupt:  # before `fedveil.cli.exits` is there to say so
         sys.stderr.write("interrupted\n")
         exec("")  # noqa: S102 - as there
         raise SystemExit(130) from None

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from fedveil._arrays import Array, Bools, Int64s, Uint64s
-from fedveil._validate import integer, within
+from fedveil.base.arrays import Array, Bools, Int64s, Uint64s
+from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
 
 _KEY_BYTES = 32

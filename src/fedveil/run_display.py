@@ -18,22 +18,22 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedveil._untrusted import escaped
+from fedveil.base.quiet import QUIET_S, Quiet
+from fedveil.base.untrusted import escaped
 from fedveil.engine.canary_bounds import BY_NOISE
 from fedveil.engine.run_records import CANARIES, without_report
-from fedveil.pages.ending import Ending, best_round, ending
-from fedveil.pages.kept_page import where
-from fedveil.pages.promised import figure_lines, figure_of
+from fedveil.pages.guarantee_text import figure_lines, figure_of
 from fedveil.pages.read_run import ReadRun
+from fedveil.pages.run_folder_page import where
 from fedveil.pages.run_page import duration, seconds
+from fedveil.pages.run_summary import Ending, best_round, ending
 from fedveil.pages.vertical_page import HELD_OUT, answers, is_vertical, leader_of, parties_of
 from fedveil.privacy.finding import CONFIDENCE, Finding
+from fedveil.privacy.guarantee_word import told
 from fedveil.privacy.ledger import Line
-from fedveil.privacy.promise import told
-from fedveil.quiet import QUIET_S, Quiet
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.finding_lines import as_data
-from fedveil.record.measures import LOSS, deciding, word
+from fedveil.record.metric_names import LOSS, deciding, word
 from fedveil.record.recorder import LOST, Record
 from fedveil.record.run_folder import MODEL
 

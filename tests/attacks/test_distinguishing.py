@@ -12,15 +12,15 @@ from scipy import stats
 
 from fedveil.attacks.distinguishing import Distinguished, attack, distinguished, far_apart, telling
 from fedveil.attacks.effort import Watch
+from fedveil.attacks.server_view import seen
 from fedveil.attacks.target import Target
-from fedveil.attacks.views import seen
 from fedveil.engine.target_epsilon import whole_run
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.protections.base import JobContext, Protection
+from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptClientRound
-from fedveil.protections.positions import POSITIONS
 from fedveil.protections.reading import Reading
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
@@ -57,7 +57,7 @@ class HalfNoise(DPEncrypt):
 
 
 def form_pack(form: Any, multiples: Any) -> Any:
-    from fedveil.packing import pack
+    from fedveil.base.packing import pack
 
     return pack(multiples, -form.limit, form.width)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.attacks.chance import generator
+from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.gradient import inversion
 from fedveil.attacks.gradient.inversion import Bounds, attack
@@ -26,7 +26,7 @@ from fedveil.federated.job import Job
 from fedveil.learning.models import lenet_smooth, logistic
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.learning.weight_layout import Layout
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.reading import Reading
 
 SHAPE, CLASSES = (1, 8, 8), 4

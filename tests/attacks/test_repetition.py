@@ -25,7 +25,7 @@ from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.protections.base import JobContext, Protection
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.reading import Reading
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")

@@ -10,9 +10,9 @@ import torch
 
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.stealing.imprint_layer import Form, Imprint
-from fedveil.attacks.stealing.public_law import PublicLaw
+from fedveil.attacks.stealing.imprint_recovery import cells_needed, examples_in
+from fedveil.attacks.stealing.public_prior import PublicLaw
 from fedveil.attacks.stealing.stealing import attack, matched, steal, with_examples
-from fedveil.attacks.stealing.through_the_sum import cells_needed, examples_in
 from fedveil.attacks.target import Target
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job

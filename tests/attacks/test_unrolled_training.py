@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil._arrays import Int64s
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
+from fedveil.base.arrays import Int64s
 from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout

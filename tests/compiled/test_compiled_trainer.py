@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedveil._kernels import HAVE_NUMBA
+from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.compiled.chain import KNOWN
 from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.compiled.native import Native

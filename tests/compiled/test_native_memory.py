@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedveil._kernels import HAVE_NUMBA
-from fedveil.compiled import held_steps
+from fedveil.base.kernels import HAVE_NUMBA
+from fedveil.compiled import deferred_steps
 from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.compiled.operation import Memory
 from fedveil.learning.trainer import ClientData, TrainingPlan
@@ -64,7 +64,7 @@ def test_nor_where_steps_are_held(
     monkeypatch: pytest.MonkeyPatch, made: tuple[nn.Module, tuple[int, ...]], batch: int
 ) -> None:
     model, shape = made
-    monkeypatch.setattr(held_steps, "LARGE", 0)
+    monkeypatch.setattr(deferred_steps, "LARGE", 0)
     chosen = plan(lr=0.05, batch_size=batch, epochs=1)
     _within_fences(monkeypatch, model, chosen, signed(clients(shape, 5, (*SIZES, 20, 5))))
 

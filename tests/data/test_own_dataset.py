@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from data_files import new_module, refused, write
+from fedveil.base.example_arrays import opened
 from fedveil.data import datasets
-from fedveil.example_arrays import opened
 
 
 def test_four_arrays(own):

@@ -21,9 +21,9 @@ from fedveil.engine.round_checkpoint import LATEST
 from fedveil.errors import DeploymentError, InvalidValue, JobError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job.deploy import deployable
-from fedveil.privacy.choices import Choice, in_pairs, told_true
+from fedveil.privacy.choice_audit import Choice, in_pairs, told_true
 from fedveil.privacy.finding import Finding
-from fedveil.privacy.promise import Figure
+from fedveil.privacy.guarantee_word import Figure
 from fedveil.protections.base import Aggregate
 from fedveil.protections.reading import Reading
 from fedveil.record.finding_lines import FINDINGS, read_findings

@@ -17,7 +17,7 @@ from fedveil.engine.faults import late_clients, silent_clients
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
 from fedveil.federated.job import Job
-from fedveil.protections.positions import POSITIONS, fault_phases, find
+from fedveil.protections.catalog import POSITIONS, fault_phases, find
 from fedveil.secagg.phases import PHASES
 from folders import records_of
 

@@ -16,10 +16,10 @@ from fedveil.attacks.target import Target
 from fedveil.comparing.comparison import Asked, Comparison
 from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
 from fedveil.pages import curves
-from fedveil.pages.ending import ending
 from fedveil.pages.read_run import SEVERAL, read_run
+from fedveil.pages.run_summary import ending
 from fedveil.pages.runs_page import runs_page
-from fedveil.record.measures import word
+from fedveil.record.metric_names import word
 from fedveil.run_display import describe
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fedveil
-from fedveil import own_code
+from fedveil.base import own_code
 from fedveil.engine.simulation import _watched
 from fedveil.errors import InvalidValue, JobError, MissingExtra
 from fedveil.pages.notebook_view import LiveView, in_notebook

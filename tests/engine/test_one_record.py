@@ -32,13 +32,13 @@ from fedveil.errors import DataInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job import client_training
 from fedveil.flower.job.client_training import Training, example_count, own_data
-from fedveil.flower.job.told_shape import telling, telling_targets
+from fedveil.flower.job.example_shape import telling, telling_targets
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
-from fedveil.protections.answering import answer_trained
+from fedveil.protections.always_answers import answer_trained
 from fedveil.protections.base import ClientContext, Update
 from fedveil.record.run_folder import RunFolder
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 from record_parts import CLASSES, EXAMPLES, KINDS, TOKENS, Kind
 from round_parts import server_half
 

@@ -19,7 +19,7 @@ from fedveil.engine.job_protection import make_protection
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.errors import JobError
 from fedveil.federated.job import Job
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 
 CENTRAL = {"name": "central_gaussian", "central_gaussian": {"noise_multiplier": 2.0}}
 ONE_PHASE = [name for name, position in POSITIONS.items() if len(position.phases) == 1]

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
+from fedveil.base.message import Message, encode
 from fedveil.errors import RoundVoid
-from fedveil.message import Message, encode
 from fedveil.protections.base import Aggregate, RoundContext
 from fedveil.protections.phased import PhasedRound
-from fedveil.rounds.answers import (
+from fedveil.rounds.loop import Carrier, Outcome, drive
+from fedveil.rounds.outcomes import (
     Answer,
     ClientId,
     Failed,
@@ -22,7 +23,6 @@ from fedveil.rounds.answers import (
     Withheld,
     short,
 )
-from fedveil.rounds.loop import Carrier, Outcome, drive
 
 ROUND = 3
 GOOD = encode({"round": ROUND})

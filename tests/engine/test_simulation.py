@@ -26,8 +26,8 @@ from fedveil.learning.trainer import LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from fedveil.pages.read_run import BUFFERS
 from fedveil.protections.base import JobContext, RoundContext
+from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.not_encrypt import NotEncrypt
-from fedveil.protections.positions import POSITIONS
 from fedveil.rounds.loop import drive
 from fedveil.settings.settings import Settings
 

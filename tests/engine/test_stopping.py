@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil import plain_text
-from fedveil.engine.quality import ModelTest
+from fedveil.base import plain_text
+from fedveil.engine.evaluation import ModelTest
 from fedveil.engine.stopping import Stopping
 from fedveil.errors import JobError
 from fedveil.federated.job import Job
 from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.pages.read_run import read_run
-from fedveil.record.measures import USUAL
+from fedveil.record.metric_names import USUAL
 from fedveil.run_display import RunDisplay
 
 #: The round after which the figure of `wandering` is best.

@@ -12,7 +12,7 @@ from fedveil.engine.target_epsilon import solve, whole_run
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.protections.base import JobContext, Protection
-from fedveil.protections.positions import build
+from fedveil.protections.catalog import build
 from fedveil.protections.rr_oue import RR
 
 

@@ -15,10 +15,10 @@ from torch import nn
 
 import fedveil
 import parts
-from fedveil import plain_text
 from fedveil.attacks import distinguishing, repetition
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.target import Target
+from fedveil.base import plain_text
 from fedveil.engine.assembly import (
     ModelShape,
     make_client_side,
@@ -43,7 +43,7 @@ from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.protections.base import ClientContext, RoundContext
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 from fedveil.run_display import RunDisplay
 
 SHAPE = ModelShape((parts.FEATURES,), parts.CLASSES)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
+from fedveil.protections.catalog import find
 from fedveil.protections.central_gaussian import CentralGaussianSettings
 from fedveil.protections.dp_encrypt import DPEncryptSettings
 from fedveil.protections.not_encrypt import NotEncryptSettings
-from fedveil.protections.positions import find
 from fedveil.protections.pw_settings import PWEncryptSettings
 from fedveil.protections.signds import SignDSSettings
 from fedveil.protections.unary_settings import UnarySettings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedveil.errors import InvalidValue
-from fedveil.federated import job_rules
+from fedveil.federated import rules as job_rules
 from fedveil.federated.job import Job
 from fedveil.federated.job_reference import reference
 from fedveil.settings import allowed as _allowed

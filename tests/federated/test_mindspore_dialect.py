@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedveil.errors import JobError
 from fedveil.federated import mindspore, mindspore_keys
 from fedveil.federated.job import Job
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 from fedveil.settings import yaml_file
 from fedveil.settings.allowed import shown
 from job_checks import DATA, attempt, load

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -17,7 +16,7 @@ pytest.importorskip("flwr")
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
-from fedveil.cli import app as cli
+from fedveil.cli.main import app as cli
 from fedveil.errors import DeploymentError, JobError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import read_job
@@ -128,13 +127,3 @@ def test_a_job_reveals_what_it_may(tmp_path: Path):
         job(deployment={"reveal": ["loss"]})
     with pytest.raises(JobError, match=r"deployment.start_clients = 7 is outside \[1, 6\]"):
         job(deployment={"start_clients": 7})
-
-
-def test_an_app_of_an_earlier_version_says_that_it_is_to_be_written_anew(tmp_path: Path):
-    app = tmp_path / "server_app.py"
-    app.write_text(
-        "from pathlib import Path\n\nfrom fedveil.runtime.flower import server_app\n\n"
-        "app = server_app(Path(__file__).parent)\n"
-    )
-    with pytest.raises(DeploymentError, match=r"^this app was written by an earlier version.*anew"):
-        runpy.run_path(str(app))

@@ -21,6 +21,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
 import parts
+from fedveil.base.message import decode, encode
 from fedveil.engine.assembly import ModelShape, make_client_side, make_protection
 from fedveil.engine.executors.client_side import ClientsData, Made
 from fedveil.flower import ProtectedStrategy, ProtectMod
@@ -28,7 +29,6 @@ from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.job import client_training
 from fedveil.flower.records import COMMON, MESSAGE, to_records
-from fedveil.message import decode, encode
 from fedveil.protections.base import TIMING
 from flower_app_parts import RUN, FakeGrid, Node, client_app, record_of
 from flower_parts import LocalGrid, app_of, job, serve

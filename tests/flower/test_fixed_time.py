@@ -18,18 +18,18 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from test_every_client_reports import asked, form, raising, stay
 
+from fedveil.base.message import decode
 from fedveil.errors import ClientWithheld
 from fedveil.flower import ProtectedStrategy, ProtectMod, fixed_time
+from fedveil.flower.app.field_names import TIME, WITHHELD
 from fedveil.flower.app.mod import _lasting
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.app.pins import Pin, answer_after_s
-from fedveil.flower.app.wire import TIME, WITHHELD
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job.client_training import Training
 from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.records import MESSAGE
-from fedveil.message import decode
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import TIMING
 from flower_app_parts import FakeGrid, Node, client_app, record_of

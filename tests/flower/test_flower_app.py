@@ -13,12 +13,12 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from scipy import stats
 
+from fedveil.base.message import decode
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, MissingExtra, ModelInvalid
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from fedveil.flower.exchange import BATCH
 from fedveil.mechanisms.gaussian import GaussianMechanism
-from fedveil.message import decode
 from flower_app_parts import FakeGrid, Node, arrays_of, charged_at_last, client_app, record_of
 
 SHAPES = {"w": (40, 30), "b": (30,), "scale": (), "none": (0, 3)}

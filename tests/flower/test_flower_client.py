@@ -14,15 +14,15 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, RecordDict
 
+from fedveil.base.message import encode
 from fedveil.entropy import Seeded
 from fedveil.errors import DeploymentError, MessageInvalid, RunFailed, RunStopped
 from fedveil.flower.job.app_folder import read_roster
+from fedveil.flower.job.example_shape import told_shape
 from fedveil.flower.job.identity_file import make_identity, read_identity
 from fedveil.flower.job.job_client import Member
-from fedveil.flower.job.told_shape import told_shape
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
-from fedveil.message import encode
 from fedveil.secagg.keys import Identity
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 from folders import records_of

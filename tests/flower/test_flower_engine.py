@@ -17,12 +17,12 @@ pytest.importorskip("flwr")
 import fedveil
 import parts
 from fedveil import run_display
+from fedveil.base.message import decode, encode
+from fedveil.base.quiet import Quiet
 from fedveil.engine.cohorts import Cohorts
 from fedveil.errors import DeploymentError, MessageTooLong, ModelInvalid, RunFailed, RunStopped
 from fedveil.flower.job import client_training, job_server
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
-from fedveil.message import decode, encode
-from fedveil.quiet import Quiet
 from fedveil.record.run_folder import TRACEBACK
 from flower_parts import CLIENTS, LocalGrid, app_of, job, kinds, serve
 from folders import records_of

@@ -11,13 +11,13 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+from fedveil.base.message import decode, encode
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
 from fedveil.flower.records import to_records
-from fedveil.message import decode, encode
 from fedveil.secagg import masking_graph
 from flower_app_parts import RUN, FakeGrid, Node, arrays_of, client_app, record_of
 

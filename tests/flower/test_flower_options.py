@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from fedveil.base.message import decode, encode
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import joined, parse
 from fedveil.flower.app.pins import limits, may_reveal, pins_of, refuse_weaker
-from fedveil.message import decode, encode
+from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.directions import directions, weakened
-from fedveil.protections.positions import POSITIONS
 
 RUN = 3
 

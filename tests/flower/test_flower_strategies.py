@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 
-from fedveil import message
+from fedveil.base import message
 from fedveil.errors import InvalidValue, MessageTooLong
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from flower_app_parts import Arrays, FakeGrid, Node, arrays_of, client_app, record_of

@@ -19,12 +19,12 @@ pytest.importorskip("flwr")
 
 from flwr.serverapp.strategy import FedAvg
 
+from fedveil.base.message import decode, encode
 from fedveil.entropy import Seeded
 from fedveil.errors import AnsweredBefore, DeploymentError
 from fedveil.flower import ProtectedStrategy, ProtectMod
-from fedveil.flower.answered_file import AnsweredFile
+from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.records import COMMON, MESSAGE
-from fedveil.message import decode, encode
 from flower_app_parts import FakeGrid, Node, record_of
 from flower_app_parts import client_app as own_app
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve

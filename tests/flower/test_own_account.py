@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedveil._files import write_whole
+from fedveil.base.files import write_whole
+from fedveil.base.message import decode
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower import own_file
 from fedveil.flower.own_account import OwnLedger, count_report
 from fedveil.flower.own_file import OwnFile
-from fedveil.message import decode
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import Spending
 

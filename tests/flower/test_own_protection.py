@@ -14,7 +14,7 @@ import yaml
 from flwr.serverapp.strategy import FedAvg
 
 import fedveil
-from fedveil.attacks.views import seen
+from fedveil.attacks.server_view import seen
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, JobError
 from fedveil.flower import ProtectedStrategy, ProtectMod

@@ -16,6 +16,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fedveil.base.message import Message
+from fedveil.cli.vertical.commands import app
 from fedveil.entropy import Seeded
 from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
 from fedveil.language import generation
@@ -24,15 +26,13 @@ from fedveil.language.text import ByteTokenizer
 from fedveil.link.channel import Receive, Send, drive_together
 from fedveil.link.streams import Address
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
-from fedveil.message import Message
 from fedveil.tasks.pangu import Pangu
-from fedveil.vertical import together
-from fedveil.vertical.apart import sessions
-from fedveil.vertical.apart.sessions import Machine, Meeting
+from fedveil.vertical import one_process
+from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.party import Party
+from fedveil.vertical.remote import sessions
+from fedveil.vertical.remote.sessions import Machine, Meeting
 from fedveil.vertical.task_settings import PanguSettings
-from fedveil.vertical.vertical_job import VerticalJob
-from fedveil.vertical_cli import app
 from small_pangu import SIZES, small_job
 
 VERSE = b"abcdefghijklmnopqrstuvwxyz\n" * 120
@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, own in chosen.items():
         common = ("batch_size=16", "evaluation.every_epochs=null", *own)
         verse = folder / "text" / "verse.txt"
-        together.train(small_job(verse, VERSE, "tokenizer: bytes", *common), folder / name)
+        one_process.train(small_job(verse, VERSE, "tokenizer: bytes", *common), folder / name)
     return {name: folder / name for name in chosen}
 
 

@@ -19,7 +19,7 @@ from fedveil.learning.models import lenet_smooth
 from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
-from fedveil.privacy.sum_grid import clip_within, grid_step
+from fedveil.privacy.grid_sensitivity import clip_within, grid_step
 from training_parts import clients, plan, tied, train
 
 

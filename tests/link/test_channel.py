@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import vertical_parts
+from fedveil.base.message import Message
 from fedveil.errors import ExchangeError, LinkLost, PeerRefused
 from fedveil.link.channel import Exchange
-from fedveil.message import Message
 from fedveil.vertical import Batch, Party, Receive, Send, drive, drive_together
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil import message
+from fedveil.base import message
 from fedveil.errors import LinkLost, MessageInvalid, MessageTooLong, PeerRefused, PeerRestarted
 from fedveil.link import link as links
 from fedveil.link.link import Link

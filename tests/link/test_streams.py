@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from cutter import Cutter
+from fedveil.base.message import decode, encode
 from fedveil.errors import InvalidValue, LinkLost, PeerRefused, PeerRestarted
 from fedveil.link import dialer, listener
 from fedveil.link.dialer import Dialer
@@ -22,7 +23,6 @@ from fedveil.link.link import Link
 from fedveil.link.listener import Listener
 from fedveil.link.streams import Address, Greeting
 from fedveil.link.tls import Credentials, write_certificates
-from fedveil.message import decode, encode
 
 LOOPBACK = Address("127.0.0.1", 0)
 PATIENCE_S = 60.0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, norm
 
-from fedveil._kernels import HAVE_NUMBA
+from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms import distributed_gaussian

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import binomtest, chisquare
 
-from fedveil import message
+from fedveil.base import message
+from fedveil.base.packing import packed_size
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.mechanisms.embedding_dp import MAX_EPS
 from fedveil.mechanisms.exact import alias_table
 from fedveil.mechanisms.report_memory import ReportMemory
-from fedveil.packing import packed_size
 from fedveil.privacy import Ledger, PrivacyLoss, audit, compose
 from statistical_checks import ERROR_RATE
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.linalg import hadamard
 from scipy.stats import binomtest
 
-from fedveil._kernels import HAVE_NUMBA
+from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
 from fedveil.mechanisms import hadamard as rotations
 from fedveil.mechanisms.hadamard import (

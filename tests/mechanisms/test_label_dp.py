@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import binomtest, chisquare
 
-from fedveil import message
+from fedveil.base import message
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms import LabelDP

@@ -18,16 +18,16 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 import fedveil
-from fedveil import plain_text
-from fedveil._untrusted import escaped
+from fedveil.base import plain_text
+from fedveil.base.untrusted import escaped
+from fedveil.cli.exits import Exit
 from fedveil.errors import RunFolderError
-from fedveil.exits import Exit
-from fedveil.pages.kept_page import page_of
+from fedveil.pages.page_files import write_page
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import read_run
+from fedveil.pages.run_folder_page import page_of
 from fedveil.pages.svg import svg
 from fedveil.pages.table import Table
-from fedveil.pages.written_page import write_page
 from fedveil.record.recorder import Recorder
 from fedveil.record.run_folder import RunFolder
 from page_parts import EVIL, edit_last, small_job

@@ -13,9 +13,9 @@ import fedveil
 import vertical_parts
 from browser import needs_browser, show
 from fedveil.pages import page as page_file
-from fedveil.pages.kept_page import keep_page, page_of, page_of_several, where
 from fedveil.pages.page import Page, Picture, Points, Section, Table
 from fedveil.pages.read_run import read_run
+from fedveil.pages.run_folder_page import keep_page, page_of, page_of_several, where
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.base.message import decode, encode
 from fedveil.errors import InvalidValue
-from fedveil.message import decode, encode
 from fedveil.privacy import (
     Figure,
     Gaussian,

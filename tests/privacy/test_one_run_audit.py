@@ -13,6 +13,7 @@ from scipy import stats
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.privacy.gaussian_curve import analytic_sigma
+from fedveil.privacy.guarantee_word import Figure
 from fedveil.privacy.one_run_audit import (
     audit_run,
     gaussian_lower_bound,
@@ -23,7 +24,6 @@ from fedveil.privacy.one_run_audit import (
     right_guesses,
     surest,
 )
-from fedveil.privacy.promise import Figure
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors/one_run_audit.json").read_text())
 DELTA = 1e-5

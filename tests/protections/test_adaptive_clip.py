@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import fedveil
+from fedveil.base.message import decode, encode
 from fedveil.engine.target_epsilon import solve
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, JobError, ReportRejected, RoundVoid
 from fedveil.federated.job import Job
-from fedveil.message import decode, encode
-from fedveil.protections.answering import answer_trained
+from fedveil.protections.always_answers import answer_trained
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
-from fedveil.protections.positions import build, find
+from fedveil.protections.catalog import build, find
 
 DIMENSION, CLIENTS, ROUND, FIRST = 50, 12, 3, 0.5
 POSITIONS = ["central_gaussian", "distributed_dp"]

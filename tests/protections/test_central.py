@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 import fedveil
+from fedveil.base.message import decode, encode
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import InvalidValue, JobError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.mechanisms.gaussian import analytic_sigma
-from fedveil.message import decode, encode
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import JobContext
 from fedveil.protections.pw_encrypt import PWEncrypt

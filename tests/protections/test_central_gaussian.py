@@ -13,13 +13,13 @@ from scipy import stats
 
 import fedveil
 from fedveil.attacks.target import Target
+from fedveil.base.message import Message, decode, encode
+from fedveil.base.packing import pack
 from fedveil.engine.job_protection import make_protection
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, JobError, ReportRejected
 from fedveil.federated.job import Job
 from fedveil.mechanisms.central_noise import CentralNoise
-from fedveil.message import Message, decode, encode
-from fedveil.packing import pack
 from fedveil.privacy.gaussian_curve import epsilon_for
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian

@@ -12,13 +12,13 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
+from fedveil.base.message import decode, encode
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.simulation import simulate
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, JobError, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.mechanisms.hadamard import rotate
-from fedveil.message import decode, encode
 from fedveil.privacy.ledger import project
 from fedveil.privacy.loss import Gaussian
 from fedveil.privacy.sampled_gaussian import SampledGaussian

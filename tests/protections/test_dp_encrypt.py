@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedveil.base.message import encode
+from fedveil.base.packing import pack, unpack
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportRejected
 from fedveil.mechanisms.gaussian import GaussianMechanism
-from fedveil.message import encode
-from fedveil.packing import pack, unpack
 from fedveil.protections import exact_sum
 from fedveil.protections.base import JobContext
+from fedveil.protections.catalog import build
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
-from fedveil.protections.positions import build
 from round_parts import client_half, report_of, server_half
 
 pytestmark = pytest.mark.filterwarnings("ignore:noise = continuous")

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.base.message import Message, decode, encode
+from fedveil.base.packing import pack
 from fedveil.entropy import Seeded
 from fedveil.errors import ReportRejected, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.mechanisms.signds.index_code import encode_indices
-from fedveil.message import Message, decode, encode
-from fedveil.packing import pack
 from fedveil.protections.base import JobContext
+from fedveil.protections.catalog import build
 from fedveil.protections.exact_sum import MAX_MAGNITUDE
-from fedveil.protections.positions import build
 from fedveil.protections.robust_sum import Combining
 from fedveil.secagg.client import Client
 from round_parts import ROUND, client_half, report_of, server_half

@@ -8,12 +8,12 @@ import pickle
 import numpy as np
 import pytest
 
+from fedveil.base.message import encode
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, ReportRejected
 from fedveil.federated.protection_switch import ProtectionSettings
-from fedveil.message import encode
 from fedveil.protections.base import JobContext
-from fedveil.protections.positions import POSITIONS, build
+from fedveil.protections.catalog import POSITIONS, build
 from round_parts import client_half, server_half
 
 DIMENSION, CLIENTS = 400, 7

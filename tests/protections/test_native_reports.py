@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil import packing
-from fedveil._kernels import HAVE_NUMBA
+from fedveil.base import packing
+from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.exact import discrete_gaussian
-from fedveil.mechanisms.unary import lies, rounding
+from fedveil.mechanisms.unary import bit_flips, rounding
 from fedveil.secagg import fixed_point, shamir
 from fenced import fenced
 
@@ -70,7 +70,7 @@ def test_the_states_of_a_moved_model_are_those_of_the_sum() -> None:
 
 def test_coins_leave_the_state_or_nothing() -> None:
     states, coins = normals(20).astype(np.int16), Seeded(5).words(LENGTH).astype(np.uint8)
-    _, (*_, sums) = same(lies._toss, states, coins, np.zeros(LENGTH, np.int16))
+    _, (*_, sums) = same(bit_flips._toss, states, coins, np.zeros(LENGTH, np.int16))
     np.testing.assert_array_equal(sums, np.where(coins % 2, states, 0))
 
 
@@ -80,12 +80,12 @@ def test_lies_are_added_as_bit_by_bit(own: int, place: int) -> None:
     """Long gaps, lies side by side, lies of the own bit, and gaps that lead beyond the codes."""
     states = normals(10).astype(np.int16)
     gaps = Seeded(6).integers(120, 3000).astype(np.int16)
-    gaps[::7], gaps[3::11] = lies._LONGEST_GAP, 0
-    behind, (*_, sums) = same(lies._add_lies, gaps, place, states, 50, own, states.copy())
+    gaps[::7], gaps[3::11] = bit_flips._LONGEST_GAP, 0
+    behind, (*_, sums) = same(bit_flips._add_lies, gaps, place, states, 50, own, states.copy())
     expected, at = states.astype(int), place
     for gap in gaps.tolist():
         at += gap
-        if gap == lies._LONGEST_GAP:
+        if gap == bit_flips._LONGEST_GAP:
             continue
         parameter, state = at // 101, at % 101 - 50
         if parameter < LENGTH:

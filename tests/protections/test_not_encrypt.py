@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.base.message import encode
 from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
-from fedveil.message import encode
 from fedveil.protections.base import JobContext, Weighting
+from fedveil.protections.catalog import POSITIONS, find
 from fedveil.protections.not_encrypt import NotEncrypt, NotEncryptServerRound, NotEncryptSettings
-from fedveil.protections.positions import POSITIONS, find
 from round_parts import client_half, report_of, server_half
 
 MODEL = np.zeros(3, np.float32)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import fedveil
+from fedveil.base.message import decode, encode
 from fedveil.entropy import Seeded
 from fedveil.errors import (
     ClientWithheld,
@@ -25,9 +26,8 @@ from fedveil.errors import (
     RunFailed,
 )
 from fedveil.federated.job import Job
-from fedveil.message import decode, encode
-from fedveil.protections.answered import Answered
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
+from fedveil.protections.last_answered import Answered
 from fedveil.protections.pw_encrypt import PWEncrypt
 from fedveil.protections.pw_settings import PWEncryptSettings
 from fedveil.secagg import keys, masking_graph

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedveil.base.message import Message, decode, encode, only_fields, take_array
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.mechanisms.signds.index_code import encode_indices
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
-from fedveil.message import Message, decode, encode, only_fields, take_array
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import Aggregate, JobContext, Protection, RoundContext, Spending
+from fedveil.protections.catalog import build
 from fedveil.protections.one_report import OneReportClient, OneReportRound
-from fedveil.protections.positions import build
 from fedveil.protections.reading import Reading
 from parts import TwoPhases
 from round_parts import ROUND, client_half, report_of, server_half
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
 
 
 def made(name: str, dimension: int, **settings: Any) -> Protection:
-    from fedveil.protections.positions import POSITIONS
+    from fedveil.protections.catalog import POSITIONS
 
     context = JobContext("equal", dimension, clients_per_round=2, rounds=3)
     return build(name, POSITIONS[name].settings_type(**settings), context)

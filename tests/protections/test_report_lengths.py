@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil import message as messages
+from fedveil.base import message as messages
+from fedveil.base.message import Message, decode, encode
 from fedveil.entropy import Seeded
 from fedveil.errors import MessageInvalid
 from fedveil.federated.job import Job
-from fedveil.message import Message, decode, encode
 from fedveil.protections.base import Aggregate, JobContext, Protection, RoundContext
+from fedveil.protections.catalog import build
 from fedveil.protections.phased import PhasedRound
-from fedveil.protections.positions import build
-from fedveil.rounds.answers import Answer, Failed, Report, Withheld
 from fedveil.rounds.loop import Carrier, Outcome, drive
+from fedveil.rounds.outcomes import Answer, Failed, Report, Withheld
 from round_parts import ROUND, client_half, server_half
 
 pytestmark = pytest.mark.filterwarnings("ignore:noise = continuous")

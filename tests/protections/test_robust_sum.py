@@ -12,8 +12,8 @@ from fedveil.engine.job_protection import make_protection
 from fedveil.errors import ReportRejected
 from fedveil.federated.job import Job
 from fedveil.protections.base import JobContext, RoundContext
+from fedveil.protections.catalog import POSITIONS, build
 from fedveil.protections.exact_sum import ExactSum
-from fedveil.protections.positions import POSITIONS, build
 from fedveil.protections.robust_sum import Combining, MiddleSum
 from job_checks import problems
 from round_parts import client_half, report_of, server_half

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedveil.base.message import decode, encode
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid, RunStopped
 from fedveil.mechanisms.exact.binomial import Binomial, _exact_law, _law
 from fedveil.mechanisms.unary import cohort_sum
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
-from fedveil.message import decode, encode
 from fedveil.protections.base import JobContext, Spending, State
-from fedveil.protections.positions import build
+from fedveil.protections.catalog import build
 from fedveil.protections.rr_oue import Unary
 from fedveil.protections.unary_settings import UnarySettings
 from round_parts import client_half, report_of, server_half

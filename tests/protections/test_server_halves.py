@@ -7,12 +7,12 @@ import pickle
 import numpy as np
 import pytest
 
+from fedveil.base.message import Message, decode, encode, encoded_bytes
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
-from fedveil.message import Message, decode, encode, encoded_bytes
 from fedveil.protections.base import JobContext, Protection, RoundContext
+from fedveil.protections.catalog import build
 from fedveil.protections.one_report import OneReportRound
-from fedveil.protections.positions import build
 from round_parts import client_half
 
 DIMENSION = 300

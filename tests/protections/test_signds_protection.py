@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.base.message import Message, decode, encode
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportRejected, RoundVoid
 from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.index_code import encode_indices
-from fedveil.message import Message, decode, encode
 from fedveil.protections.base import Aggregate, JobContext, State
 from fedveil.protections.signds import SignDSProtection, SignDSSettings
 from round_parts import client_half, report_of, server_half

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.base.message import Value
 from fedveil.errors import MessageInvalid, RunFolderError, RunStopped
-from fedveil.message import Value
 from fedveil.privacy.ledger_message import kinds_to_state
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
-from fedveil.record.begun_rounds import Attempts
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.record.started_rounds import Attempts
 
 
 def test_what_is_said_at_the_beginning() -> None:

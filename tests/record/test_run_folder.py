@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fedveil._files import PARTIAL
+from fedveil.base.files import PARTIAL
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.engine.round_checkpoint import Checkpoint

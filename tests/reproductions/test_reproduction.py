@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import pytest
 
+from fedveil.cli.exits import Exit
 from fedveil.errors import FolderInUse, InvalidValue, RunFolderError
-from fedveil.exits import Exit
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder

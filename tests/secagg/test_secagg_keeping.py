@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.base.message import decode, encode
 from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld
-from fedveil.message import decode, encode
 from fedveil.secagg import Client
 from secagg_parts import Played
 

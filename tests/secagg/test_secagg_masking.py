@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from fedveil import packing
+from fedveil.base import packing
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.secagg import masking

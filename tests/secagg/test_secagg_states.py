@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.base.message import encode
 from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
-from fedveil.message import encode
 from fedveil.secagg import Client, Server, shamir
 from fedveil.secagg.phases import PHASES, as_ids
 from fedveil.secagg.state_table import (

@@ -65,7 +65,7 @@ def _end_of(folder: str, words: list[str], missing: str | None) -> End:
 
 
 def _play(words: list[str], missing: str | None, modules: Path) -> None:
-    from fedveil.cli import main
+    from fedveil.cli.main import main
 
     if missing is not None:
         sys.meta_path.insert(0, _Missing(missing))  # type: ignore[arg-type]
@@ -84,9 +84,9 @@ def _play(words: list[str], missing: str | None, modules: Path) -> None:
 
 
 if __name__ == "__main__":
-    import fedveil.cli
+    import fedveil.cli.main
     import fedveil.federated.job
-    import fedveil.vertical.vertical_job  # noqa: F401
+    import fedveil.vertical.job  # noqa: F401
 
     assert not {"torch", "grpc", "flwr"} & set(sys.modules), "no command needs them all"
     print(json.dumps([_end_of(*case) for case in json.load(sys.stdin)]))

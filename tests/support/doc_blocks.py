@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import typer
 
-from fedveil import cli
+from fedveil.cli import main as cli
 from folders import DOCS, ROOT
 
 #: Programs of others whose options are those of the script that starts them all, for real.
@@ -176,7 +176,7 @@ def _of_settings(name: str, overrides: list[str]) -> str | None:
     from fedveil.errors import FedveilError
     from fedveil.federated.job import Job
     from fedveil.starter import DEFAULT_JOB
-    from fedveil.vertical.vertical_job import VerticalJob
+    from fedveil.vertical.job import VerticalJob
 
     if not overrides:
         return None

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedveil.base.message import Value, decode, encode
 from fedveil.errors import FedveilError
-from fedveil.message import Value, decode, encode
 from fedveil.record.sealed_message import sealed, unsealed
 
 #: What was edited, and the sentence that it ends in.

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.base.message import decode, encode
+from fedveil.base.packing import add_packed
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, MessageInvalid
-from fedveil.message import decode, encode
-from fedveil.packing import add_packed
 from fedveil.secagg import Client, Identity, Terms, keys, shamir
 from fedveil.secagg.keys import KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks

@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from fedveil.base.message import Message, take, take_array
 from fedveil.entropy import Seeded
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message, take, take_array
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
@@ -28,7 +28,7 @@ from fedveil.protections.base import (
     Update,
 )
 from fedveil.protections.phased import PhasedClient, PhasedRound
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 
 CLASSES = 3
 FEATURES = 6

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fedveil
+from fedveil.base.example_arrays import Targets
 from fedveil.entropy import Seeded
-from fedveil.example_arrays import Targets
 
 CLASSES, FEATURES, EXAMPLES, TOKENS = 3, 5, 31, 11
 #: What `data` gives next.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.message import Message, decode, encode
 from fedveil.entropy import Entropy, Seeded
-from fedveil.message import Message, decode, encode
 from fedveil.protections.base import ClientContext, RoundContext
 
 #: The round that is played where a test does not say which.

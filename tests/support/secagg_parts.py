@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.base.message import Message, decode, encode
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, ReportRejected
-from fedveil.message import Message, decode, encode
 from fedveil.secagg import Client, Identity, Server, Terms
 from fedveil.secagg.masking import Ring
 

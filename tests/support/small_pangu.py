@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical.job import VerticalJob
 
 SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16}
 

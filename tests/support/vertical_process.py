@@ -32,15 +32,15 @@ def _arrange(dies: tuple[str, int] | None, draws: int | None) -> None:
     if dies is not None:
         _arrange_death(*dies)
     if draws is not None:
-        from fedveil.vertical.apart import machine
+        from fedveil.vertical.remote import machine
 
         machine.drawn_seed = lambda: draws  # type: ignore[assignment]
 
 
 def _arrange_death(event: str, time: int) -> None:
     from fedveil.link.link import Link
-    from fedveil.vertical.apart.machine import Machine
     from fedveil.vertical.party import Party
+    from fedveil.vertical.remote.machine import Machine
     from fedveil.vertical.step_checkpoint import Checkpoint
 
     kinds: dict[str, Any] = {

@@ -7,10 +7,10 @@ from contextlib import suppress
 import scipy.linalg
 import torch
 
+import fedveil.cli.vertical.commands
 import fedveil.engine.simulation
 import fedveil.run_display
-import fedveil.vertical.apart.sessions
-import fedveil.vertical_cli
+import fedveil.vertical.remote.sessions
 import parts
 import vertical_apart
 import vertical_parts
@@ -20,6 +20,6 @@ with suppress(ImportError):
 _parameter = torch.zeros(1, requires_grad=True)
 torch.optim.SGD([_parameter])
 READY = (
-    fedveil.engine.simulation, fedveil.run_display, fedveil.vertical.apart.sessions,
-    fedveil.vertical_cli, scipy.linalg, parts, vertical_apart, vertical_parts,
+    fedveil.engine.simulation, fedveil.run_display, fedveil.vertical.remote.sessions,
+    fedveil.cli.vertical.commands, scipy.linalg, parts, vertical_apart, vertical_parts,
 )  # fmt: skip

@@ -67,6 +67,6 @@ def _run(
     sys.argv = ["fedveil", *arguments]
     if before is not None:
         before()
-    from fedveil.cli import main
+    from fedveil.cli.main import main
 
     main()

@@ -39,11 +39,11 @@ from fedveil.tasks.tables.table_file import Table, Wanted, header, read
 from fedveil.tasks.wide_and_deep import Deep, Features, Wide
 from fedveil.vertical import VerticalJob, evaluate, train
 from fedveil.vertical.job_split import make_split
+from fedveil.vertical.one_process import look
 from fedveil.vertical.predictions import PredictionFile
 from fedveil.vertical.rows import Rows
 from fedveil.vertical.task import Columns, Task, build
 from fedveil.vertical.task_settings import TablesSettings
-from fedveil.vertical.together import look
 from folders import EXAMPLES
 
 EXAMPLE = EXAMPLES / "vertical"

@@ -15,10 +15,10 @@ from sklearn.metrics import accuracy_score, log_loss, precision_recall_fscore_su
 
 from fedveil.data.datasets import load
 from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
+from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.one_process import train
 from fedveil.vertical.task import Columns, Task, averages, build, initial
 from fedveil.vertical.task_settings import HalvesSettings, TabularSettings
-from fedveil.vertical.together import train
-from fedveil.vertical.vertical_job import VerticalJob
 
 TASKS = [
     ("mnist_halves", HalvesSettings(width=24)),

@@ -17,7 +17,7 @@ import torch
 from edits import damaged, on_copies, sealed_edits, sentence_of
 from fedveil.record.sealed_message import sealed, unsealed
 from fedveil.vertical import VerticalJob, resume, train
-from fedveil.vertical.kept_tensors import fields_of, taken
+from fedveil.vertical.tensor_fields import fields_of, taken
 
 LAST = "000000010"
 #: What can be said of a run in good form that is not so: no digest without a key can tell.

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.base.message import Message
 from fedveil.entropy import Secure
 from fedveil.errors import MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, drive_together
-from fedveil.message import Message
-from fedveil.vertical.apart import handshake, intersection
-from fedveil.vertical.apart.alignment import digests
-from fedveil.vertical.apart.blinding import Blinding
-from fedveil.vertical.apart.found_examples import FoundExamples
-from fedveil.vertical.apart.standing import Agreement, Standing
+from fedveil.vertical.remote import handshake, intersection
+from fedveil.vertical.remote.alignment import digests
+from fedveil.vertical.remote.blinding import Blinding
+from fedveil.vertical.remote.found_examples import FoundExamples
+from fedveil.vertical.remote.handshake_state import Agreement, Standing
 
 RUN = bytes(range(16))
 Said = dict[str, list[Message]]

@@ -17,10 +17,10 @@ from fedveil.entropy import Seeded
 from fedveil.errors import JobError, RunFolderError
 from fedveil.mechanisms.label_gradients import normal
 from fedveil.vertical import VerticalJob, train
+from fedveil.vertical.blocks import LabelProtectionSettings
+from fedveil.vertical.one_process import resume
 from fedveil.vertical.returned_gradients import NOISE_KEY, ReturnedGradients
 from fedveil.vertical.step import Occasion
-from fedveil.vertical.together import resume
-from fedveil.vertical.vertical_blocks import LabelProtectionSettings
 from vertical_parts import Bottoms
 
 WIDE = {"name": "tabular", "tabular": {"wide": "linear"}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedveil._arrays import Bools, Float64s, Int64s
 from fedveil.attacks.roc import area
+from fedveil.base.arrays import Bools, Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy.intervals import share

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.base.message import Message
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, MessageInvalid, RunFolderError
 from fedveil.link.channel import Exchange, Send, drive_together
-from fedveil.message import Message
-from fedveil.vertical.apart import exponent_proof, handshake, intersection
-from fedveil.vertical.apart.blinding import Blinding, check_raised
-from fedveil.vertical.apart.machine import GUESSES, Machine
-from fedveil.vertical.apart.standing import Agreement, Standing
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.remote import exponent_proof, handshake, intersection
+from fedveil.vertical.remote.blinding import Blinding, check_raised
+from fedveil.vertical.remote.handshake_state import Agreement, Standing
+from fedveil.vertical.remote.machine import GUESSES, Machine
 
 RUN = bytes(range(16))
 #: The leader knows five customers; the bank has nine, of which three are among them.

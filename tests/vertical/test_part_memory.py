@@ -18,14 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedveil.errors import ModelInvalid
 from fedveil.language.transformer import PRESETS
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical import VerticalJob, part_memory, together
-from fedveil.vertical.apart.machine import Machine
+from fedveil.vertical import VerticalJob, one_process, part_memory
 from fedveil.vertical.job_split import make_split, make_task
-from fedveil.vertical.kept_tensors import fields_of, taken
 from fedveil.vertical.part_memory import check_memory, memory_of, needed, sizable, sized
 from fedveil.vertical.party import Party
+from fedveil.vertical.remote.machine import Machine
 from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.step_checkpoint import Checkpoint
+from fedveil.vertical.tensor_fields import fields_of, taken
 
 Command = Callable[..., tuple[int, str, str]]
 TASKS = ["mnist_halves", "tabular", "pangu"]
@@ -155,7 +155,7 @@ def test_a_machine_without_the_memory_refuses_before_anything_is_made(
     ):  # fmt: skip
         Machine(job, lambda task: "cloud", stack)
     with pytest.raises(ModelInvalid, match=r"parts of leader and cloud takes 42\.8 GB: "):
-        together.train(job)
+        one_process.train(job)
     assert not made
 
 

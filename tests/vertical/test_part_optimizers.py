@@ -12,8 +12,8 @@ import torch
 import vertical_parts
 from fedveil.errors import InvalidValue, JobError
 from fedveil.vertical import Batch, Optimizer, Party, SplitModel, VerticalJob, drive_together, train
-from fedveil.vertical.apart.handshake import described
 from fedveil.vertical.job_split import make_split
+from fedveil.vertical.remote.handshake import described
 from fedveil.vertical.task import Task
 
 STEPS = 6

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from cutter import Cutter
-from fedveil import message
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.example_prior import Gaussian
-from fedveil.attacks.split.known_bottom import invert
+from fedveil.attacks.split.whitebox_inversion import invert
+from fedveil.base import message
+from fedveil.base.message import Message
 from fedveil.entropy import Secure
 from fedveil.errors import (
     ExchangeError,
@@ -34,15 +35,14 @@ from fedveil.errors import (
 from fedveil.link.link import Link
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
-from fedveil.message import Message
 from fedveil.vertical import Optimizer, Part, SplitModel, VerticalJob, train
-from fedveil.vertical.apart import intersection, sessions
-from fedveil.vertical.apart.found_examples import FoundExamples
-from fedveil.vertical.apart.machine import Machine, Session, follower_of
-from fedveil.vertical.apart.sessions import Meeting, follow, lead
-from fedveil.vertical.apart.standing import Agreement
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import make_split, make_task
+from fedveil.vertical.remote import intersection, sessions
+from fedveil.vertical.remote.found_examples import FoundExamples
+from fedveil.vertical.remote.handshake_state import Agreement
+from fedveil.vertical.remote.machine import Machine, Session, follower_of
+from fedveil.vertical.remote.sessions import Meeting, follow, lead
 from fedveil.vertical.split import module_of
 from fedveil.vertical.step_checkpoint import Checkpoint
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.base.message import Message
 from fedveil.errors import ExchangeError, Unfit
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
-from fedveil.message import Message
-from fedveil.vertical.apart import alignment, handshake
-from fedveil.vertical.apart.standing import Agreement, Standing
+from fedveil.vertical.remote import alignment, handshake
+from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from vertical_parts import Bottoms
 
 RUN = bytes(range(16))

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import vertical_parts
+from fedveil.base.message import Message, encoded_bytes
 from fedveil.entropy import Seeded
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms import EmbeddingDP
-from fedveil.message import Message, encoded_bytes
 from fedveil.vertical import (
     Batch,
     EmbeddingPrivacy,

@@ -23,12 +23,12 @@ from fedveil.record.run_folder import TRACEBACK
 from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
 from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.log_lines import line
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order, align
 from fedveil.vertical.split import Crossing, EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import held
-from fedveil.vertical.step_lines import line
 
 DEADLINE_S = 120
 

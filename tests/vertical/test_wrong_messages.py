@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.base.message import Message
 from fedveil.entropy import Seeded
 from fedveil.errors import ExchangeError
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
-from fedveil.message import Message
 from fedveil.vertical.party import Party
 from fedveil.vertical.step import Batch
 from vertical_parts import Bottoms, UShape

@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil._arrays import Float32s, Float64s
 from fedveil.attacks.distinguishing import Pair, real_pair, telling
 from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.server_view import repeated
 from fedveil.attacks.target import Target
-from fedveil.attacks.views import repeated
+from fedveil.base.arrays import Float32s, Float64s
+from fedveil.base.packing import packed_size
 from fedveil.engine.assembly import report_entropy
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.report_memory import ReportMemory
-from fedveil.packing import packed_size
 from fedveil.privacy import intervals
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.guarantee_word import Figure
 from fedveil.privacy.ledger import project
-from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Protection
 from fedveil.protections.reading import Reading
 

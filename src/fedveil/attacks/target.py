@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Bools, Float32s, Int64s
 from fedveil.attacks.effort import Effort
-from fedveil.attacks.views import Seen, seen
+from fedveil.attacks.server_view import Seen, seen
+from fedveil.base.arrays import Bools, Float32s, Int64s
 from fedveil.data.datasets import Dataset
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
@@ -35,11 +35,11 @@ from fedveil.federated.job import Job
 from fedveil.learning.trained_part import TrainedPart, taken
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.promise import Figure
+from fedveil.privacy.guarantee_word import Figure
 from fedveil.protections.base import Protection
-from fedveil.record.kept_job import look_where_a_run_looked
 from fedveil.record.model_file import read_model
 from fedveil.record.run_folder import JOB, MODEL
+from fedveil.record.saved_job import look_where_a_run_looked
 
 
 def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:

@@ -26,8 +26,8 @@ from fedveil.federated.job import Job
 from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import Protection
-from fedveil.protections.positions import POSITIONS
-from fedveil.record.measures import LOSS, USUAL, Better
+from fedveil.protections.catalog import POSITIONS
+from fedveil.record.metric_names import LOSS, USUAL, Better
 from fedveil.settings.settings import Settings
 
 Tell = Callable[[str], None]

@@ -24,8 +24,8 @@ from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.privacy.finding import timed
 from fedveil.record.finding_lines import add_finding
-from fedveil.record.kept_job import keep_imports, look_where_a_run_looked
 from fedveil.record.run_folder import RunFolder, explained, held_in
+from fedveil.record.saved_job import keep_imports, look_where_a_run_looked
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read, write
 

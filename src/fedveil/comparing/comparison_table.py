@@ -10,15 +10,15 @@ from functools import cached_property
 
 from fedveil.comparing.comparison import Goal, Setting
 from fedveil.comparing.comparison_folder import Result
+from fedveil.pages.guarantee_text import figure_of
 from fedveil.pages.plot import Axis, Curve, Plot
-from fedveil.pages.promised import figure_of
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.guarantee_word import Figure, told
 from fedveil.privacy.loss import format_epsilon
-from fedveil.privacy.promise import Figure, told
 from fedveil.record.byte_count import shown_bytes
-from fedveil.record.measures import figures, title, word
+from fedveil.record.metric_names import figures, title, word
 
 #: The ledger's lines, and their names.
 LEDGER = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from fedveil._arrays import Float32s, Int32s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Int32s, Int64s
+from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.exponential import exponentials
 from fedveil.compiled.native import OPERATION, call, native

@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedveil.compiled.attention import Attention
-from fedveil.compiled.beside import Added, Copied, Placed
 from fedveil.compiled.convolution import Convolution, Pooled, PooledConvolution
 from fedveil.compiled.dense_layer import Dense
 from fedveil.compiled.lookup import Lookup
 from fedveil.compiled.normalisation import NormOfGroups, layer_norm
 from fedveil.compiled.operation import IMAGE, ROW, NotServedError, Operation, Value
 from fedveil.compiled.pointwise import Curve, Drop
+from fedveil.compiled.residual_add import Added, Copied, Placed
 from fedveil.compiled.window import Average, Largest
 from fedveil.learning.residual import Branch, Heads, Join
 from fedveil.learning.token_layers import CausalLayer, Positions

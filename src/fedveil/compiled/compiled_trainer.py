@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil._arrays import Float32s, Int32s
-from fedveil._kernels import HAVE_NUMBA
+from fedveil.base.arrays import Float32s, Int32s
+from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.compiled.operation import ROW, TOKENS, NotServedError
 from fedveil.entropy import Seeded
 from fedveil.learning.known_layers import plain_layers

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
-from fedveil._arrays import Float32s, Int32s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Int32s, Int64s
+from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.native import OPERATION, call, native
 from fedveil.compiled.operation import (

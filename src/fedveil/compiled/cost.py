@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from fedveil._arrays import Float32s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Int64s
+from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.exponential import exponentials
 from fedveil.compiled.native import Native, native

@@ -6,10 +6,16 @@ from math import prod
 
 from torch import nn
 
-from fedveil._arrays import Float32s, Int32s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Int32s, Int64s
+from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
-from fedveil.compiled.held_steps import add_to_dx, add_to_y, hold_step, room_for_steps, take_steps
+from fedveil.compiled.deferred_steps import (
+    add_to_dx,
+    add_to_y,
+    hold_step,
+    room_for_steps,
+    take_steps,
+)
 from fedveil.compiled.native import OPERATION, call, native
 from fedveil.compiled.operation import (
     ROW,

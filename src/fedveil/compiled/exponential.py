@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from fedveil._arrays import Float32s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s
+from fedveil.base.kernels import compiled
 from fedveil.compiled.row_passes import are_finite, total
 
 _types: Any = types

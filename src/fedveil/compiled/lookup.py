@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedveil._arrays import Float32s, Int32s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Int32s, Int64s
+from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.native import OPERATION, native
 from fedveil.compiled.operation import ROW, Laid, Operation, Value, filled, matrix, need

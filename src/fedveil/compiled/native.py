@@ -17,7 +17,7 @@ from numba import cfunc, from_dtype, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fedveil._kernels import with_jitted_names
+from fedveil.base.kernels import with_jitted_names
 
 _types: Any = types
 _cgutils: Any = cgutils

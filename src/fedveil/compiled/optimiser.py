@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from fedveil._arrays import Float32s, Float64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Float64s
+from fedveil.base.kernels import compiled
 
 (SGD, ADAM, ADAMW, ADAGRAD) = range(4)
 #: The numbers of a plan, in their order.

@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 from torch import nn
 
-from fedveil._arrays import Float32s, Int32s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Int32s, Int64s
+from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.native import OPERATION, native
 from fedveil.compiled.operation import Memory, Operation, Row, Value

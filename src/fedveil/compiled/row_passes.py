@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil._arrays import Float32s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s
+from fedveil.base.kernels import compiled
 
 
 @compiled()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from numpy.lib.stride_tricks import as_strided
 
-from fedveil._arrays import Float32s, Float64s, Int32s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Float64s, Int32s, Int64s
+from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
-from fedveil.compiled.held_steps import begin_steps, take_held
+from fedveil.compiled.deferred_steps import begin_steps, take_held
 from fedveil.compiled.native import call, native
 from fedveil.compiled.optimiser import LR, take_step
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from fedveil._arrays import Float32s, Int32s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Int32s, Int64s
+from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.native import OPERATION, native
 from fedveil.compiled.operation import IMAGE, Memory, Operation, Row, Shape, Value, need, up

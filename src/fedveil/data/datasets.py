@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedveil.base.example_arrays import Targets
 from fedveil.data import digits, femnist, location30, mnist, own_dataset, purchase100
 from fedveil.data.data_folders import cache_folder, find
 from fedveil.data.download import Progress, fetch_files, target
@@ -13,7 +14,6 @@ from fedveil.data.examples import Dataset, Examples
 from fedveil.data.idx import IdxSet, read_idx
 from fedveil.data.lone_records import without_a_fault
 from fedveil.errors import DataInvalid, DataUnavailable
-from fedveil.example_arrays import Targets
 
 __all__ = ["NAMES", "Available", "Dataset", "Examples", "Progress", "available", "fetch", "load"]
 

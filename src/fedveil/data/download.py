@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from fedveil._files import open_in_place, open_to_append, put_in_place
+from fedveil.base.files import open_in_place, open_to_append, put_in_place
 from fedveil.data.data_folders import writing
 from fedveil.data.idx import IdxFile, IdxSet, read_idx
 from fedveil.errors import DataInvalid, DataUnavailable

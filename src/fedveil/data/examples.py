@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedveil._arrays import Array, Bools, Float32s, Int64s
+from fedveil.base.arrays import Array, Bools, Float32s, Int64s
+from fedveil.base.example_arrays import Shape, Targets, alike, shape_of
 from fedveil.data import inputs
 from fedveil.data.targets import checked, next_tokens, outputs
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
-from fedveil.example_arrays import Shape, Targets, alike, shape_of
 
 Features: TypeAlias = Array
 Labels: TypeAlias = Int64s

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fedveil._arrays import Array
-from fedveil._untrusted import MALFORMED, MOST_DATA_BYTES, read_text
+from fedveil.base.arrays import Array
+from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, read_text
 from fedveil.data.data_folders import find, reading
 from fedveil.data.examples import Dataset, centred, make_dataset
 from fedveil.errors import DataInvalid, DataUnavailable

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil._arrays import Uint8s
-from fedveil._untrusted import MOST_STREAMED_BYTES, opened
+from fedveil.base.arrays import Uint8s
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import find, reading
 from fedveil.errors import DataInvalid
 

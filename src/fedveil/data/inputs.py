@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedveil import own_code
-from fedveil._arrays import Array
+from fedveil.base import own_code
+from fedveil.base.arrays import Array
+from fedveil.base.example_arrays import is_plain, joined, ragged
 from fedveil.errors import DataInvalid
-from fedveil.example_arrays import is_plain, joined, ragged
 
 
 def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:

@@ -15,12 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from fedveil import own_code
-from fedveil._arrays import Array, Bools
+from fedveil.base import own_code
+from fedveil.base.arrays import Array, Bools
+from fedveil.base.example_arrays import (
+    Targets,
+    all_of,
+    as_finite,
+    as_whole,
+    blank,
+    is_plain,
+    shape_of,
+)
 from fedveil.data.examples import Dataset, Examples
 from fedveil.data.targets import NO_TOKEN
 from fedveil.errors import DataInvalid
-from fedveil.example_arrays import Targets, all_of, as_finite, as_whole, blank, is_plain, shape_of
 
 #: Kinds of numbers, and those that one odd record can turn an array of numbers into.
 _NUMBERS, _READABLE = "fiub", "OUScm"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil._arrays import Array
-from fedveil._untrusted import MALFORMED, MOST_DATA_BYTES, opened
+from fedveil.base.arrays import Array
+from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid
 

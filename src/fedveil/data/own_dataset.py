@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from fedveil import own_code
+from fedveil.base import own_code
+from fedveil.base.example_arrays import Targets, stacked
 from fedveil.data import lone_records
 from fedveil.data.examples import Dataset, Examples, checked_owners, make_dataset, of_tests
 from fedveil.data.inputs import as_array
 from fedveil.data.lone_records import Form
 from fedveil.errors import DataInvalid
-from fedveil.example_arrays import Targets, stacked
 
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 _OPTIONAL = ("client_ids", "classes")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedveil._arrays import Array, Float64s, Int64s
-from fedveil._validate import choice, integer, positive
+from fedveil.base.arrays import Array, Float64s, Int64s
+from fedveil.base.validate import choice, integer, positive
 from fedveil.data.examples import owner_codes
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue

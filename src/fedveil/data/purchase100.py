@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil._arrays import Array, Bools
-from fedveil._untrusted import MALFORMED, MOST_DATA_BYTES, lines, opened
+from fedveil.base.arrays import Array, Bools
+from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, lines, opened
 from fedveil.data.data_folders import find, reading
 from fedveil.data.examples import Dataset, Labels, held_out
 from fedveil.data.npz_archive import read_npz

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedveil._arrays import Array, Float32s, Int64s
+from fedveil.base.arrays import Array, Float32s, Int64s
+from fedveil.base.example_arrays import Targets, is_plain, is_ragged, items, ragged, values
 from fedveil.data import inputs
 from fedveil.errors import DataInvalid
-from fedveil.example_arrays import Targets, is_plain, is_ragged, items, ragged, values
 
 #: A token that is not there: nothing is learnt of it.
 NO_TOKEN = -100

@@ -14,13 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil.base.example_arrays import Shape
 from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition, held_out, partition
 from fedveil.engine.client_rate import ScheduledTrainer, client_rate
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining, Training
 from fedveil.engine.executors.client_states import ClientStates
-from fedveil.engine.executors.kept_training import (
+from fedveil.engine.executors.stateful_training import (
     Dynamic,
     KeptTraining,
     OwnLayers,
@@ -33,7 +34,6 @@ from fedveil.engine.job_protection import report_entropy as report_entropy
 from fedveil.engine.job_protection import training_entropy as training_entropy
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, ModelInvalid
-from fedveil.example_arrays import Shape
 from fedveil.federated.job import Job
 from fedveil.learning import learning_task, models
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer

@@ -21,7 +21,7 @@ from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.ledger import Ledger, Line, project
 from fedveil.protections.base import Protection, Spending
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 
 
 def project_job(job: Job) -> Iterator[Line]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil import own_code
+from fedveil.base import own_code
 from fedveil.errors import InvalidValue, RunStopped
 from fedveil.federated.job import Job
 from fedveil.record.recorder import Record

@@ -21,8 +21,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedveil._arrays import Bools, Float64s
-from fedveil._validate import integer
+from fedveil.base.arrays import Bools, Float64s
+from fedveil.base.message import Message, only_fields, take
+from fedveil.base.validate import integer
 from fedveil.engine.canary_bounds import Canvass
 from fedveil.engine.canary_directions import Directions
 from fedveil.engine.canary_reports import ReportEvidence, prefixed, within
@@ -34,13 +35,12 @@ from fedveil.engine.job_protection import report_entropy
 from fedveil.engine.run_records import CANARIES
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
-from fedveil.message import Message, only_fields, take
 from fedveil.privacy.finding import Finding
+from fedveil.privacy.guarantee_word import Figure
 from fedveil.privacy.loss import Gaussian
-from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Aggregate, Protection, RoundContext, State, Update
-from fedveil.rounds.answers import Answer, ClientId
 from fedveil.rounds.loop import MergeableHalf
+from fedveil.rounds.outcomes import Answer, ClientId
 
 #: How far beyond the clip canaries' updates reach, one after the other: a clip that lets through
 #: more than it says shows in all of them, one that lets through only a little more in the first.

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedveil._arrays import Array, Bools, Float64s, Int8s
-from fedveil._validate import integer
+from fedveil.base.arrays import Array, Bools, Float64s, Int8s
+from fedveil.base.message import Message, Value, take, take_array
+from fedveil.base.validate import integer
 from fedveil.engine.canary_directions import Directions
-from fedveil.message import Message, Value, take, take_array
-from fedveil.privacy.choices import Choice, Counted
-from fedveil.privacy.measured_noise import MeasuredNoise
+from fedveil.privacy.choice_audit import Choice, Counted
+from fedveil.privacy.noise_audit import MeasuredNoise
 from fedveil.protections.base import Update
 from fedveil.protections.reading import Reading
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil._arrays import Bools, Float64s
-from fedveil._validate import integer
+from fedveil.base.arrays import Bools, Float64s
+from fedveil.base.message import Message, Value, take
+from fedveil.base.validate import integer
 from fedveil.engine.canary_directions import Directions
 from fedveil.engine.canary_reports import finite, prefixed, within
-from fedveil.message import Message, Value, take
-from fedveil.privacy.measured_noise import MeasuredNoise
+from fedveil.privacy.noise_audit import MeasuredNoise
 from fedveil.protections.base import Aggregate, Protection
 from fedveil.protections.reading import Domain
 

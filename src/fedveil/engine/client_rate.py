@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from fedveil import own_code
-from fedveil._arrays import Float32s
+from fedveil.base import own_code
+from fedveil.base.arrays import Float32s
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.learning.trainer import ClientData, Trained, Trainer

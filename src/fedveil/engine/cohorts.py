@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedveil.entropy import Secure, Seeded
 from fedveil.federated.job import Job
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 
 
 class Cohorts:

@@ -13,14 +13,14 @@ from itertools import islice
 
 import numpy as np
 
+from fedveil.base.message import Message
 from fedveil.engine.executors.executor import Executor
 from fedveil.entropy import Entropy, Seeded
 from fedveil.federated.job import Job
-from fedveil.message import Message
 from fedveil.protections.base import Protection, RoundContext
-from fedveil.protections.positions import fault_phases
-from fedveil.rounds.answers import Answer, ClientId, Unreached
+from fedveil.protections.catalog import fault_phases
 from fedveil.rounds.loop import MergeableHalf
+from fedveil.rounds.outcomes import Answer, ClientId, Unreached
 
 
 class Faulty(Executor):

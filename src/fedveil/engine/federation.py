@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil._validate import finite_vector, integer
+from fedveil.base.message import take_array
+from fedveil.base.validate import finite_vector, integer
 from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import (
     ModelShape,
@@ -30,14 +31,14 @@ from fedveil.engine.assembly import (
 from fedveil.engine.budget import check_limit, thin_promise
 from fedveil.engine.callbacks import Beginning, Callback, Callbacks
 from fedveil.engine.canaries import Canaries
-from fedveil.engine.client_quality import HeldOut
+from fedveil.engine.client_evaluation import HeldOut
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.client_states import open_states
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import in_clear
 from fedveil.engine.other_accounts import other_accounts
-from fedveil.engine.own_quality import make_test
+from fedveil.engine.own_layer_evaluation import make_test
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.run_fingerprint import run_fingerprint
 from fedveil.engine.run_records import TRAINER, all_failed, check, counted, without_result
@@ -45,22 +46,21 @@ from fedveil.engine.server_optimizer import make_optimizer
 from fedveil.engine.stopping import Stopping
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
-from fedveil.message import take_array
-from fedveil.pages.kept_page import keep_page
+from fedveil.pages.run_folder_page import keep_page
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
 from fedveil.record.account_lines import keep_accounts
-from fedveil.record.begun_rounds import Attempts
 from fedveil.record.finding_lines import add_finding
-from fedveil.record.kept_job import keep_job
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
-from fedveil.record.measures import LOSS
+from fedveil.record.metric_names import LOSS
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Metrics, Record, Recorder, find_board
 from fedveil.record.run_folder import METRICS, RunFolder, uninterrupted
+from fedveil.record.saved_job import keep_job
 from fedveil.record.sealed_message import intact
-from fedveil.rounds.answers import ClientId, short
+from fedveil.record.started_rounds import Attempts
 from fedveil.rounds.loop import Outcome, drive
+from fedveil.rounds.outcomes import ClientId, short
 
 Progress = Callable[[Record], None]
 

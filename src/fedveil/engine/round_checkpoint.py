@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes
+from fedveil.base.message import Message, decode, encode, only_fields, take
+from fedveil.base.untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.errors import RunFolderError
-from fedveil.message import Message, decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, METRICS, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts, unsealed
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+from fedveil.base.example_arrays import Shape
 from fedveil.errors import MessageInvalid
-from fedveil.example_arrays import Shape
 from fedveil.pages.read_run import SEVERAL
-from fedveil.privacy.promise import Promise
+from fedveil.privacy.guarantee_word import Promise
 from fedveil.protections.base import Whose
-from fedveil.record.measures import LOSS, MEASURES, Better, measures
+from fedveil.record.metric_names import LOSS, MEASURES, Better, measures
 from fedveil.record.recorder import LOST, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
 

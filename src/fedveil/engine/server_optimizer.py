@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.message import Message, take_array
 from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.federated.training_blocks import ServerSettings
-from fedveil.message import Message, take_array
 
 Vector = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil import own_code
+from fedveil.base import own_code
 from fedveil.data.datasets import Dataset
 from fedveil.data.lone_records import described
 from fedveil.data.partition import Partition
@@ -27,7 +27,8 @@ from fedveil.engine.assembly import (
     worker_count,
 )
 from fedveil.engine.callbacks import Callback
-from fedveil.engine.client_quality import HeldOut
+from fedveil.engine.client_evaluation import HeldOut
+from fedveil.engine.dry_run import batches_of, batches_of_the_test, try_out
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
@@ -37,14 +38,13 @@ from fedveil.engine.faults import Faulty
 from fedveil.engine.federation import Engine, Federation, Progress
 from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.run_records import several_inputs
-from fedveil.engine.trial import batches_of, batches_of_the_test, try_out
 from fedveil.federated.job import Job
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.pages.notebook_view import LiveView, in_notebook
 from fedveil.protections.base import Protection
-from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import RunFolder
+from fedveil.record.saved_job import reopen
 
 
 def simulate(

@@ -12,12 +12,12 @@ from operator import itemgetter
 
 import numpy as np
 
-from fedveil._arrays import Float32s
-from fedveil._validate import finite_vector, integer
+from fedveil.base.arrays import Float32s
+from fedveil.base.message import Message, only_fields, take, take_array
+from fedveil.base.validate import finite_vector, integer
 from fedveil.errors import JobError
 from fedveil.federated.stopping_settings import StoppingSettings
-from fedveil.message import Message, only_fields, take, take_array
-from fedveil.record.measures import LOSS, Better, deciding, measures
+from fedveil.record.metric_names import LOSS, Better, deciding, measures
 from fedveil.record.recorder import Record
 
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from fedveil._validate import positive
+from fedveil.base.validate import positive
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
+from fedveil.privacy.guarantee_word import Figure
 from fedveil.privacy.ledger import project
 from fedveil.privacy.loss import format_epsilon
-from fedveil.privacy.promise import Figure
 from fedveil.protections.base import Protection
 from fedveil.protections.cost_key import CostKey
 

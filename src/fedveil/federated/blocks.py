@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.base.own_code import is_function
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.federated.training_blocks import ServerSettings, TrainingSettings
-from fedveil.own_code import is_function
 from fedveil.protections.base import Cohort, Whose
-from fedveil.protections.positions import POSITIONS, fault_phases
+from fedveil.protections.catalog import POSITIONS, fault_phases
 from fedveil.settings.checked_job import CheckedJob
 from fedveil.settings.settings import Block, RunName, function_text, or_function
 

@@ -13,7 +13,7 @@ from typing import Any
 from fedveil.errors import JobError
 from fedveil.federated import mindspore
 from fedveil.federated.blocks import JobFields
-from fedveil.federated.job_rules import RULES
+from fedveil.federated.rules import RULES
 from fedveil.settings import allowed, yaml_file
 
 

@@ -6,7 +6,7 @@ The site has it as a page (`docs/keys.py`), `fedveil job keys` says it in a term
 from __future__ import annotations
 
 from fedveil.federated.job import Job
-from fedveil.federated.job_rules import RULES
+from fedveil.federated.rules import RULES
 from fedveil.settings.reference import page
 
 _INTRODUCTION = """\

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedveil.errors import nearest
 from fedveil.federated import mindspore_keys as keys
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 from fedveil.settings.allowed import shown
 
 

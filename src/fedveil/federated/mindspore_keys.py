@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from itertools import groupby
 
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 
 MODE = "server_mode"
 THRESHOLD = "round.start_fl_job_threshold"

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, create_model
 
 from fedveil.errors import JobError
 from fedveil.protections.base import Protection
-from fedveil.protections.positions import POSITIONS, find
+from fedveil.protections.catalog import POSITIONS, find
 from fedveil.settings.allowed import sentences
 from fedveil.settings.settings import Choice, Settings, function_text
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedveil.protections.base import Weighting
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.robust_sum import Combination
 from fedveil.settings.settings import Block, Device, or_function
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedveil._lazy import lazy
+from fedveil.base.lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.flower.app.mod import ProtectMod

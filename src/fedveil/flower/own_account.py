@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil._files import alone
+from fedveil.base.files import alone
+from fedveil.base.message import Message, Value, decode, encode
 from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
 from fedveil.flower.own_file import OwnFile, number_in
-from fedveil.message import Message, Value, decode, encode
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Spending
 

@@ -12,8 +12,8 @@ import hmac
 import re
 from pathlib import Path
 
-from fedveil._files import alone, write_whole
-from fedveil._untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
+from fedveil.base.files import alone, write_whole
+from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import DeploymentError
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, RecordDict
 
+from fedveil.base.message import Message, Value, check_carried, decode, encode, only_fields, take
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message, Value, check_carried, decode, encode, only_fields, take
 from fedveil.protections.base import Protection
 
 #: The record of a protection's message.

@@ -19,9 +19,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import ConfigRecord, RecordDict
 
-from fedveil._files import write_new
+from fedveil.base.files import write_new
+from fedveil.base.message import Message, decode, encode
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
-from fedveil.message import Message, decode, encode
 
 #: Key of the node configuration that names the folder.
 STATE_FOLDER = "state-folder"

@@ -27,17 +27,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._validate import integer, non_negative
+from fedveil.base.message import Message, only_fields, take
+from fedveil.base.validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid
 from fedveil.language.text import Tokenizer, join
 from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Send, drive_together, received
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
-from fedveil.message import Message, only_fields, take
 from fedveil.privacy.ledger import Line
-from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import RunFolder
+from fedveil.record.saved_job import reopen
 from fedveil.vertical.crossing import (
     check_not_abort,
     check_word,
@@ -46,6 +46,7 @@ from fedveil.vertical.crossing import (
     tensor_message,
     to_wire,
 )
+from fedveil.vertical.job import VerticalJob, job_of_run
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.party import Party
 from fedveil.vertical.party_run import PartyRun
@@ -53,7 +54,6 @@ from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step_checkpoint import Checkpoint, last_common
 from fedveil.vertical.task import Task, assists_of
-from fedveil.vertical.vertical_job import VerticalJob, job_of_run
 
 M = TypeVar("M", bound=nn.Module)
 Tell = Callable[[bytes], None]

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._untrusted import MOST_TEXT_BYTES, read_bytes
-from fedveil._validate import integer, within
+from fedveil.base.untrusted import MOST_TEXT_BYTES, read_bytes
+from fedveil.base.validate import integer, within
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
 

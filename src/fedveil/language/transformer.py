@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedveil._validate import integer
+from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue
 
 _STD = 0.02

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedveil._arrays import Bools, Float32s, Float64s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Bools, Float32s, Float64s, Int64s
+from fedveil.base.kernels import compiled
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.device import seed_torch
 from fedveil.learning.known_layers import plain_layers
@@ -36,7 +36,7 @@ from fedveil.learning.losses import Loss, mean_loss
 from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
-from fedveil.privacy.sum_grid import MOST, as_update, clip_within
+from fedveil.privacy.grid_sensitivity import MOST, as_update, clip_within
 
 #: Gradients of so many entries lie in memory together, of at most so many examples.
 _ENTRIES, _AT_ONCE = 1 << 22, 64

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil import own_code
-from fedveil._arrays import Array
+from fedveil.base import own_code
+from fedveil.base.arrays import Array
+from fedveil.base.example_arrays import Opened, Targets
 from fedveil.errors import TaskInvalid
-from fedveil.example_arrays import Opened, Targets
 from fedveil.learning import task_metrics
 from fedveil.learning.losses import IGNORED, OWN, mean_loss
 from fedveil.learning.precision import computing

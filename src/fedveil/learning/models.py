@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from fedveil import own_code
+from fedveil.base import own_code
+from fedveil.base.example_arrays import Shape
 from fedveil.entropy import Entropy
 from fedveil.errors import ModelInvalid
-from fedveil.example_arrays import Shape
 from fedveil.learning.oriented_filters import FilterBank, OrientedFilters
 from fedveil.learning.token_layers import CausalLayer, Positions
 from fedveil.learning.trained_part import only_head

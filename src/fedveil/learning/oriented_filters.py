@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Float32s
+from fedveil.base.arrays import Float32s
 from fedveil.errors import ModelInvalid
 
 #: Filters are whole multiples of this, so that every machine's cosine gives the same ones.

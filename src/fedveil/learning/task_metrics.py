@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedveil._arrays import Array, Bools, Float64s, Int64s
+from fedveil.base.arrays import Array, Bools, Float64s, Int64s
 
 #: Which way a figure is better.
 Better = Literal["higher", "lower"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedveil.example_arrays import opened
+from fedveil.base.example_arrays import opened
 from fedveil.learning.device import seed_torch
 from fedveil.learning.learning_task import Task, Tensors
 from fedveil.learning.trainer import ClientData, OneByOne, TrainingPlan

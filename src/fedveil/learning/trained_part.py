@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Array, Bools
+from fedveil.base.arrays import Array, Bools
+from fedveil.base.example_arrays import as_whole, blank, is_plain
 from fedveil.errors import ModelInvalid
-from fedveil.example_arrays import as_whole, blank, is_plain
 from fedveil.learning.token_layers import beyond_is_nan
 
 #: Every whole number up to this is a float32.

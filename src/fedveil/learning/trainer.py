@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Array, Bools, Float32s, Int64s
+from fedveil.base.arrays import Array, Bools, Float32s, Int64s
+from fedveil.base.example_arrays import is_plain
 from fedveil.entropy import Entropy
-from fedveil.example_arrays import is_plain
 from fedveil.learning.device import seed_torch
 from fedveil.learning.losses import mean_loss
 from fedveil.learning.precision import computing

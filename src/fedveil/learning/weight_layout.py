@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Bools, Float32s
+from fedveil.base.arrays import Bools, Float32s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.own_layers import own_names
 from fedveil.learning.trained_part import TrainedPart

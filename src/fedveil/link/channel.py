@@ -16,8 +16,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
+from fedveil.base.message import Message, Value, decode, encode
 from fedveil.errors import FedveilError, LinkLost
-from fedveil.message import Message, Value, decode, encode
 
 T = TypeVar("T")
 

@@ -25,9 +25,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
+from fedveil.base.message import Message, Value, check_carried, decode, encode
 from fedveil.entropy import Secure
 from fedveil.errors import FedveilError, LinkLost, MessageInvalid, PeerRefused, PeerRestarted
-from fedveil.message import Message, Value, check_carried, decode, encode
 
 PROTOCOL = 1
 SESSION_BYTES = 16

@@ -16,7 +16,7 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from fedveil._untrusted import MOST_LISTS_BYTES, read_bytes
+from fedveil.base.untrusted import MOST_LISTS_BYTES, read_bytes
 from fedveil.errors import CertificateError
 from fedveil.link.certificate_chain import Ascent, common_name, described, is_authority
 

@@ -16,9 +16,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from fedveil.base.message import Value, decode, encode, take
 from fedveil.errors import InvalidValue, MessageInvalid, PeerRefused
 from fedveil.link.link import PROTOCOL, SESSION_BYTES
-from fedveil.message import Value, decode, encode, take
 
 # gRPC's own lines on stderr would mix with this program's messages.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedveil._files import write_whole
-from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
-from fedveil._validate import integer
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
+from fedveil.base.validate import integer
 from fedveil.errors import CertificateError, PeerRefused
 from fedveil.link.certificate_chain import (
     ascent,

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
+from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.errors import CertificateError, JobError, nearest
 from fedveil.link.certificate_chain import normal_name
 from fedveil.settings import yaml_file

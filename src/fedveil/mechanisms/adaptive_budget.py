@@ -7,8 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Float64s
-from fedveil._validate import finite_vector, positive
+from fedveil.base.arrays import Float64s
+from fedveil.base.validate import finite_vector, positive
 from fedveil.errors import InvalidValue
 
 #: Double precision cannot tell a smaller angular similarity from 0.

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil._arrays import Array, Int32s, Int64s
-from fedveil._validate import finite_vector, within
+from fedveil.base.arrays import Array, Int32s, Int64s
+from fedveil.base.validate import finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import (

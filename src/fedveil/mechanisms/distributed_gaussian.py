@@ -7,15 +7,24 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil._arrays import Array, Float32s, Float64s, Int8s, Int64s, Signed, Uint32s, into_floats
-from fedveil._kernels import compiled
-from fedveil._validate import finite_vector, integer, positive, within
+from fedveil.base.arrays import (
+    Array,
+    Float32s,
+    Float64s,
+    Int8s,
+    Int64s,
+    Signed,
+    Uint32s,
+    into_floats,
+)
+from fedveil.base.kernels import compiled
+from fedveil.base.validate import finite_vector, integer, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.mechanisms.gaussian import SLACK, SMOOTHING, stretch
 from fedveil.mechanisms.hadamard import padded_length, rotate, unrotate
-from fedveil.privacy.sum_grid import LARGEST, grid_step, to_grid
+from fedveil.privacy.grid_sensitivity import LARGEST, grid_step, to_grid
 
 #: Headroom of a rotated entry, in root mean squares. It is exceeded with probability 2 exp(-32),
 #: and the entry then still lies in the ring.

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Float64s, Int64s
-from fedveil._kernels import compiled
-from fedveil._validate import choice, finite_vector, real_vector, within
+from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.kernels import compiled
+from fedveil.base.validate import choice, finite_vector, real_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array, Int8s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Array, Int8s
+from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 
 Floats = npt.NDArray[np.floating]

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedveil._arrays import Array, Int64s, Uint8s
-from fedveil._validate import integer, within
+from fedveil.base.arrays import Array, Int64s, Uint8s
+from fedveil.base.validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw

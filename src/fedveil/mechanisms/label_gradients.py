@@ -22,8 +22,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from fedveil._arrays import Array, Bools, Float64s
-from fedveil._validate import positive
+from fedveil.base.arrays import Array, Bools, Float64s
+from fedveil.base.validate import positive
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from fedveil._arrays import Array, Float32s, Float64s
-from fedveil._validate import finite_vector, integer, positive, within
+from fedveil.base.arrays import Array, Float32s, Float64s
+from fedveil.base.validate import finite_vector, integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import stretch
 

@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array
-from fedveil._lazy import special
-from fedveil._validate import integer, number, within
+from fedveil.base.arrays import Array
+from fedveil.base.lazy import special
+from fedveil.base.validate import integer, number, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw

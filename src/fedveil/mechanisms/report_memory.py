@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedveil._arrays import Array, Int64s, Uint8s
-from fedveil._validate import integer
+from fedveil.base.arrays import Array, Int64s, Uint8s
+from fedveil.base.message import Message
+from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue
-from fedveil.message import Message
 
 Rows = Uint8s
 _FIRST_ROWS = 1 << 8
@@ -64,7 +64,7 @@ class ReportMemory:
         self._places.update(zip(keys, range(begin, end), strict=True))
 
     def to_state(self) -> Message:
-        """Return the memory as a flat mapping that `fedveil.message` can encode."""
+        """Return the memory as a flat mapping that `fedveil.base.message` can encode."""
         return {"keys": json.dumps(list(self._places)), "rows": self._rows[: len(self)].copy()}
 
     @classmethod

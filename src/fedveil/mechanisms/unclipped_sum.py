@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Float64s, Int64s
-from fedveil._validate import finite_vector, integer, within
+from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.validate import finite_vector, integer, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import noise_in_steps
 from fedveil.privacy.gaussian_curve import analytic_sigma
+from fedveil.privacy.grid_sensitivity import grid_step, moved, to_grid
 from fedveil.privacy.sampled_gaussian import sampled_loss
-from fedveil.privacy.sum_grid import grid_step, moved, to_grid
 
 _LEAST_CLIP, _MOST_CLIP, _MOST_SIGMA_STEPS = 2.0**-60, 2.0**60, 2.0**26
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
-from fedveil.record.measures import LOSS, USUAL, deciding, figures, measures, title, word
+from fedveil.record.metric_names import LOSS, USUAL, deciding, figures, measures, title, word
 
 _NOTES = {
     "accuracy": "On the test examples.",

@@ -12,12 +12,12 @@ from typing import Any
 
 from fedveil.errors import InvalidValue, MissingExtra
 from fedveil.pages import curves
-from fedveil.pages.ending import ending
 from fedveil.pages.plot import Plot
 from fedveil.pages.plotly_figure import figure
 from fedveil.pages.read_run import ReadRun
+from fedveil.pages.run_summary import ending
 from fedveil.pages.svg import svg
-from fedveil.record.measures import LOSS, deciding, word
+from fedveil.record.metric_names import LOSS, deciding, word
 from fedveil.record.recorder import Record
 
 #: Images take time: a running run is drawn again at most this often.

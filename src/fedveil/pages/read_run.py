@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedveil._untrusted import MOST_LINES_BYTES, read_bytes
+from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, read_accounts

@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedveil._untrusted import MOST_JOB_BYTES, read_bytes, read_text
+from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
 from fedveil.pages import curves
-from fedveil.pages.ending import best_round, ending
+from fedveil.pages.guarantee_text import figure_of, figures, right
 from fedveil.pages.page import Code, Fold, Page, Part, Picture, Points, Section
-from fedveil.pages.promised import figure_of, figures, right
 from fedveil.pages.read_run import ReadRun
+from fedveil.pages.run_summary import best_round, ending
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding
+from fedveil.privacy.guarantee_word import MEANS, Promise, told
 from fedveil.privacy.loss import format_delta
-from fedveil.privacy.promise import MEANS, Promise, told
-from fedveil.protections.positions import POSITIONS
+from fedveil.protections.catalog import POSITIONS
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.recorder import LOST, UNUSABLE, Record
 from fedveil.record.run_folder import EVENTS, JOB

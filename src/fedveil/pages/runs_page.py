@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedveil._untrusted import MOST_JOB_BYTES, read_text
+from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
 from fedveil.pages import curves
-from fedveil.pages.ending import best_round, worst_of
+from fedveil.pages.guarantee_text import RUN, figure_of
 from fedveil.pages.page import Code, Fold, Page, Section
-from fedveil.pages.promised import RUN, figure_of
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_page import duration, found, how_far, seconds
+from fedveil.pages.run_summary import best_round, worst_of
 from fedveil.pages.table import Table
 from fedveil.pages.vertical_page import (
     CROSSED,
@@ -24,9 +24,9 @@ from fedveil.pages.vertical_page import (
     parties_of,
     what_it_is,
 )
-from fedveil.privacy.promise import told
+from fedveil.privacy.guarantee_word import told
 from fedveil.record.byte_count import shown_bytes
-from fedveil.record.measures import figures, word
+from fedveil.record.metric_names import figures, word
 from fedveil.record.run_folder import JOB
 from fedveil.settings.differences import differences
 

@@ -6,7 +6,7 @@ import io
 import math
 from typing import Any
 
-from fedveil._untrusted import escaped
+from fedveil.base.untrusted import escaped
 from fedveil.errors import MissingExtra
 from fedveil.pages.plot import COLOURS, Plot
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedveil._untrusted import escaped
+from fedveil.base.untrusted import escaped
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedveil.pages.ending import Ending, vertical_ending
+from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
-from fedveil.pages.promised import right
 from fedveil.pages.read_run import ReadRun, read_party
 from fedveil.pages.run_page import found, repeat
+from fedveil.pages.run_summary import Ending, vertical_ending
 from fedveil.pages.table import Table
+from fedveil.privacy.guarantee_word import MEANS, told
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
-from fedveil.privacy.promise import MEANS, told
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import EVENTS, JOB, METRICS
 

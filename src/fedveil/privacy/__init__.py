@@ -4,10 +4,10 @@
 """
 
 from fedveil.privacy.compose import compose
+from fedveil.privacy.guarantee_word import Figure, attacker_wrong, promise, told
 from fedveil.privacy.ledger import Ledger, project
 from fedveil.privacy.loss import Described, Gaussian, PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution
-from fedveil.privacy.promise import Figure, attacker_wrong, promise, told
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 
 __all__ = [

@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedveil._arrays import Float64s
-from fedveil._lazy import special
+from fedveil.base.arrays import Float64s
+from fedveil.base.lazy import special
 from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.privacy.loss_distribution import LossDistribution

@@ -21,13 +21,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedveil._arrays import Array, Float64s
-from fedveil._validate import integer, within
+from fedveil.base.arrays import Array, Float64s
+from fedveil.base.validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
 from fedveil.privacy.audit_scores import Scorer, as_rows, learned
+from fedveil.privacy.guarantee_word import Figure
 from fedveil.privacy.loss import PrivacyLoss, as_written
-from fedveil.privacy.promise import Figure
 
 Mechanism: TypeAlias = Callable[[Any, Entropy], Any] | object
 

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array, Uint32s, Uint64s
+from fedveil.base.arrays import Array, Uint32s, Uint64s
+from fedveil.base.message import take_array
 from fedveil.errors import MessageInvalid
-from fedveil.message import take_array
 from fedveil.privacy.compose import Charge, cost, plain_sum
 
 Clients: TypeAlias = Uint64s

@@ -23,8 +23,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedveil._lazy import special
-from fedveil._validate import within
+from fedveil.base.lazy import special
+from fedveil.base.validate import within
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
 from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
 from fedveil.privacy.loss_sum import BLOCK, TAIL, Part, Tilted, TooSteep, add, repeat

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedveil._validate import choice
+from fedveil.base.validate import choice
 from fedveil.errors import InvalidValue
 from fedveil.privacy.audit import rounded_down
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil._lazy import special
+from fedveil.base.lazy import special
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2  # on [0, 1]

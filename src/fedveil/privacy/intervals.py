@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedveil._arrays import Float64s
-from fedveil._lazy import special
-from fedveil._validate import integer
+from fedveil.base.arrays import Float64s
+from fedveil.base.lazy import special
+from fedveil.base.validate import integer
 from fedveil.privacy.finding import CONFIDENCE, Measured
 
 

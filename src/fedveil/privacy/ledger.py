@@ -18,12 +18,13 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from fedveil._arrays import Array
-from fedveil._validate import integer, within
+from fedveil.base.arrays import Array
+from fedveil.base.message import Message, encode, take
+from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
-from fedveil.message import Message, encode, take
 from fedveil.privacy.client_tally import Clients, Counts, Kind, Sums, Tally
 from fedveil.privacy.compose import Charge, cost
+from fedveil.privacy.guarantee_word import Figure
 from fedveil.privacy.ledger_message import (
     MAX_RELEASES,
     MAX_ROUND,
@@ -33,7 +34,6 @@ from fedveil.privacy.ledger_message import (
     rounds_to_state,
 )
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.privacy.promise import Figure
 
 Unit: TypeAlias = Literal["bit", "parameter", "round", "run"]
 
@@ -268,7 +268,7 @@ class Ledger:
         return self._counted
 
     def to_state(self) -> Message:
-        """Return the ledger as a flat mapping that `fedveil.message` encodes."""
+        """Return the ledger as a flat mapping that `fedveil.base.message` encodes."""
         return {
             **kinds_to_state(self._kinds),
             **rounds_to_state(self._closed, self._open),

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedveil._validate import integer
+from fedveil.base.message import Value, take, take_array
+from fedveil.base.validate import integer
 from fedveil.errors import MessageInvalid
-from fedveil.message import Value, take, take_array
 from fedveil.privacy.client_tally import Clients, Kind, in_order
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, Release
 from fedveil.privacy.loss_distribution import LossDistribution

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, SupportsFloat, TypeAlias, get_args
 
 import numpy.typing as npt
 
-from fedveil._validate import choice, integer, positive, within
+from fedveil.base.validate import choice, integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
 

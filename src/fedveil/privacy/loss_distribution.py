@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Float64s
-from fedveil._validate import integer, non_negative, positive, within
+from fedveil.base.arrays import Float64s
+from fedveil.base.validate import integer, non_negative, positive, within
 from fedveil.errors import InvalidValue
 
 #: Probabilities and curve values from a caller count as correct to this relative error.

@@ -24,15 +24,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedveil._arrays import Bools, Float64s
-from fedveil._lazy import special
-from fedveil._validate import finite_vector, integer, within
+from fedveil.base.arrays import Bools, Float64s
+from fedveil.base.lazy import special
+from fedveil.base.validate import finite_vector, integer, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.audit import rounded_down
-from fedveil.privacy.choices import told_true
+from fedveil.privacy.choice_audit import told_true
 from fedveil.privacy.finding import CONFIDENCE
 from fedveil.privacy.gaussian_curve import analytic_sigma
-from fedveil.privacy.promise import Figure
+from fedveil.privacy.guarantee_word import Figure
 
 #: An epsilon that replaces 0 if a curve needs one, and the end of every search.
 _LEAST, _MOST = 2.0**-100, 2.0**20

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedveil._arrays import Float64s, Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.kernels import compiled
 
 Pairs: TypeAlias = Int64s
 

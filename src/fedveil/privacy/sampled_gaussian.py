@@ -45,9 +45,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil._arrays import Float64s
-from fedveil._lazy import special
-from fedveil._validate import integer, positive, within
+from fedveil.base.arrays import Float64s
+from fedveil.base.lazy import special
+from fedveil.base.validate import integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss, Release

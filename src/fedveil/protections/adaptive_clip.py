@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedveil._arrays import Float64s
+from fedveil.base.arrays import Float64s
+from fedveil.base.message import Message, only_fields, take
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.quantile_clip import QuantileClip
-from fedveil.message import Message, only_fields, take
 from fedveil.protections.base import Aggregate, Cohort, JobContext, Protection, State, Update
 from fedveil.protections.directions import Direction
 from fedveil.settings.settings import Settings

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedveil._arrays import Float64s, Int64s
-from fedveil.privacy.choices import Choice
+from fedveil.base.arrays import Float64s, Int64s
+from fedveil.privacy.choice_audit import Choice
 from fedveil.protections.reading import Domain
 
 

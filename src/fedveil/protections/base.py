@@ -22,20 +22,20 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.message import Message, take
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue
-from fedveil.message import Message, take
 from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.protections.answered import Answered
 from fedveil.protections.audited import Audited
 from fedveil.protections.cost_key import CostKey
-from fedveil.protections.dialect import Dialect
+from fedveil.protections.last_answered import Answered
+from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.reading import Reading
 from fedveil.protections.robust_sum import Combination, Combining
-from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import ServerHalf
+from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret
 from fedveil.settings.settings import Settings
 

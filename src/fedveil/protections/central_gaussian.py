@@ -14,12 +14,12 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedveil._arrays import Float64s, Int32s, Int64s, into_floats
+from fedveil.base.arrays import Float64s, Int32s, Int64s, into_floats
+from fedveil.base.message import Message, encoded_bytes, only_fields
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.mechanisms.quantile_clip import QuantileClip
-from fedveil.message import Message, encoded_bytes, only_fields
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
 from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
@@ -40,7 +40,7 @@ from fedveil.protections.grid_report import GridReport
 from fedveil.protections.noise_rule import check_noised_sum, one_noise
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 
 _MULTIPLIER = 1.0
 

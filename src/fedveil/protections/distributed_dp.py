@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedveil._arrays import Float64s, Int8s, Signed
+from fedveil.base.arrays import Float64s, Int8s, Signed
+from fedveil.base.message import Message
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum, NoiseShares
 from fedveil.mechanisms.hadamard import random_signs, rotate, unrotate
 from fedveil.mechanisms.quantile_clip import QuantileClip
-from fedveil.message import Message
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss

@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedveil._arrays import into_floats
+from fedveil.base.arrays import into_floats
+from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take_array
+from fedveil.base.packing import add
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.mechanisms.unclipped_sum import GaussianSum
-from fedveil.message import Message, Value, encoded_bytes, only_fields, take_array
-from fedveil.packing import add
 from fedveil.privacy.audit import Case
-from fedveil.privacy.sum_grid import LARGEST
+from fedveil.privacy.grid_sensitivity import LARGEST
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -32,14 +32,14 @@ from fedveil.protections.base import (
     Update,
     Whose,
 )
-from fedveil.protections.dialect import Dialect
 from fedveil.protections.directions import Direction
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 from fedveil.protections.grid_report import GridReport
+from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.protections.robust_sum import Combining, Sum
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.settings import Settings
 
 #: A report's values lie within clip + so many sigma of zero.

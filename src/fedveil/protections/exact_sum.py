@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import into_floats
-from fedveil._kernels import compiled
+from fedveil.base.arrays import into_floats
+from fedveil.base.kernels import compiled
 
 PLACES = 44
 #: A larger entry is refused: 2^22 such terms still fit the whole part.

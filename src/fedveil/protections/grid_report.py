@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Int64s
+from fedveil.base.arrays import Int64s
+from fedveil.base.message import Message, Value, take, take_array
+from fedveil.base.packing import pack, packed_size, unpack
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message, Value, take, take_array
-from fedveil.packing import pack, packed_size, unpack
 
 
 class GridReport:

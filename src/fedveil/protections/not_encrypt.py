@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.errors import ClientWithheld, MessageInvalid
-from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import (
     Aggregate,
@@ -22,13 +22,13 @@ from fedveil.protections.base import (
     Update,
     Whose,
 )
-from fedveil.protections.dialect import Dialect
 from fedveil.protections.directions import Direction
 from fedveil.protections.exact_sum import ExactSum
+from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.protections.robust_sum import Combining
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.settings import Settings
 
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedveil.base.message import Message
 from fedveil.errors import ClientWithheld
-from fedveil.message import Message
 from fedveil.protections.base import ClientContext, RoundContext, State, Update
 from fedveil.protections.phased import PhasedRound
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedveil.base.message import Message, Value, take
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid, ReportRejected, RoundVoid
-from fedveil.message import Message, Value, take
 from fedveil.protections.base import (
     REPORT,
     Aggregate,
@@ -17,7 +17,7 @@ from fedveil.protections.base import (
     State,
     Update,
 )
-from fedveil.rounds.answers import ClientId, check_sender
+from fedveil.rounds.outcomes import ClientId, check_sender
 
 
 class PhasedRound(ABC):

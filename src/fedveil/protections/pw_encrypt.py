@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.message import Message
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue
 from fedveil.mechanisms.central_noise import CentralNoise
-from fedveil.message import Message
 from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import ClientContext, JobContext, Spending, State, Update
-from fedveil.protections.dialect import Dialect
+from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.pw_settings import PWEncryptSettings, central_fits, central_trusts
 from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
 from fedveil.protections.secure_sum_settings import (

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Uint8s
+from fedveil.base.arrays import Uint8s
+from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
@@ -20,9 +21,8 @@ from fedveil.mechanisms.unary.cohort_sum import CohortSum
 from fedveil.mechanisms.unary.encoding import Kind, ReportKind, Running, UnaryEncoding
 from fedveil.mechanisms.unary.known_choices import choices, truths
 from fedveil.mechanisms.unary.likelihood import log_rounded, stated_log_likelihood
-from fedveil.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.privacy.audit import Case
-from fedveil.privacy.choices import Choice
+from fedveil.privacy.choice_audit import Choice
 from fedveil.privacy.loss import PrivacyLoss, as_written
 from fedveil.protections.base import (
     Aggregate,
@@ -39,7 +39,7 @@ from fedveil.protections.cost_key import CostKey
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.protections.unary_settings import UnarySettings, exact_reports
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 
 T = TypeVar("T")
 

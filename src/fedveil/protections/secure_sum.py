@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Signed
+from fedveil.base.arrays import Signed
+from fedveil.base.message import Message, encode, encoded_bytes, only_fields, take_array
+from fedveil.base.packing import add_packed, pack, packed_size, spare_bits_zero
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, MessageInvalid, RoundVoid
-from fedveil.message import Message, encode, encoded_bytes, only_fields, take_array
-from fedveil.packing import add_packed, pack, packed_size, spare_bits_zero
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -36,7 +36,7 @@ from fedveil.protections.base import (
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
 from fedveil.protections.secure_sum_settings import SecureSumSettings, shared_weaker
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.client import Client
 from fedveil.secagg.keys import Identity, both_ends
 from fedveil.secagg.masking import Ring

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil._validate import integer
+from fedveil.base.validate import integer
 from fedveil.protections.base import Cohort
 from fedveil.protections.directions import Direction
 from fedveil.secagg import masking_graph

@@ -9,15 +9,15 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedveil._arrays import Int8s
+from fedveil.base.arrays import Int8s
+from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.index_code import decode_indices, encode_indices, longest_code
 from fedveil.mechanisms.signds.step_estimate import MagnitudeEstimator
-from fedveil.message import Message, Value, encoded_bytes, only_fields, take
 from fedveil.privacy.audit import Case
-from fedveil.privacy.choices import Choice, told_true
+from fedveil.privacy.choice_audit import Choice, told_true
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -28,11 +28,11 @@ from fedveil.protections.base import (
     State,
     Update,
 )
-from fedveil.protections.dialect import Dialect
 from fedveil.protections.directions import Direction
+from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.settings import Settings
 
 #: The source asks that the top-k set has more dimensions than this.

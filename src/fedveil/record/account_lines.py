@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from fedveil._untrusted import MOST_LINES_BYTES, read_text
+from fedveil.base.untrusted import MOST_LINES_BYTES, read_text
 from fedveil.privacy.ledger import Line
 from fedveil.record.recorder import read_line, strict
 from fedveil.record.run_folder import RunFolder

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedveil._untrusted import MALFORMED, MOST_LINES_BYTES, read_bytes, read_text
+from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, read_bytes, read_text
 from fedveil.errors import MessageInvalid
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.recorder import read_line, revived, strict

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from fedveil._version import __version__
+from fedveil import __version__
 from fedveil.errors import FedveilError, ModelInvalid
 
 

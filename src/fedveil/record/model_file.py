@@ -9,8 +9,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import nn
 
-from fedveil._files import PARTIAL, put_in_place
-from fedveil._untrusted import MALFORMED, MOST_STREAMED_BYTES, check_regular
+from fedveil.base.files import PARTIAL, put_in_place
+from fedveil.base.untrusted import MALFORMED, MOST_STREAMED_BYTES, check_regular
 from fedveil.errors import ModelInvalid, RunFolderError
 from fedveil.learning.weight_layout import tied_names
 from fedveil.record.run_folder import MODEL, RunFolder, explained

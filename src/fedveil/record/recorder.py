@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from fedveil._files import open_to_append
-from fedveil._untrusted import MALFORMED, MOST_LINES_BYTES, escaped, opened, read_text
-from fedveil._validate import integer
+from fedveil.base.files import open_to_append
+from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, escaped, opened, read_text
+from fedveil.base.validate import integer
 from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
 from fedveil.record.sealed_message import intact

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from fedveil._files import PARTIAL, Pieces, make_inner_folder, open_in_place, write_whole
-from fedveil._untrusted import MOST_STREAMED_BYTES, opened
+from fedveil.base.files import PARTIAL, Pieces, make_inner_folder, open_in_place, write_whole
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.errors import FolderInUse, RunFolderError
 
 JOB = "job.yaml"

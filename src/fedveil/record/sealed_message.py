@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedveil._untrusted import MALFORMED
+from fedveil.base.message import Message, Value, decode, encoded_parts
+from fedveil.base.untrusted import MALFORMED
 from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.message import Message, Value, decode, encoded_parts
 
 _DIGEST_BYTES = 32
 

@@ -16,13 +16,13 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fedveil._files import write_whole
-from fedveil._untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.attacks.membership.model_answers import answers
-from fedveil.attacks.membership.rehearsal import Pool, play_round
 from fedveil.attacks.membership.report_scores import ReportScores
+from fedveil.attacks.membership.shadow_runs import Pool, play_round
 from fedveil.attacks.roc import area
 from fedveil.attacks.target import Target
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.comparing.comparison import Asked, Cell, Comparison, Setting
 from fedveil.data.datasets import load
 from fedveil.engine.federation import Federation

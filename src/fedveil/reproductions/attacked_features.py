@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-from fedveil._arrays import Float64s
 from fedveil.attacks.effort import Effort, by_effort
 from fedveil.attacks.split import features, unsplit
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.split_target import SplitTarget
+from fedveil.base.arrays import Float64s
 from fedveil.reproductions import image_cut
 from fedveil.reproductions.two_processes import together
+from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_task, threads
 from fedveil.vertical.task import initial
-from fedveil.vertical.vertical_job import VerticalJob
 
 
 def trained(job: VerticalJob, folder: Path) -> tuple[float, int]:

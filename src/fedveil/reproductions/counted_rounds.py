@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedveil._arrays import Int64s
+from fedveil.base.arrays import Int64s
+from fedveil.base.message import Message, decode, encode, encoded_bytes
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
-from fedveil.message import Message, decode, encode, encoded_bytes
-from fedveil.rounds.answers import Answer, Report
 from fedveil.rounds.loop import Carrier, drive
+from fedveil.rounds.outcomes import Answer, Report
 from fedveil.secagg import Client, Server, Terms, phases
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import PHASES, TRAINS, as_ids

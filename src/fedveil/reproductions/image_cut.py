@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.attacks.chance import generator
+from fedveil.attacks.attack_randomness import generator
 from fedveil.data.datasets import load
 from fedveil.data.examples import Dataset, Examples
 from fedveil.tasks.scoring import ByLabel

@@ -14,13 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fedveil._files import write_whole
+from fedveil.base.files import write_whole
 from fedveil.errors import DataUnavailable
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.kept_figures import kept
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.reproductions.saved_results import kept
+from fedveil.vertical.job import VerticalJob
 
 if TYPE_CHECKING:
     from fedveil.attacks.effort import Effort

@@ -13,15 +13,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedveil._files import write_whole
-from fedveil._untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes, read_text
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes, read_text
 from fedveil.data.data_folders import find
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import METRICS, MODEL
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.kept_figures import kept
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.reproductions.saved_results import kept
+from fedveil.vertical.job import VerticalJob
 
 EPS = 5.0
 PLAIN, PROTECTED, APART, PLAIN_APART = "plain", "eps-5", "eps-5-apart", "plain-apart"

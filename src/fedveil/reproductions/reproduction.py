@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from fedveil._untrusted import MALFORMED, MOST_KEY_BYTES, read_text
+from fedveil.base.untrusted import MALFORMED, MOST_KEY_BYTES, read_text
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.pages.svg import svg
 from fedveil.record.run_folder import RunFolder

@@ -11,7 +11,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.reproductions.counted_rounds import Cost, Setup, message_bytes, played
 from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.kept_figures import kept
+from fedveil.reproductions.saved_results import kept
 from fedveil.secagg import masking_graph
 
 #: Bonawitz et al. 2017: a client's bytes over 2 per entry, by clients and entries (its abstract).

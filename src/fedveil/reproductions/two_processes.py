@@ -13,14 +13,14 @@ from fedveil.errors import RunFailed
 from fedveil.link.tls import write_certificates
 from fedveil.record.run_folder import JOB, MODEL
 from fedveil.settings import yaml_file
-from fedveil.vertical.together import VerticalRun, resume, train
-from fedveil.vertical.vertical_job import VerticalJob
+from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.one_process import VerticalRun, resume, train
 
 #: The command line, with the first weights that one process would draw from the job's seed.
 _COMMAND = """
-from fedveil.vertical.apart import machine
+from fedveil.vertical.remote import machine
 machine.drawn_seed = lambda: {seed}
-from fedveil.cli import main
+from fedveil.cli.main import main
 main()
 """
 _LISTENS = "listens on "

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, TypeVar
 
+from fedveil.base.message import Message, decode, encode
 from fedveil.errors import MessageInvalid, ReportRejected, RoundVoid
-from fedveil.message import Message, decode, encode
-from fedveil.rounds.answers import (
+from fedveil.rounds.outcomes import (
     Answer,
     ClientId,
     Failed,

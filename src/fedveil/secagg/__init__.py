@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedveil._lazy import lazy
+from fedveil.base.lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.secagg.client import Client

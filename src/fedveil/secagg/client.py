@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedveil._arrays import Array, Signed, Uint8s
+from fedveil.base.arrays import Array, Signed, Uint8s
+from fedveil.base.message import Message, Value, only_fields, take
+from fedveil.base.packing import pack
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
-from fedveil.message import Message, Value, only_fields, take
-from fedveil.packing import pack
 from fedveil.secagg import keys, phases, shamir
 from fedveil.secagg.keys import Identity, KeyPair, Pairs
 from fedveil.secagg.masking import Ring, add_masks

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil._arrays import Array, Float64s, Int64s, Uint64s, into_floats
-from fedveil._kernels import compiled
-from fedveil._validate import finite_vector, integer, positive
+from fedveil.base.arrays import Array, Float64s, Int64s, Uint64s, into_floats
+from fedveil.base.kernels import compiled
+from fedveil.base.validate import finite_vector, integer, positive
 from fedveil.entropy import Entropy
 
 MAX_ENTRY_BITS = 32

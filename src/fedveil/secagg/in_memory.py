@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil._arrays import Array, Int64s
-from fedveil._validate import choice, finite_vector, integer, positive
+from fedveil.base.arrays import Array, Int64s
+from fedveil.base.message import Message, decode, encode
+from fedveil.base.validate import choice, finite_vector, integer, positive
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import ClientWithheld, InvalidValue
-from fedveil.message import Message, decode, encode
-from fedveil.rounds.answers import Answer, Report, Withheld
 from fedveil.rounds.loop import Carrier, drive
+from fedveil.rounds.outcomes import Answer, Report, Withheld
 from fedveil.secagg.client import Client
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.keys import Identity

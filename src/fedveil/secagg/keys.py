@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedveil._kernels import HAVE_NUMBA
+from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.secagg.secret import SECRET_BYTES, Secret

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from fedveil._arrays import Int64s
-from fedveil._kernels import HAVE_NUMBA
-from fedveil._validate import integer
+from fedveil.base.arrays import Int64s
+from fedveil.base.kernels import HAVE_NUMBA
+from fedveil.base.validate import integer
 
 Lanes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedveil._arrays import Float64s, Int64s
-from fedveil._lazy import special
+from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.lazy import special
 from fedveil.entropy import Entropy
 
 #: `neighbours: auto` is the complete graph up to this many clients.

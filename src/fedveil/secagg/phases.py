@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedveil._arrays import Uint8s
+from fedveil.base.arrays import Uint8s
+from fedveil.base.message import Message, Value, encoded_bytes, take, take_array
+from fedveil.base.packing import packed_size
 from fedveil.errors import MessageInvalid
-from fedveil.message import Message, Value, encoded_bytes, take, take_array
-from fedveil.packing import packed_size
 from fedveil.secagg.keys import KEY_BYTES, SEAL_BYTES, SIGNATURE_BYTES
 from fedveil.secagg.shamir import MAX_POINTS, SHARE_BYTES
 from fedveil.secagg.share_tags import TAG_BYTES

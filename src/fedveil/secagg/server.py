@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedveil import packing
-from fedveil._arrays import Int64s
-from fedveil._validate import integer
+from fedveil.base import packing
+from fedveil.base.arrays import Int64s
+from fedveil.base.message import Message, Value, only_fields, take, take_array
+from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
-from fedveil.message import Message, Value, only_fields, take, take_array
-from fedveil.rounds.answers import check_sender
+from fedveil.rounds.outcomes import check_sender
 from fedveil.secagg import keys, masking_graph, phases
 from fedveil.secagg.disclosure import Disclosure
 from fedveil.secagg.helper_process import Helper, helpers_worth_having

@@ -17,9 +17,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Uint64s
-from fedveil._kernels import compiled
-from fedveil._validate import integer
+from fedveil.base.arrays import Uint64s
+from fedveil.base.kernels import compiled
+from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.secagg.secret import SECRET_BYTES, Secret

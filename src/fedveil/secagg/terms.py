@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fedveil._validate import integer
+from fedveil.base.message import encode
+from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue
-from fedveil.message import encode
 from fedveil.secagg import shamir
 
 MAX_CLIENTS = shamir.MAX_POINTS
@@ -74,6 +74,4 @@ class Terms:
         """A digest of everything but the roster. Every key, share and signature is bound to it."""
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
-        if self.least == 1:  # the default keeps earlier digests valid
-            del terms["least"]
-        return hashlib.sha256(b"fedveil secure aggregation 2" + encode(terms)).digest()
+        return hashlib.sha256(b"fedveil secure aggregation 3" + encode(terms)).digest()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.message import Message, decode, encode, take
+from fedveil.base.message import Message, decode, encode, take
 from fedveil.secagg.helper_process import Helper
 from fedveil.secagg.keys import KEY_BYTES, KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Lanes, Ring, add_masks

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from fedveil.message import Value, encode
+from fedveil.base.message import Value, encode
 from fedveil.secagg.phases import as_ids, as_rows
 from fedveil.secagg.terms import Terms
 

@@ -16,8 +16,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from fedveil._arrays import Array, Bools, Uint32s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Array, Bools, Uint32s
+from fedveil.base.kernels import compiled
 from fedveil.secagg.wide_code import has_instructions, instruction
 
 AVAILABLE = has_instructions("vaes", "avx512f", "avx512bw", "aes")

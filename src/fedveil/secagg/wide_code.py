@@ -10,7 +10,7 @@ from llvmlite import binding, ir
 from numba import config
 from numba.core import cgutils
 
-from fedveil._arrays import Array
+from fedveil.base.arrays import Array
 
 _told: Any = config
 _cgutils: Any = cgutils

@@ -17,8 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from fedveil._arrays import Int64s, Uint8s, Uint32s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Int64s, Uint8s, Uint32s
+from fedveil.base.kernels import compiled
 from fedveil.secagg.wide_code import as_keys, has_instructions, instruction
 
 AVAILABLE = has_instructions("avx512f")

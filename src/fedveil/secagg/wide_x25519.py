@@ -19,8 +19,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from fedveil._arrays import Uint64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Uint64s
+from fedveil.base.kernels import compiled
 from fedveil.secagg.wide_code import as_keys, has_instructions, instruction
 
 AVAILABLE = has_instructions("avx512f", "avx512dq", "avx512ifma")

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
+from fedveil.base.own_code import FUNCTION
 from fedveil.errors import JobError
-from fedveil.own_code import FUNCTION
 from fedveil.settings.allowed import TextRule
 
 

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedveil._untrusted import MOST_JOB_BYTES, read_text
+from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
 from fedveil.errors import JobError
 from fedveil.record.run_folder import JOB
 from fedveil.settings import allowed

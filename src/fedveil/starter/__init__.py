@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from fedveil._files import write_new
+from fedveil.base.files import write_new
 from fedveil.errors import InvalidValue, RunFolderError, nearest
 from fedveil.record.run_folder import make_folder
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedveil._untrusted import MOST_DATA_BYTES, read_bytes
+from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.data.data_folders import reading
 from fedveil.errors import InvalidValue
 from fedveil.language import text, transformer

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedveil._lazy import lazy
+from fedveil.base.lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.link.channel import Channel, Receive, Send, drive, drive_together
     from fedveil.vertical.embedding_layer import EmbeddingDPLayer
+    from fedveil.vertical.job import VerticalJob
+    from fedveil.vertical.one_process import VerticalRun, evaluate, predict, resume, train
     from fedveil.vertical.party import Party
     from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
     from fedveil.vertical.step import Batch
     from fedveil.vertical.task import Columns, Task
-    from fedveil.vertical.together import VerticalRun, evaluate, predict, resume, train
-    from fedveil.vertical.vertical_job import VerticalJob
 
 __all__ = [
     "Batch",
@@ -57,7 +57,7 @@ __getattr__, __dir__ = lazy(
         "fedveil.vertical.split": ["EmbeddingPrivacy", "Optimizer", "Part", "SplitModel"],
         "fedveil.vertical.step": ["Batch"],
         "fedveil.vertical.task": ["Columns", "Task"],
-        "fedveil.vertical.together": ["VerticalRun", "evaluate", "predict", "resume", "train"],
-        "fedveil.vertical.vertical_job": ["VerticalJob"],
+        "fedveil.vertical.one_process": ["VerticalRun", "evaluate", "predict", "resume", "train"],
+        "fedveil.vertical.job": ["VerticalJob"],
     },
 )

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._files import open_in_place
-from fedveil._untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
-from fedveil._validate import integer
+from fedveil.base.files import open_in_place
+from fedveil.base.message import only_fields, take, take_array
+from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
+from fedveil.base.validate import integer
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
-from fedveil.message import only_fields, take, take_array
 from fedveil.privacy.compose import Charge
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from fedveil._arrays import Array, Float64s, Int64s
+from fedveil.base.arrays import Array, Float64s, Int64s
 
 #: Scores beyond this size count as this size: e^-2000 is 0.
 _LARGEST = 1000.0

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil._arrays import Float32s, Uint8s
-from fedveil._validate import integer
+from fedveil.base.arrays import Float32s, Uint8s
+from fedveil.base.packing import pack, packed_size, unpack
+from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue
-from fedveil.packing import pack, packed_size, unpack
 
 Positions = npt.NDArray[np.int64]
 #: A part, and whether its gradient is meant.

@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.base.message import Message, Value, check_carried
+from fedveil.base.packing import packed_size
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted, PeerAtLimit
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
-from fedveil.message import Message, Value, check_carried
-from fedveil.packing import packed_size
-from fedveil.rounds.answers import short
+from fedveil.rounds.outcomes import short
 from fedveil.vertical.compression import compressed, restored
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES, SplitModel

@@ -15,13 +15,13 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._files import open_to_append
-from fedveil._untrusted import MOST_STATE_BYTES, read_bytes
+from fedveil.base.files import open_to_append
+from fedveil.base.packing import packed_size
+from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Entropy
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP, Packed
 from fedveil.mechanisms.report_memory import ReportMemory
-from fedveil.packing import packed_size
 from fedveil.vertical.split import Crossing
 from fedveil.vertical.step import Occasion
 

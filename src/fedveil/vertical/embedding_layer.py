@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fedveil._validate import choice
+from fedveil.base.validate import choice
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.embedding_dp import EmbeddingDP, EmbeddingLoss
 

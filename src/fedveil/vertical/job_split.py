@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedveil.base.own_code import called, load, told
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, JobError
-from fedveil.own_code import called, load, told
+from fedveil.vertical.blocks import OptimizerSettings, PartSettings
 from fedveil.vertical.compression import Compression
+from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.own_data import of_own_data
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task, build, initial
-from fedveil.vertical.vertical_blocks import OptimizerSettings, PartSettings
-from fedveil.vertical.vertical_job import VerticalJob
 
 
 def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedveil._arrays import Array, Float64s, Int64s
+from fedveil.base.arrays import Array, Float64s, Int64s
 from fedveil.vertical.step import Occasion
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from fedveil._arrays import Array, Bools, Float64s, Int64s
+from fedveil.base.arrays import Array, Bools, Float64s, Int64s
 from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area, share
 from fedveil.vertical.label_reading import (

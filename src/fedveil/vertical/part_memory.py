@@ -14,11 +14,11 @@ import torch
 
 from fedveil.errors import ModelInvalid
 from fedveil.record.byte_count import shown_bytes
+from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split
 from fedveil.vertical.part_optimizers import trained
 from fedveil.vertical.split import Optimizer, OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task
-from fedveil.vertical.vertical_job import VerticalJob
 
 #: Of a parameter, and of each number that stands beside it.
 _BYTES = 4

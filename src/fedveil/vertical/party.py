@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from fedveil._validate import integer
+from fedveil.base.validate import integer
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import (
     ExchangeError,

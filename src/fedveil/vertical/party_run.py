@@ -26,26 +26,26 @@ from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.account_lines import keep_accounts
-from fedveil.record.kept_job import keep_job
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Metrics, Record, Recorder
 from fedveil.record.run_folder import METRICS, TRACEBACK, RunFolder, uninterrupted
+from fedveil.record.saved_job import keep_job
 from fedveil.record.sealed_message import intact
-from fedveil.vertical import account, told_labels
+from fedveil.vertical import account, noisy_labels
 from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.epsilon_limit import Limit
+from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.label_watch import LabelWatch
-from fedveil.vertical.limit import Limit
+from fedveil.vertical.log_lines import line
 from fedveil.vertical.party import Party
 from fedveil.vertical.returned_gradients import ReturnedGradients, projection, saved_key
 from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import Crossing, SplitModel, module_of
 from fedveil.vertical.step import Batch, Occasion
 from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
-from fedveil.vertical.step_lines import line
 from fedveil.vertical.step_window import StepWindow
 from fedveil.vertical.task import Measured, Subset, Task, files_of
-from fedveil.vertical.vertical_job import VerticalJob
 
 Progress = Callable[[Record], None]
 
@@ -365,14 +365,14 @@ class PartyRun:
         classes = self.setting.task.classes
         assert classes is not None, "make_task has checked it"
         mechanism = LabelDP(settings.eps)
-        path = self.setting.folder.path / told_labels.LABELS
+        path = self.setting.folder.path / noisy_labels.LABELS
         if path.exists():
-            told = told_labels.kept(path, rows, classes)
+            told = noisy_labels.kept(path, rows, classes)
         elif any(held(self.setting.folder)):
             raise RunFolderError(f"{path} is missing: the run is trained on what it holds")
         else:
-            told = told_labels.drawn(rows, mechanism, classes, self.setting.entropy)
-            self.setting.folder.write_atomically(told_labels.LABELS, told_labels.file_of(told))
+            told = noisy_labels.drawn(rows, mechanism, classes, self.setting.entropy)
+            self.setting.folder.write_atomically(noisy_labels.LABELS, noisy_labels.file_of(told))
         self._rows["train"] = told
         return mechanism.loss
 

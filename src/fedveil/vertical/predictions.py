@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array
+from fedveil.base.arrays import Array
+from fedveil.base.own_code import called
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
-from fedveil.own_code import called
 from fedveil.record.run_folder import explained
 from fedveil.vertical.calibration import calibrated
 from fedveil.vertical.party_run import PartyRun

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil._arrays import Float64s
-from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
+from fedveil.base.arrays import Float64s
+from fedveil.base.message import only_fields, take
+from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.mechanisms.label_gradients import (
@@ -25,13 +26,12 @@ from fedveil.mechanisms.label_gradients import (
     most_auc,
     normal,
 )
-from fedveil.message import only_fields, take
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.vertical.blocks import LabelProtectionSettings
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import held
-from fedveil.vertical.vertical_blocks import LabelProtectionSettings
 
 #: The file of the leader's folder from which the run's noise is drawn. It is a secret.
 NOISE_KEY = "label-noise-key"

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
-from fedveil._validate import choice, integer, non_negative, positive, within
+from fedveil.base.validate import choice, integer, non_negative, positive, within
 from fedveil.errors import SplitInvalid
 from fedveil.link.names import check_name
 from fedveil.vertical.compression import Compression

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil._arrays import Float32s
+from fedveil.base.arrays import Float32s
+from fedveil.base.message import Message, Value, encoded_bytes
+from fedveil.base.own_code import place_of
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid, PartFailed
 from fedveil.learning.device import seed_torch
 from fedveil.link.channel import Exchange, Receive, Send
-from fedveil.message import Message, Value, encoded_bytes
-from fedveil.own_code import place_of
 from fedveil.vertical import schedule
 from fedveil.vertical.compression import Errors, Place, compressed, restored, staging
 from fedveil.vertical.crossing import (

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
+from fedveil.base.message import Message, decode, encode, only_fields, take
 from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.message import Message, decode, encode, only_fields, take
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts
-from fedveil.vertical import kept_tensors
+from fedveil.vertical import tensor_fields
 from fedveil.vertical.party import Party
 
 _KEPT = 2
@@ -47,7 +47,7 @@ class Checkpoint:
         Those of later steps are gone since `forget_after`.
         """
         own = {name: value for name, value in vars(self).items() if name != "tensors"}
-        message = {**own, "window": encode(self.window), **kept_tensors.fields_of(self.tensors)}
+        message = {**own, "window": encode(self.window), **tensor_fields.fields_of(self.tensors)}
         folder.write_atomically(_file(self.step), sealed_parts(message))
         for step in held(folder)[:-_KEPT]:
             (folder.path / _file(step)).unlink()
@@ -56,7 +56,7 @@ class Checkpoint:
     def read(cls, folder: RunFolder, step: int) -> Checkpoint:
         path = folder.path / _file(step)
         with intact(path):
-            held, tensors = kept_tensors.read(path)
+            held, tensors = tensor_fields.read(path)
             only_fields(held, *(field.name for field in fields(cls) if field.name != "tensors"))
             found = take(held, "step", int)
             if found != step:

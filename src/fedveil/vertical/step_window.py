@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fedveil.message import Message
+from fedveil.base.message import Message
 from fedveil.record.recorder import Record
 from fedveil.vertical.party import Party
 

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil.base.own_code import called, load, told
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import DataInvalid, InvalidValue
 from fedveil.link.channel import Exchange
-from fedveil.own_code import called, load, told
 from fedveil.settings.settings import Settings
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import SplitModel

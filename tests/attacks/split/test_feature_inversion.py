@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.attacks.chance import generator
+from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.smoothness import total_variation
-from fedveil.attacks.split import auxiliary, features, known_bottom, unsplit
+from fedveil.attacks.split import auxiliary, features, unsplit, whitebox_inversion
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.example_prior import Gaussian, Smooth
 from fedveil.attacks.split.split_target import SplitTarget
@@ -57,7 +57,7 @@ def test_a_known_linear_bottom_inverts_exactly(linear: nn.Linear) -> None:
     truth = rows(8, "victims")
     evidence = Evidence.of(linear(truth)[None], None)
     for prior in (Gaussian.of(rows(50, "public")), Gaussian.standard((FEATURES,))):
-        found = known_bottom.invert(linear, evidence, prior, steps=400)
+        found = whitebox_inversion.invert(linear, evidence, prior, steps=400)
         assert error(found, truth) < 1e-3
 
 
@@ -87,7 +87,7 @@ def test_bits_are_read_and_more_reports_tell_more(linear: nn.Linear, eps: float 
     reached = []
     for count in (1, 10):
         evidence = Evidence.of(reports(linear(truth), eps, count), EmbeddingPrivacy(eps))
-        known = known_bottom.invert(linear, evidence, prior, steps=200)
+        known = whitebox_inversion.invert(linear, evidence, prior, steps=200)
         shown = auxiliary.invert(public, linear(public), evidence, generator(0), steps=100)
         reached.append((error(known, truth), error(shown, truth)))
         assert max(reached[-1]) < guess
@@ -101,7 +101,7 @@ def test_where_nothing_leaves_the_mean_is_found(linear: nn.Linear) -> None:
     guess = error(public.mean(dim=0).expand_as(truth), truth)
     evidence = Evidence.of(reports(linear(truth), 0.0, 10), EmbeddingPrivacy(0.0))
     prior = Gaussian.of(public)
-    known = known_bottom.invert(linear, evidence, prior, steps=100)
+    known = whitebox_inversion.invert(linear, evidence, prior, steps=100)
     assert torch.allclose(known, prior.mean.expand_as(truth))
     shown = auxiliary.invert(public, linear(public), evidence, generator(0), steps=100)
     assert error(shown, truth) > 0.95 * guess
@@ -205,7 +205,7 @@ def test_the_network_trains_on_reports_like_those_it_meets() -> None:
 
 def test_a_steady_copy_drops_nothing_and_learns_nothing() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
-    copy = known_bottom.steady(module)
+    copy = whitebox_inversion.steady(module)
     x = torch.randn(6, 2, generator=generator(0))
     assert torch.equal(copy(x), copy(x))
     assert copy(x).mean(dim=0).abs().max() < 1e-6, "statistics are the batch's, as in a step"

@@ -13,9 +13,9 @@ from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.record.sealed_message import unsealed
 from fedveil.vertical import VerticalJob, train
+from fedveil.vertical.blocks import PrivacySettings
 from fedveil.vertical.rows import Order
 from fedveil.vertical.step import Step
-from fedveil.vertical.vertical_blocks import PrivacySettings
 
 SIZE = 10
 AT = np.arange(SIZE)

@@ -14,7 +14,7 @@ from fedveil.attacks.split.tokens import attack
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding
 from fedveil.vertical import VerticalJob, train
-from fedveil.vertical.vertical_blocks import PrivacySettings
+from fedveil.vertical.blocks import PrivacySettings
 from small_pangu import small_job
 
 TEXT = b"".join(b"line %d says that %d is odd or even.\n" % (n, n * n % 97) for n in range(400))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil._arrays import Float64s, Int64s
 from fedveil.attacks.split.token_reading import (
     Habits,
     bit_information,
@@ -24,6 +23,7 @@ from fedveil.attacks.split.token_reading import (
     number_likelihood,
     odds,
 )
+from fedveil.base.arrays import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.intervals import share

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedveil._arrays import Float32s, Float64s
-from fedveil.attacks.chance import generator
+from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.gradient.reconstruction import Knowledge, Search, reconstruct
 from fedveil.attacks.gradient.recovered_examples import Score
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.attacks.target import Target
+from fedveil.base.arrays import Float32s, Float64s
 from fedveil.engine.assembly import ModelShape, make_model, training_plan
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil._arrays import Float64s, Int64s
 from fedveil.attacks.gradient.label_recovery import LastLayer, recover
 from fedveil.attacks.gradient.matching import Distance, Found, by_lbfgs, by_signed_adam
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.attacks.smoothness import total_variation
+from fedveil.base.arrays import Float64s, Int64s
 from fedveil.protections.reading import Reading
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from fedveil._arrays import Float64s, Int64s
 from fedveil.attacks import pictures
+from fedveil.base.arrays import Float64s, Int64s
 from fedveil.privacy.finding import Measured
 from fedveil.privacy.intervals import median, share
 

@@ -6,9 +6,9 @@ margin ln(p / (1 - p)) of the true class is nearly normal over models trained wi
 
 from __future__ import annotations
 
-from fedveil._arrays import Float64s
 from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
+from fedveil.base.arrays import Float64s
 
 
 def lira(answers: Answers, references: References) -> Float64s:

@@ -6,9 +6,9 @@ attacks": the score under the attacked model less its mean under models that nev
 
 from __future__ import annotations
 
-from fedveil._arrays import Float64s
 from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
+from fedveil.base.arrays import Float64s
 
 
 def loss(answers: Answers, references: References) -> Float64s:

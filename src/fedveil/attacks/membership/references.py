@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedveil._arrays import Bools, Float64s, Int64s
-from fedveil._validate import integer
 from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.roc import best_threshold
+from fedveil.base.arrays import Bools, Float64s, Int64s
+from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedveil.attacks.split.evidence import Evidence
-from fedveil.attacks.split.known_bottom import Step, falling
+from fedveil.attacks.split.whitebox_inversion import Step, falling
 
 _HIDDEN, _BATCH = 256, 64
 #: The network's inputs are clipped at this many standard deviations from their mean.

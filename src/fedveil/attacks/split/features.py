@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Float64s
 from fedveil.attacks import pictures
-from fedveil.attacks.chance import generator
+from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.effort import Effort, Watch, by_effort
-from fedveil.attacks.split import auxiliary, known_bottom, unsplit
+from fedveil.attacks.split import auxiliary, unsplit, whitebox_inversion
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.example_prior import Gaussian, Prior, Smooth
 from fedveil.attacks.split.split_target import SplitTarget
+from fedveil.base.arrays import Float64s
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import median, share
@@ -40,7 +40,7 @@ from fedveil.vertical.task import Subset
 #: Number of reports to average if each is drawn afresh, and the most public examples.
 AVERAGED, _PUBLIC = 10, 2000
 _SHOWN = 10
-Method: TypeAlias = Callable[[Evidence, known_bottom.Step], torch.Tensor]
+Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
@@ -170,7 +170,7 @@ class Aim:
             guess = float((true == public.mode(dim=0).values).double().mean())
             yield share(f"{what}words", int((read == true).sum()), true.numel(), guess=guess)
 
-    def _unsplit(self, evidence: Evidence, tell: known_bottom.Step) -> torch.Tensor:
+    def _unsplit(self, evidence: Evidence, tell: whitebox_inversion.Step) -> torch.Tensor:
         low, high = self._range
         found = unsplit.invert(
             self._other_bottom,
@@ -184,11 +184,13 @@ class Aim:
         ).inputs
         return found[:, : self._numbers]  # it has no table of words
 
-    def _known(self, prior: Prior, evidence: Evidence, tell: known_bottom.Step) -> torch.Tensor:
+    def _known(
+        self, prior: Prior, evidence: Evidence, tell: whitebox_inversion.Step
+    ) -> torch.Tensor:
         steps = by_effort(self.effort, 600, 1500, 5000)
-        return known_bottom.invert(self._bottom, evidence, prior, steps=steps, tell=tell)
+        return whitebox_inversion.invert(self._bottom, evidence, prior, steps=steps, tell=tell)
 
-    def _public(self, evidence: Evidence, tell: known_bottom.Step) -> torch.Tensor:
+    def _public(self, evidence: Evidence, tell: whitebox_inversion.Step) -> torch.Tensor:
         outputs = self._bottom(self.public)
         steps = by_effort(self.effort, 600, 3000, 20_000)
         chance = generator(self.target.job.seed, "features", self.part.name)
@@ -213,7 +215,7 @@ class Aim:
 
     @cached_property
     def _bottom(self) -> nn.Module:
-        return known_bottom.steady(_layers(module_of(self.part)))
+        return whitebox_inversion.steady(_layers(module_of(self.part)))
 
     def _other_bottom(self, number: int) -> nn.Module:
         """Return a bottom of equal architecture, made from a different seed."""

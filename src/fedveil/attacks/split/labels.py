@@ -9,14 +9,15 @@ from functools import cached_property
 
 import numpy as np
 
-from fedveil._arrays import Bools, Float64s, Int64s
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.roc import area
 from fedveil.attacks.split.split_target import Crossed, SplitTarget
+from fedveil.base.arrays import Bools, Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
+from fedveil.vertical.blocks import PrivacySettings
 from fedveil.vertical.label_reading import (
     Window,
     by_known,
@@ -29,7 +30,6 @@ from fedveil.vertical.label_reading import (
     partition,
     true_of,
 )
-from fedveil.vertical.vertical_blocks import PrivacySettings
 
 #: Number of examples whose labels the attacker knows, as evenly over the classes as they come.
 KNOWN = 10

@@ -16,18 +16,20 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil.base.message import Message
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.message import Message
+from fedveil.privacy.guarantee_word import Figure
 from fedveil.privacy.ledger import project
-from fedveil.privacy.promise import Figure
 from fedveil.record.model_file import read_model
 from fedveil.record.run_folder import MODEL, job_of
-from fedveil.vertical import told_labels
+from fedveil.vertical import noisy_labels
+from fedveil.vertical.blocks import PrivacySettings
 from fedveil.vertical.crossing import from_wire
 from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.party import Party
 from fedveil.vertical.returned_gradients import ReturnedGradients, drawn_key
@@ -35,8 +37,6 @@ from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.schedule import Transfer, micro_sizes
 from fedveil.vertical.split import Crossing, SplitModel, module_of
 from fedveil.vertical.task import SUBSETS, Subset, Task
-from fedveil.vertical.vertical_blocks import PrivacySettings
-from fedveil.vertical.vertical_job import VerticalJob
 
 Positions = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -280,5 +280,5 @@ def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows
         return rows
     assert task.classes is not None, "make_task has checked it"
     if folder is not None:
-        return told_labels.kept(folder / task.leader / told_labels.LABELS, rows, task.classes)
-    return told_labels.drawn(rows, LabelDP(settings.eps), task.classes, report_entropy(job))
+        return noisy_labels.kept(folder / task.leader / noisy_labels.LABELS, rows, task.classes)
+    return noisy_labels.drawn(rows, LabelDP(settings.eps), task.classes, report_entropy(job))

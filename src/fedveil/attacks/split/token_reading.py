@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil._arrays import Float64s, Int64s
-from fedveil._lazy import special
-from fedveil._validate import integer, positive
+from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.lazy import special
+from fedveil.base.validate import integer, positive
 
 #: No bit counts as surer than this.
 _SUREST = 1e-6

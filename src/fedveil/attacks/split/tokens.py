@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Float64s, Int64s
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.attacks.split.token_reading import (
@@ -24,6 +23,7 @@ from fedveil.attacks.split.token_reading import (
     number_likelihood,
     odds,
 )
+from fedveil.base.arrays import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.language.transformer import TiedHead, WordAndPosition

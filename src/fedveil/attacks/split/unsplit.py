@@ -16,7 +16,7 @@ from torch import nn
 
 from fedveil.attacks.smoothness import total_variation
 from fedveil.attacks.split.evidence import Evidence
-from fedveil.attacks.split.known_bottom import Step, falling
+from fedveil.attacks.split.whitebox_inversion import Step, falling
 
 #: Number of steps on the inputs, then on the bottom, in a round.
 _IN_TURN = 10

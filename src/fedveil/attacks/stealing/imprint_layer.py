@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil._arrays import Array, Bools, Float64s, Int64s
-from fedveil._validate import integer
+from fedveil.base.arrays import Array, Bools, Float64s, Int64s
+from fedveil.base.validate import integer
 from fedveil.protections.reading import Reading
 
 Form = Literal["relu", "window"]

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedveil._arrays import Float64s, Int64s
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.pictures import grid
 from fedveil.attacks.stealing.imprint_layer import Form, Imprint
-from fedveil.attacks.stealing.public_law import PublicLaw
-from fedveil.attacks.stealing.through_the_sum import cells_needed, examples_in
+from fedveil.attacks.stealing.imprint_recovery import cells_needed, examples_in
+from fedveil.attacks.stealing.public_prior import PublicLaw
 from fedveil.attacks.target import Target
+from fedveil.base.arrays import Float64s, Int64s
 from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible

@@ -21,17 +21,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array, Bools
+from fedveil.base.arrays import Array, Bools
+from fedveil.base.message import Message
 from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.engine.client_rate import ScheduledTrainer
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld
 from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
-from fedveil.message import Message
-from fedveil.protections.answering import answer_trained, reason
+from fedveil.protections.always_answers import answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
-from fedveil.rounds.answers import Answer, ClientId, Effort, Failed, Withheld
+from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
 
 @dataclass

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil._arrays import Float32s
-from fedveil._files import make_inner_folder, write_whole
-from fedveil._untrusted import MOST_STATE_BYTES, read_bytes
-from fedveil._validate import finite_vector
+from fedveil.base.arrays import Float32s
+from fedveil.base.files import make_inner_folder, write_whole
+from fedveil.base.message import only_fields, take_array
+from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
+from fedveil.base.validate import finite_vector
 from fedveil.errors import RunFolderError
-from fedveil.message import only_fields, take_array
 from fedveil.record.run_folder import explained
 from fedveil.record.sealed_message import intact, sealed, unsealed
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 
 #: The folder in a run's own.
 CLIENTS = "clients"

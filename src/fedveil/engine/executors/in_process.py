@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from fedveil.base.message import Message
 from fedveil.engine.executors.client_side import ClientSide
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import encoded, folded
-from fedveil.message import Message
 from fedveil.protections.base import RoundContext
-from fedveil.rounds.answers import Answer, ClientId
 from fedveil.rounds.loop import MergeableHalf
+from fedveil.rounds.outcomes import Answer, ClientId
 
 
 class InProcess(Executor):

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.base.message import Message, encode
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
@@ -29,10 +30,9 @@ from fedveil.engine.executors.reports import merge_sums
 from fedveil.engine.executors.shared_block import SharedBlock, Span
 from fedveil.errors import RunStopped, WorkerDied
 from fedveil.federated.job import Job
-from fedveil.message import Message, encode
 from fedveil.protections.base import RoundContext
-from fedveil.rounds.answers import Answer, ClientId, Report
 from fedveil.rounds.loop import MergeableHalf
+from fedveil.rounds.outcomes import Answer, ClientId, Report
 
 #: Room for reports in one slot; a report that does not fit travels through the pipe.
 _SLOT_BYTES = 4 << 20

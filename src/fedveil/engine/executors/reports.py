@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.message import encode, encoded_bytes
 from fedveil.engine.executors.client_side import Made
 from fedveil.errors import ReportRejected
-from fedveil.message import encode, encoded_bytes
 from fedveil.protections.base import Protection, RoundContext, ServerRound, Update
-from fedveil.rounds.answers import Answer, Folded, Refused, Report
 from fedveil.rounds.loop import MergeableHalf
+from fedveil.rounds.outcomes import Answer, Folded, Refused, Report
 
 
 def encoded(answer: Answer) -> Answer:

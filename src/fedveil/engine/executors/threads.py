@@ -17,13 +17,13 @@ from queue import SimpleQueue
 
 import torch
 
+from fedveil.base.message import Message
 from fedveil.engine.executors.client_side import ClientSide, listening
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import Folding, encoded
-from fedveil.message import Message
 from fedveil.protections.base import RoundContext
-from fedveil.rounds.answers import Answer, ClientId
 from fedveil.rounds.loop import MergeableHalf
+from fedveil.rounds.outcomes import Answer, ClientId
 
 #: So long a thread keeps answers: whoever is handed them takes a processor from those that train.
 _HAND_OVER_S = 0.05

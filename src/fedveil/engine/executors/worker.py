@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil import own_code
+from fedveil.base import own_code
+from fedveil.base.message import Message, decode
 from fedveil.engine.assembly import make_client_side
 from fedveil.engine.executors.client_side import ClientsData, ClientSide
 from fedveil.engine.executors.pool import InSlot, WorkerSetup
 from fedveil.engine.executors.reports import Folding, encoded
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.errors import FedveilError
-from fedveil.message import Message, decode
-from fedveil.rounds.answers import Answer, Report
+from fedveil.rounds.outcomes import Answer, Report
 
 
 def main(descriptor: int) -> None:

@@ -10,15 +10,15 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
+from fedveil.base.message import Message, encode
 from fedveil.errors import MessageInvalid
-from fedveil.flower.app.reveal import METRICS
-from fedveil.flower.app.wire import OFFER, WITHHELD, number_of
+from fedveil.flower.app.clear_metrics import METRICS
+from fedveil.flower.app.field_names import OFFER, WITHHELD, number_of
 from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.records import MESSAGE, encoded_message, encoded_records
-from fedveil.message import Message, encode
-from fedveil.rounds import answers
-from fedveil.rounds.answers import Answer, ClientId
+from fedveil.rounds import outcomes
 from fedveil.rounds.loop import Carrier
+from fedveil.rounds.outcomes import Answer, ClientId
 
 _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, or another's"
 
@@ -73,22 +73,22 @@ class AppCarrier(Carrier):
 
     def _read(self, client: ClientId, reply: FlowerMessage | None, training: bool) -> Answer | None:
         if reply is None:
-            return answers.Unreached(client)
+            return outcomes.Unreached(client)
         if reply.has_error():
             if reply_was_lost(reply):
                 return None
             reason = reply.error.reason or f"error {reply.error.code}"
             if reason.startswith(WITHHELD):
-                return answers.Withheld(client, answers.short(reason.removeprefix(WITHHELD)))
-            return answers.Failed(client, answers.short(reason))
+                return outcomes.Withheld(client, outcomes.short(reason.removeprefix(WITHHELD)))
+            return outcomes.Failed(client, outcomes.short(reason))
         content = reply.content
         try:
             if training:
                 self.metrics[client] = self._take_revealed(content)
-            return answers.Report(client, encoded_message(content))
+            return outcomes.Report(client, encoded_message(content))
         except MessageInvalid as invalid:
             reason = str(invalid) if MESSAGE in content else _NO_REPORT
-            return answers.Refused(client, 0, answers.short(reason))
+            return outcomes.Refused(client, 0, outcomes.short(reason))
 
     def _take_revealed(self, content: RecordDict) -> MetricRecord:
         metrics = content.pop(METRICS, MetricRecord())

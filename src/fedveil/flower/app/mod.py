@@ -16,11 +16,13 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
+from fedveil.base.message import Message, encode, take
 from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, FedveilError, JobError, MessageInvalid, ModelInvalid
-from fedveil.flower.answered_file import AnsweredFile
+from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, read
-from fedveil.flower.app.asked_app import AppFailed, ask_in_time
+from fedveil.flower.app.clear_metrics import METRICS, in_clear, revealed
+from fedveil.flower.app.field_names import ANSWER_AFTER_S, OFFER, TIME, WITHHELD, number_of
 from fedveil.flower.app.mod_order import mod_outside
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import Options, parse
@@ -34,14 +36,12 @@ from fedveil.flower.app.pins import (
     refuse_weaker,
     revealed_by,
 )
-from fedveil.flower.app.reveal import METRICS, in_clear, revealed
-from fedveil.flower.app.wire import ANSWER_AFTER_S, OFFER, TIME, WITHHELD, number_of
+from fedveil.flower.app.wrapped_app import AppFailed, ask_in_time
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
-from fedveil.message import Message, encode, take
-from fedveil.protections.answering import answer_trained, reason
+from fedveil.protections.always_answers import answer_trained, reason
 from fedveil.protections.base import BY_SIZE, TIMING, ClientContext, ClientRound, Protection, Update
 
 log = logging.getLogger("flwr.fedveil")

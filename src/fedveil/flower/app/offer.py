@@ -7,11 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fedveil.base.message import Message, Value, encode, only_fields, take
+from fedveil.base.own_code import is_function
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
+from fedveil.flower.app.field_names import ANSWER_AFTER_S
 from fedveil.flower.app.options import OFFERED, Options, parse
-from fedveil.flower.app.wire import ANSWER_AFTER_S
-from fedveil.message import Message, Value, encode, only_fields, take
-from fedveil.own_code import is_function
 from fedveil.protections.base import JobContext, Protection
 
 _PARAMETER = "parameter."

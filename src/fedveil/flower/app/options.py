@@ -16,10 +16,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, create_model
 
+from fedveil.base.own_code import is_function
 from fedveil.errors import JobError
-from fedveil.own_code import is_function
 from fedveil.protections.base import Protection, Weighting
-from fedveil.protections.positions import POSITIONS, find
+from fedveil.protections.catalog import POSITIONS, find
 from fedveil.settings.allowed import sentences, shown
 from fedveil.settings.settings import Settings, function_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fedveil.flower.app.reveal import Metric
+from fedveil.flower.app.clear_metrics import Metric
 
 
 @dataclass

@@ -11,17 +11,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedveil._validate import positive
+from fedveil.base.validate import positive
 from fedveil.errors import InvalidValue, LimitReached
 from fedveil.flower.app.arrays import ArrayLayout, digest, read
 from fedveil.flower.app.carrier import AppCarrier
+from fedveil.flower.app.clear_metrics import METRICS, Means, in_clear, revealed, usable
+from fedveil.flower.app.field_names import ANSWER_AFTER_S, OFFER, TIME, node_of, number_of
 from fedveil.flower.app.inner_strategy import check_inner
-from fedveil.flower.app.kept_rounds import Kept, KeptRounds
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, joined, parse
-from fedveil.flower.app.reveal import METRICS, Means, in_clear, revealed, usable
 from fedveil.flower.app.round_record import RoundRecord
-from fedveil.flower.app.wire import ANSWER_AFTER_S, OFFER, TIME, node_of, number_of
+from fedveil.flower.app.saved_charges import Kept, KeptRounds
 from fedveil.flower.records import MESSAGE, check_report, common_record
 from fedveil.privacy.ledger import Ledger, project
 from fedveil.protections.base import (
@@ -33,8 +33,8 @@ from fedveil.protections.base import (
     Spending,
     State,
 )
-from fedveil.rounds.answers import ClientId
 from fedveil.rounds.loop import Outcome, drive
+from fedveil.rounds.outcomes import ClientId
 
 log = logging.getLogger("flwr.fedveil")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedveil.errors import DeploymentError, JobError
 from fedveil.federated.job import Job
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 from fedveil.settings import yaml_file
 
 JOB = "job.yaml"

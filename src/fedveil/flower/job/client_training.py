@@ -9,7 +9,10 @@ from functools import partial
 
 import torch
 
-from fedveil._arrays import Array
+from fedveil.base.arrays import Array
+from fedveil.base.example_arrays import Targets, is_plain, ragged, shape_of, values
+from fedveil.base.message import Message, take, take_array
+from fedveil.base.quiet import QUIET_S, Quiet
 from fedveil.data.lone_records import Form, described
 from fedveil.data.own_dataset import count_records, read_records
 from fedveil.engine.assembly import (
@@ -26,16 +29,13 @@ from fedveil.engine.executors.client_side import ClientsData, Trained
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError
-from fedveil.example_arrays import Targets, is_plain, ragged, shape_of, values
 from fedveil.federated.job import Job
-from fedveil.flower.job.told_shape import told_shape, told_targets
+from fedveil.flower.job.example_shape import told_shape, told_targets
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
-from fedveil.message import Message, take, take_array
 from fedveil.protections.base import Update
-from fedveil.quiet import QUIET_S, Quiet
-from fedveil.rounds.answers import ClientId
+from fedveil.rounds.outcomes import ClientId
 
 _log = logging.getLogger("flwr")
 

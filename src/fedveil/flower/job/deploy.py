@@ -6,10 +6,10 @@ import re
 import sys
 from pathlib import Path
 
-from fedveil import own_code
-from fedveil._files import write_whole
-from fedveil._untrusted import MOST_DATA_BYTES, read_bytes, read_text
-from fedveil._version import __version__
+from fedveil import __version__
+from fedveil.base import own_code
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes, read_text
 from fedveil.engine.assembly import load_data, make_partition
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job

@@ -7,20 +7,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
+from fedveil.base.message import Message, encode
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.executor import Executor
 from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.job import job_client
-from fedveil.flower.job.kept_states import KEPT_FIELD
-from fedveil.flower.job.members import Members
-from fedveil.flower.job.told_shape import telling, telling_targets
+from fedveil.flower.job.example_shape import telling, telling_targets
+from fedveil.flower.job.node_mapping import Members
+from fedveil.flower.job.saved_states import KEPT_FIELD
 from fedveil.flower.records import addressed_records, common_record, encoded_message, to_records
-from fedveil.message import Message, encode
 from fedveil.protections.base import Protection, RoundContext
-from fedveil.rounds import answers
-from fedveil.rounds.answers import Answer, ClientId
+from fedveil.rounds import outcomes
+from fedveil.rounds.outcomes import Answer, ClientId
 
 #: A message stays available this long after the server has stopped waiting for its answer.
 _GRACE_S = 300.0
@@ -78,15 +78,15 @@ class GridExecutor(Executor):
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         node_of = self._members.node_of
         client_of = {node_of[client]: client for client in messages if client in node_of}
-        yield from map(answers.Unreached, messages.keys() - client_of.values())
+        yield from map(outcomes.Unreached, messages.keys() - client_of.values())
         outgoing = list(self._outgoing(phase, client_of, messages))
         self._opening = False
         for node, reply in exchange(self._grid, outgoing, self._window_s):
             client = client_of[node]
-            answer = answers.Unreached(client) if reply is None else self._read(client, reply)
+            answer = outcomes.Unreached(client) if reply is None else self._read(client, reply)
             if answer is not None:
                 ended = phase == self._protection.phases[-1]
-                if ended or not isinstance(answer, answers.Report | answers.Unreached):
+                if ended or not isinstance(answer, outcomes.Report | outcomes.Unreached):
                     self._unfinished.discard(client)
                 yield answer
 
@@ -156,17 +156,17 @@ class GridExecutor(Executor):
             if word == job_client.STRANGER:
                 self._members.doubt(client)
             if word == job_client.ANSWERED:
-                return answers.Withheld(client, "its update of this round has left it before")
+                return outcomes.Withheld(client, "its update of this round has left it before")
             if word == job_client.WITHHELD:
-                return answers.Withheld(client, "the client's own log says why")
+                return outcomes.Withheld(client, "the client's own log says why")
             if word == job_client.FAILED:
-                return answers.Failed(client, "the client's own log says why")
-            return None if reply_was_lost(reply) else answers.Unreached(client)
+                return outcomes.Failed(client, "the client's own log says why")
+            return None if reply_was_lost(reply) else outcomes.Unreached(client)
         try:
-            return answers.Report(client, encoded_message(reply.content))
+            return outcomes.Report(client, encoded_message(reply.content))
         except MessageInvalid as error:
             size = sum(record.count_bytes() for record in reply.content.values())
-            return answers.Refused(client, size, str(error))
+            return outcomes.Refused(client, size, str(error))
 
     def _farewells(self) -> list[FlowerMessage]:
         node_of, question = self._members.node_of, f"query.{job_client.FORGET}"

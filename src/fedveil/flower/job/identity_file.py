@@ -8,8 +8,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil._files import write_new
-from fedveil._untrusted import MOST_KEY_BYTES, read_bytes
+from fedveil.base.files import write_new
+from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.errors import DeploymentError
 from fedveil.secagg.secret import Secret
 

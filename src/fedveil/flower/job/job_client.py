@@ -18,6 +18,9 @@ import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from fedveil.base.message import Message as Words
+from fedveil.base.message import Value, encode, only_fields, take
+from fedveil.base.own_code import place_of
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection, report_entropy
 from fedveil.errors import (
     AnsweredBefore,
@@ -27,22 +30,19 @@ from fedveil.errors import (
     MessageInvalid,
 )
 from fedveil.federated.job import Job
-from fedveil.flower.answered_file import AnsweredFile
+from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
+from fedveil.flower.job.example_shape import TARGET_FIELDS
 from fedveil.flower.job.identity_file import read_identity
-from fedveil.flower.job.kept_states import KEPT_FIELD, kept_states
-from fedveil.flower.job.told_shape import TARGET_FIELDS
+from fedveil.flower.job.saved_states import KEPT_FIELD, kept_states
 from fedveil.flower.own_account import count_report
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
-from fedveil.message import Message as Words
-from fedveil.message import Value, encode, only_fields, take
-from fedveil.own_code import place_of
-from fedveil.protections.answering import Reply, answer_trained, reason
+from fedveil.protections.always_answers import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
-from fedveil.protections.positions import find
-from fedveil.rounds.answers import ClientId
+from fedveil.protections.catalog import find
+from fedveil.rounds.outcomes import ClientId
 
 #: The server's questions: introduce yourself; and forget the round, which ended without you.
 INTRODUCE, FORGET = "introduce", "forget"

@@ -13,26 +13,26 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedveil.base.message import check_carried, encoded_bytes
+from fedveil.base.plain_text import console
 from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import ModelShape
+from fedveil.engine.dry_run import batches_of_the_test, try_out
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.federation import Engine, Federation
 from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
 from fedveil.engine.run_records import several_inputs
-from fedveil.engine.trial import batches_of_the_test, try_out
 from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_notes
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
-from fedveil.flower.job.kept_states import run_name
+from fedveil.flower.job.saved_states import run_name
 from fedveil.flower.records import check_report
-from fedveil.message import check_carried, encoded_bytes
 from fedveil.pages.read_run import DEPLOYED, read_run
-from fedveil.plain_text import console
 from fedveil.protections.base import Protection
-from fedveil.record.kept_job import reopen
 from fedveil.record.run_folder import JOB, RunFolder
+from fedveil.record.saved_job import reopen
 from fedveil.run_display import RunDisplay
 
 #: Key of the run configuration that names the run folder.

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array, Bools, Float64s, Int32s, Uint32s, Uint64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Array, Bools, Float64s, Int32s, Uint32s, Uint64s
+from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 
 #: Largest relative excess of the given probabilities over the true ones.

@@ -10,9 +10,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil._arrays import Int32s, Int64s, Signed, Uint8s, Uint16s, Uint32s, Uint64s
-from fedveil._kernels import compiled
-from fedveil._validate import integer
+from fedveil.base.arrays import Int32s, Int64s, Signed, Uint8s, Uint16s, Uint32s, Uint64s
+from fedveil.base.kernels import compiled
+from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
 
 #: Limit for the variance of a cell table, which keeps it in a core's own cache.

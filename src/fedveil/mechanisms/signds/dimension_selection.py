@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Int64s
-from fedveil._validate import integer, within
+from fedveil.base.arrays import Int64s
+from fedveil.base.validate import integer, within
 from fedveil.entropy import Entropy
 from fedveil.errors import FedveilWarning, InvalidValue
 from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Int64s, Uint8s
-from fedveil._kernels import compiled
-from fedveil._validate import integer
+from fedveil.base.arrays import Int64s, Uint8s
+from fedveil.base.kernels import compiled
+from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue, MessageInvalid
 
 _BUCKETS_PER_MEMBER = 8

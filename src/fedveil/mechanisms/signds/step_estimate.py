@@ -14,7 +14,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._validate import choice, integer, positive, within
+from fedveil.base.validate import choice, integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fedveil._arrays import Array, Int64s
-from fedveil._kernels import HAVE_NUMBA, compiled
-from fedveil._validate import finite_vector
+from fedveil.base.arrays import Array, Int64s
+from fedveil.base.kernels import HAVE_NUMBA, compiled
+from fedveil.base.validate import finite_vector
 from fedveil.errors import InvalidValue
 
 Vector = Array

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Int64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Int64s
+from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.binomial import Binomial
 from fedveil.mechanisms.unary.rounding import States

@@ -16,14 +16,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Array, Float32s, Float64s, Int64s, Uint8s
-from fedveil._validate import choice, integer, number, positive, within
+from fedveil.base.arrays import Array, Float32s, Float64s, Int64s, Uint8s
+from fedveil.base.packing import add, add_within, pack, packed_size, unpack
+from fedveil.base.validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.alias_table import AliasTables
 from fedveil.mechanisms.exact.biased_bits import double_above_q
 from fedveil.mechanisms.unary import code_bits
-from fedveil.mechanisms.unary.lies import MAX_LIES, LyingBits
+from fedveil.mechanisms.unary.bit_flips import MAX_LIES, LyingBits
 from fedveil.mechanisms.unary.release import UnaryRelease
 from fedveil.mechanisms.unary.rounding import (
     States,
@@ -33,7 +34,6 @@ from fedveil.mechanisms.unary.rounding import (
     stochastic_states,
 )
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS, largest_sum, sum_law, sum_tables
-from fedveil.packing import add, add_within, pack, packed_size, unpack
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 

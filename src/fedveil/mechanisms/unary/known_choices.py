@@ -8,12 +8,12 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Float32s, Int8s
+from fedveil.base.arrays import Float32s, Int8s
 from fedveil.mechanisms.unary import code_bits
 from fedveil.mechanisms.unary.encoding import Kind, Report, UnaryEncoding
 from fedveil.mechanisms.unary.rounding import States, neighbours
 from fedveil.mechanisms.unary.state_sum import MAX_TABLE_CELLS
-from fedveil.privacy.choices import Choice, told_true
+from fedveil.privacy.choice_audit import Choice, told_true
 
 
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:

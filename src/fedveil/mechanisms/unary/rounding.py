@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil._arrays import Float32s, Float64s, Int16s, Int32s, Uint64s
-from fedveil._kernels import compiled
+from fedveil.base.arrays import Float32s, Float64s, Int16s, Int32s, Uint64s
+from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedveil._arrays import Float64s
+from fedveil.base.arrays import Float64s
 from fedveil.mechanisms.exact.alias_table import AliasTables
 
 _Law = Float64s

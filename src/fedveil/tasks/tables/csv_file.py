@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TextIO, TypeAlias
 
-from fedveil._untrusted import MOST_STREAMED_BYTES, lines, opened
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, lines, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import shown

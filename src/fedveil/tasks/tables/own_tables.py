@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil._arrays import Array, Float64s
-from fedveil._untrusted import MOST_DATA_BYTES, read_bytes
+from fedveil.base.arrays import Array, Float64s
+from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, JobError
 from fedveil.link.names import check_name
@@ -26,7 +26,7 @@ from fedveil.tasks.tables import table_file
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.table_file import Table, Wanted
 from fedveil.tasks.wide_and_deep import Features, wide_and_deep
-from fedveil.vertical.apart.alignment import digests
+from fedveil.vertical.remote.alignment import digests
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import SUBSETS, Columns, Subset, Unit, check_party
 from fedveil.vertical.task_settings import TableSettings, TablesSettings

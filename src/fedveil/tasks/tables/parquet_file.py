@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedveil._arrays import Float64s
-from fedveil._untrusted import MOST_STREAMED_BYTES, opened
+from fedveil.base.arrays import Float64s
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, MissingExtra
 from fedveil.settings.allowed import plain, shown

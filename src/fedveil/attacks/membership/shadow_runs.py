@@ -1,0 +1,116 @@
+"""Simulated runs of a job on some of its examples."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from fedveil.attacks.membership.report_scores import Round
+from fedveil.attacks.target import Target
+from fedveil.base.arrays import Bools, Float32s, Int64s
+from fedveil.data.datasets import Dataset, Examples
+from fedveil.data.examples import owner_codes
+from fedveil.engine.assembly import make_partition
+from fedveil.engine.federation import Federation
+from fedveil.engine.simulation import Simulator
+from fedveil.entropy import Entropy
+from fedveil.federated.job import Job
+from fedveil.record.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Examples to ask about, with their owners if the data names them."""
+
+    x: Float32s
+    y: Int64s
+    owners: Int64s | None
+
+    @classmethod
+    def training(cls, dataset: Dataset) -> Pool:
+        """Return the training examples that a run trains on: no invalid record is a member."""
+        train, owners = dataset.train, dataset.owners
+        usable = np.ones(len(train), bool) if train.usable is None else train.usable
+        return cls(train.x[usable], train.y[usable], None if owners is None else owners[usable])
+
+    @classmethod
+    def everything(cls, dataset: Dataset) -> Pool:
+        """Return a pool of training, then test examples, the latter dealt to the owners in turn."""
+        train, test = cls.training(dataset), dataset.test
+        owners = train.owners
+        x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+        if owners is not None:
+            owners = np.concatenate([owners, np.arange(len(test)) % (owners.max() + 1)])
+        return cls(x, y, owners)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def target(self, target: Target, rows: Int64s, seed: int) -> Target:
+        """Copy the target with these rows as its training examples, dealt again.
+
+        A target with more clients than rows gets as many clients as rows, with one row each.
+        """
+        owners = None if self.owners is None else owner_codes(self.owners[rows])
+        train = Examples(self.x[rows], self.y[rows])
+        dataset = replace(target.dataset, train=train, owners=owners)
+        data = target.job.model_dump()
+        data["seed"] = seed
+        if target.job.data.split == "by_client":
+            data["clients"]["number"] = None
+        elif target.job.clients.number is not None:
+            data["clients"]["number"] = min(target.job.clients.number, len(rows))
+        job = Job(**data)
+        split = make_partition(job, dataset)
+        job = job.with_clients(split.clients)
+        return replace(target, job=job, dataset=dataset, partition=split)
+
+
+def rehearse(target: Target) -> nn.Module:
+    """Run the target's job on its examples, under its protection, and return the final model.
+
+    Every round is a real one, in this process. The run's record is deleted.
+    """
+    data = target.job.model_dump()
+    data["simulation"]["workers"] = 0
+    data["record"] = {"tensorboard": False, "page": False}
+    for block in ("evaluation", "checkpoint"):
+        data[block]["every"] = target.job.rounds
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        opened = partial(RunFolder.create, Path(folder) / "run", target.job.name)
+        job = Job(**data)
+        return Federation(job, Simulator(), opened, stack, dataset=target.dataset).run().model
+
+
+def play_round(
+    target: Target, rows: Int64s, strangers: Int64s, most: int, entropy: Entropy
+) -> Round:
+    """Play one round of the target's job with at most `most` clients, and read its reports.
+
+    `rows` are the pool's rows that the target trains on, in its order, and `strangers` rows that
+    nobody trains on. Each client is asked about different strangers, as many as it has examples if
+    there are enough. A protection that needs more than `most` clients for a round gets them.
+    """
+    in_round = target.job.clients_per_round
+    count = min(in_round, max(most, target.protection.least_clients))
+    cohort = sorted(
+        map(int, entropy.stream("cohort").permutation(target.partition.clients)[:count])
+    )
+    readings = target.seen(target.updates(cohort)).readings
+    held = [rows[target.rows(client)] for client in cohort]
+    dealt = np.array_split(
+        strangers[entropy.stream("strangers").permutation(len(strangers))], count
+    )
+    asked = [some[: len(mine)] for some, mine in zip(dealt, held, strict=True)]
+    return Round(readings, held, asked)
+
+
+def split(held: Bools) -> tuple[Int64s, Int64s]:
+    """Return the indices where `held` is true, and the others."""
+    return np.flatnonzero(held), np.flatnonzero(~held)

@@ -1,0 +1,75 @@
+"""A server's view of each client in one round, under any protection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.base.arrays import Float32s, Float64s
+from fedveil.base.message import Message
+from fedveil.entropy import Entropy
+from fedveil.protections.base import ClientContext, Protection, RoundContext, State
+from fedveil.protections.reading import Reading
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A reading of each client's report, in the clients' order, and the round's aggregate."""
+
+    readings: Sequence[Reading]
+    aggregate: Float64s
+
+
+def seen(
+    protection: Protection,
+    model: Float32s,
+    updates: Sequence[Float32s],
+    entropy: Entropy,
+    *,
+    round: int = 1,
+    state: State | None = None,
+    examples: int = 1,
+) -> Seen:
+    """Play a round in which client i's update is `updates[i]`: the real halves, every phase.
+
+    The attacker follows the protocol and reads. An attack by a server that lies is different
+    (docs/secure-aggregation.md). `entropy` is what the reports draw from. The updates are finite.
+    """
+    clients = range(len(updates))
+    state = protection.initial_state() if state is None else state
+    context = RoundContext(clients, round, model, state)
+    server = protection.server_round(context)
+    halves = [
+        protection.client_round(
+            ClientContext(i, round, model, examples, entropy.stream("report", round, i))
+        )
+        for i in clients
+    ]
+    read: dict[int, Reading] = {}
+    messages: Mapping[int, Message] | None = dict.fromkeys(clients, server.opening())
+    while messages is not None:
+        for client, message in messages.items():
+            half = halves[client]
+            if half.wants_update(message):
+                answer = half.respond(message, updates[client])
+                read[client] = protection.reading(context, answer)
+            else:
+                answer = half.respond(message, None)
+            server.receive(client, answer)
+        messages = server.advance()
+    return Seen([read[client] for client in clients], np.asarray(server.aggregate().update))
+
+
+def repeated(
+    protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
+) -> Iterator[Seen]:
+    """Yield the view of each of `times` rounds in which the first client has one fixed update.
+
+    Each round starts from the model and the first round's state, and draws afresh. If a round needs
+    several clients, others take part with updates of zero.
+    """
+    cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
+    for round in range(1, times + 1):
+        yield seen(protection, model, cohort, entropy, round=round)

@@ -1,0 +1,70 @@
+"""Inversion with a known bottom: likely examples whose outputs fit the evidence.
+
+The attacker has the bottom with its weights. In one process a leader has a follower's first
+weights: they are drawn from the job's seed. Between machines every party draws its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from fedveil.attacks.attack_randomness import generator
+from fedveil.attacks.split.evidence import Evidence
+from fedveil.attacks.split.example_prior import Prior
+
+Bottom: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+#: Width of a bit's slope, as a share of the spread of likely outputs.
+_SLOPE = 0.1
+#: Receives the number of steps done, and the total.
+Step: TypeAlias = Callable[[int, int], None]
+
+
+def invert(
+    bottom: Bottom,
+    evidence: Evidence,
+    prior: Prior,
+    *,
+    steps: int = 600,
+    tell: Step = lambda done, total: None,
+) -> torch.Tensor:
+    """Return the most likely examples given the evidence: [examples, *shape].
+
+    Adam on the prior's numbers, from the prior's own start, at a rate that falls to 0. If the
+    evidence is empty the search stays at the prior's most likely examples.
+    """
+    numbers = prior.start(len(evidence.mean))
+    with torch.no_grad():
+        likely = numbers + torch.randn(numbers.shape, generator=generator(0, "likely"))
+        slope = max(_SLOPE * float(bottom(prior.examples(likely)).std(correction=0)), 1e-12)
+    numbers.requires_grad_()
+    optimizer = torch.optim.Adam([numbers], prior.rate)
+    for step in range(steps):
+        falling(optimizer, prior.rate, step / steps)
+        optimizer.zero_grad()
+        outputs = bottom(prior.examples(numbers))
+        cost = evidence.misfit(outputs, slope) + prior.cost(numbers)
+        torch.autograd.backward(cost.sum())
+        optimizer.step()
+        tell(step + 1, steps)
+    return prior.examples(numbers.detach())
+
+
+def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
+    """Set the learning rate at this share of the steps: half a cosine, down to 0."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * (1 + math.cos(math.pi * share)) / 2
+
+
+def steady(module: nn.Module) -> nn.Module:
+    """Copy a module for computing, not training: in training mode except for dropout."""
+    own = copy.deepcopy(module).requires_grad_(False).train()
+    for inner in own.modules():
+        if isinstance(inner, nn.modules.dropout._DropoutNd):
+            inner.eval()
+    return own

@@ -1,0 +1,145 @@
+"""Recovery of examples from one change of an imprint: a client's report, or a cohort's sum.
+
+Secure aggregation hides which client an example came from, and nothing else: for this layer a
+cohort is one batch. Fowl et al. take four cells per example for that. Here a layer may measure
+several statistics. An example found in a cell of its own is subtracted from its cells of the
+others, which leaves those with one example fewer. As in an invertible Bloom filter, three
+statistics need about a cell and a half for each example.
+
+Every client receives an equal model. Zhao et al. ("LOKI", 2023) send each client a different model,
+which fedveil's masks do not survive (docs/secure-aggregation.md): this form needs no such thing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedveil.attacks.stealing.imprint_layer import Cells, Imprint
+from fedveil.attacks.stealing.public_prior import PublicLaw
+from fedveil.base.arrays import Bools, Float64s, Int64s
+from fedveil.protections.reading import Reading
+
+#: Largest relative difference of examples' deltas, if they step from one model.
+_LIKE = 0.25
+#: Deviations of this many standard deviations are no accident.
+_CLEAR = 5.0
+#: Rounding error of float32 in a statistic of values of about 1.
+_ROUNDING = 1e-6
+#: Above this noise, relative to an example's delta, apparent examples may be false.
+_PEELABLE = 0.05
+
+
+def cells_needed(examples: int, statistics: int) -> int:
+    """Return each statistic's cells: 4 per example, or 1.6 over all of several, plus 8 spare."""
+    return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
+
+
+def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
+    """Return candidate examples from a change of the imprint's model, often none.
+
+    The attacker knows the model that it sent, the reading, and public examples (`prior`).
+    """
+    if reading.empty:
+        return np.empty((0, len(prior.mean)))
+    cells = imprint.read(reading)
+    strength, error = _deltas(imprint, cells)
+    there = (np.abs(strength) > _CLEAR * error) & (strength != 0) & ~imprint.unreached
+    found, left = _peeled(imprint, cells, there, prior)
+    divided = cells.weights[left] / strength[left, None]
+    noise = cells.noise / np.abs(strength[left])
+    return np.concatenate([found, prior.restore(divided, noise, cells.known[left])])
+
+
+def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
+    """Estimate each cell's sum of delta, and its error.
+
+    With noise, the weights give a second and better estimate: their product with the statistic's
+    direction is delta times a number that is known up to the cell's width.
+    """
+    bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
+    if not cells.noise:
+        return cells.biases, bare
+    low, width = imprint.edges[:, :-1].ravel(), np.diff(imprint.edges).ravel()
+    direction = np.repeat(imprint.directions, imprint.cells, axis=0)
+    middle = low + width / 2
+    usual = float(np.median(np.abs(cells.biases)))
+    squares = np.sum(direction**2 * cells.known, axis=1)
+    through = np.sum(np.where(cells.known, cells.weights, 0.0) * direction, axis=1)
+    worth_bias = np.full(len(cells), cells.noise**-2)
+    variance = cells.noise**2 * squares + (usual * width) ** 2 / 12
+    worth_weights = np.divide(1.0, variance, out=np.zeros_like(variance), where=squares > 0)
+    total = worth_bias + middle**2 * worth_weights
+    delta = (cells.biases * worth_bias + through * middle * worth_weights) / total
+    return delta, np.maximum(total**-0.5, bare)
+
+
+def _peeled(
+    imprint: Imprint, cells: Cells, there: Bools, prior: PublicLaw
+) -> tuple[Float64s, Int64s]:
+    """Find certain examples and subtract them one by one. Returns them and the cells left.
+
+    A cell holds one example if its delta is one example's and the quotient lies in the range of
+    values and in the cell. Two of one sign have twice the delta, two of different signs none, three
+    of different signs are almost never in the range.
+    """
+    deltas, weights = cells.biases.copy(), cells.weights.copy()
+    nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
+    if imprint.statistics == 1 or not there.any():
+        return nothing
+    usual = float(np.median(np.abs(deltas[there])))
+    if cells.noise > _PEELABLE * usual or not cells.known.all():
+        return nothing
+    slack = (prior.high - prior.low) * 0.01 + 2 * _CLEAR * cells.noise / usual
+    found = np.empty((0, weights.shape[1]))
+    spent, waiting = np.zeros(len(deltas), np.bool_), np.flatnonzero(there)
+    while len(waiting):
+        waiting = waiting[np.abs(np.abs(deltas[waiting]) / usual - 1) < _LIKE]
+        examples = weights[waiting] / deltas[waiting, None]
+        fits = np.all((examples > prior.low - slack) & (examples < prior.high + slack), axis=1)
+        fits &= _inside(imprint, examples, waiting, cells.noise / usual)
+        touched = np.zeros(len(deltas), np.bool_)
+        for cell, example in zip(waiting[fits], examples[fits], strict=True):
+            if touched[cell]:
+                continue  # its example was just subtracted
+            delta, places = deltas[cell], np.array([cell])
+            if not _among(example, found, slack):
+                found = np.concatenate([found, example[None]])
+                places = _places(imprint, example, cell, cells.noise / usual)
+            weights[places] -= delta * example
+            deltas[places] -= delta
+            touched[places] = spent[cell] = True
+        waiting = np.flatnonzero(touched & ~spent)
+    left = there & ~spent & (np.abs(deltas) > _LIKE * usual)
+    return np.clip(found, prior.low, prior.high), np.flatnonzero(left)
+
+
+def _among(example: Float64s, found: Float64s, slack: float) -> bool:
+    """Return True if an example has been found before."""
+    return bool(len(found)) and bool(np.abs(found - example).max(axis=1).min() < slack)
+
+
+def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
+    """Return the cells that an example is certainly in, and the one it was found in."""
+    places = imprint.places(example[None])[0]
+    copies = np.repeat(example[None], len(places), axis=0)
+    sure = _inside(imprint, copies, places, -noise)
+    own = np.arange(len(places)) == cell // imprint.cells
+    return np.append(places[sure & ~own], cell)
+
+
+def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
+    """Return True for examples that may lie in their cell; with `noise` negated, that surely do.
+
+    `noise` is that of an example's entries.
+    """
+    kind = cells // imprint.cells
+    directions = imprint.directions[kind]
+    values = np.sum(examples * directions, axis=1)
+    place = cells % imprint.cells
+    low, high = imprint.edges[kind, place], imprint.edges[kind, place + 1]
+    slack = _CLEAR * noise * np.sqrt(np.sum(directions**2, axis=1))
+    slack += math.copysign(_ROUNDING, noise) * np.sum(np.abs(directions), axis=1)
+    inside: Bools = (values > low - slack) & (values < high + slack)
+    return inside

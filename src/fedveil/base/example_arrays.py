@@ -1,0 +1,161 @@
+"""What examples are made of: arrays, also of several inputs or of different lengths.
+
+One array of those is structured: a field for each input, and examples of different lengths lie
+filled up beside their length. It is cut, shared and compared as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.base.arrays import Array, Bools
+
+#: An example's shape, or those of its inputs; -1 is a length of its own.
+Shape: TypeAlias = "tuple[int, ...] | dict[str, tuple[int, ...]]"
+#: Some examples: an array, a list where their lengths differ, or one of these for each input.
+Opened: TypeAlias = "Array | list[Array] | dict[str, Array | list[Array]]"
+
+#: What is learnt of an example: its class, numbers, truth values, its next tokens, or what only a
+#: task of the user's knows.
+Targets = Literal["class", "numbers", "bits", "tokens", "own"]
+
+_VALUES, _LENGTH = "values of one length", "length"
+#: Every int64 is below.
+_INT64_END = 2.0**63
+
+
+def joined(columns: Mapping[str, Array]) -> Array:
+    """One array of inputs that have as many examples each."""
+    fields: list[Any] = [(name, part.dtype, part.shape[1:]) for name, part in columns.items()]
+    whole = np.zeros(len(next(iter(columns.values()))), np.dtype(fields))
+    for name, part in columns.items():
+        whole[name] = part
+    return whole
+
+
+def ragged(items: Sequence[Array] | Array) -> Array:
+    """One array of arrays whose first dimensions differ."""
+    lengths = [len(item) for item in items]
+    values = np.zeros((len(items), max(lengths), *items[0].shape[1:]), np.result_type(*items))
+    for row, item in zip(values, items, strict=True):
+        row[: len(item)] = item
+    return joined({_VALUES: values, _LENGTH: np.array(lengths, np.int64)})
+
+
+def stacked(parts: Sequence[Array]) -> Array:
+    """One array of several, one after another; raises ValueError where they do not fit."""
+    first, *others = alike(parts)
+    if not others:
+        return first
+    if is_ragged(first.dtype):
+        return ragged([item for part in (first, *others) for item in _column(part)])
+    if first.dtype.names is None:
+        return np.concatenate([first, *others])
+    names = first.dtype.names
+    return joined({name: stacked([part[name] for part in (first, *others)]) for name in names})
+
+
+def alike(parts: Sequence[Array]) -> list[Array]:
+    """The same, of different lengths all where one is; raises ValueError for other inputs."""
+    if any(is_ragged(part.dtype) for part in parts):
+        if any(is_plain(part) and part.ndim < 2 for part in parts):
+            raise ValueError("some are single numbers")
+        return [part if is_ragged(part.dtype) else ragged(part) for part in parts]
+    names = parts[0].dtype.names
+    if any(part.dtype.names != names for part in parts):
+        raise ValueError("they have other inputs")
+    if names is None:
+        return list(parts)
+    columns = {name: alike([part[name] for part in parts]) for name in names}
+    return [joined({name: columns[name][i] for name in names}) for i in range(len(parts))]
+
+
+def is_plain(array: Array) -> bool:
+    """Whether the array is neither of these."""
+    return array.dtype.names is None
+
+
+def is_ragged(dtype: npt.DTypeLike) -> bool:
+    """Whether it is that of arrays of different lengths."""
+    return np.dtype(dtype).names == (_VALUES, _LENGTH)
+
+
+def shape_of(array: Array) -> Shape:
+    """The shape of one example."""
+    if is_plain(array):
+        return array.shape[1:]
+    if is_ragged(array.dtype):
+        return (-1, *array[_VALUES].shape[2:])
+    return {name: _plain_shape(array[name]) for name in array.dtype.names or ()}
+
+
+def _plain_shape(column: Array) -> tuple[int, ...]:
+    shape = shape_of(column)
+    assert isinstance(shape, tuple), "inputs are not nested"
+    return shape
+
+
+def opened(rows: Array) -> Opened:
+    """The parts of some examples."""
+    if rows.dtype.names is None or is_ragged(rows.dtype):
+        return _column(rows)
+    return {name: _column(rows[name]) for name in rows.dtype.names}
+
+
+def items(rows: Array) -> list[Array]:
+    """Each example of one input."""
+    return list(_column(rows))
+
+
+def values(rows: Array) -> Array:
+    """Every number of one input, those of different lengths one after another."""
+    column = _column(rows)
+    return np.concatenate(column) if isinstance(column, list) else column
+
+
+def _column(rows: Array) -> Array | list[Array]:
+    if not is_ragged(rows.dtype):
+        return np.ascontiguousarray(rows)
+    pairs = zip(rows[_VALUES], rows[_LENGTH], strict=True)
+    return [np.ascontiguousarray(row[:length]) for row, length in pairs]
+
+
+def as_finite(array: Array) -> tuple[Array, Bools]:
+    """Convert to float32 and return a mask of the records that are finite in it."""
+    with np.errstate(all="ignore"):
+        rows = np.ascontiguousarray(array, np.float32)
+    return rows, all_of(np.isfinite(rows))
+
+
+def as_whole(array: Array) -> tuple[Array, Bools]:
+    """Convert to int64 and return a mask of the records that hold such whole numbers only."""
+    with np.errstate(all="ignore"):
+        if array.dtype.kind == "f":
+            whole: Bools = (
+                (array == np.floor(array)) & (array >= -_INT64_END) & (array < _INT64_END)
+            )
+            array = np.where(whole, array, 0)
+        else:
+            whole = np.asarray(array <= np.iinfo(np.int64).max)
+        return np.ascontiguousarray(array).astype(np.int64), all_of(whole)
+
+
+def all_of(entries: Array) -> Bools:
+    """Return a mask of the records whose entries are all true."""
+    width = prod(entries.shape[1:])
+    rows: Bools = np.all(entries.reshape(len(entries), width), axis=1)
+    return rows
+
+
+def blank(rows: Array, usable: Bools) -> Array:
+    """Replace records that are not usable by zeros."""
+    if usable.all():
+        return rows
+    blank = rows.copy()
+    blank[~usable] = 0
+    return blank

@@ -1,0 +1,95 @@
+"""Writes files that must be whole, or secret, from their first instant on; never through a link."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+from fedveil.base.untrusted import check_kind
+
+#: What a file is to hold, as a whole or in pieces.
+Pieces: TypeAlias = bytes | Sequence[bytes | memoryview]
+
+#: What the name of a file that is not whole yet ends with.
+PARTIAL = ".part"
+
+
+def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
+    """Make a file that is never open to more than `mode` says, or raise FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
+
+
+def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
+    """Write or replace a file: whoever reads it sees the old bytes or the new."""
+    partial = path.with_name(path.name + PARTIAL)
+    partial.unlink(missing_ok=True)
+    write_new(partial, data, mode)
+    put_in_place(partial, path)
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Give a finished file its name, which a power cut takes away neither in whole nor in part."""
+    _sync(partial)
+    partial.replace(path)
+    _sync(path.parent)
+
+
+def open_to_append(path: Path) -> io.FileIO:
+    """Open a file to append to it, or make it; raises OSError like `open_in_place`."""
+    return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+
+
+def open_in_place(path: Path, flags: int) -> int:
+    """Open a file that is changed where it is; raises OSError for a link, a pipe or a device.
+
+    Whoever made the folder may have put a link there, to a file that its user can write.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _link(path) from None
+        if error.errno == errno.ENXIO:
+            check_kind(path.stat(), path)
+        raise
+    try:
+        check_kind(os.fstat(descriptor), path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def make_inner_folder(path: Path) -> None:
+    """Make a folder inside one of fedveil's own unless it is there; raises OSError for a link."""
+    if path.is_symlink():
+        raise _link(path)
+    path.mkdir(exist_ok=True)
+
+
+def _link(path: Path) -> OSError:
+    return OSError(errno.ELOOP, "it is a link, and nothing is written through links", str(path))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """No other process that asks so changes the file meanwhile; a dead one's lock is freed."""
+    with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

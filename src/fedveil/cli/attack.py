@@ -1,0 +1,315 @@
+"""`fedveil attack`: aim an attack at a job or a run, and write down what it reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from fedveil.attacks.effort import Effort, Watch
+from fedveil.base.plain_text import console, say
+from fedveil.base.untrusted import escaped
+from fedveil.cli.job_arguments import Overrides, load
+from fedveil.cli.json_answer import AsJson, alone, answer
+from fedveil.errors import JobError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from fedveil.privacy.finding import Finding
+    from fedveil.record.run_folder import RunFolder
+
+    Folder: TypeAlias = Callable[[], RunFolder]
+
+app = typer.Typer(
+    help="Attack what leaves the clients. A successful attack proves a leak; a failed one proves "
+    "nothing.",
+    no_args_is_help=True,
+)
+
+Where = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="JOB_OR_RUN",
+        help="A job file, or the folder of a finished run. Default: a job with default settings.",
+    ),
+]
+Protections = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--protection", help="Protection to attack instead of the job's own; may be repeated."
+    ),
+]
+Try = Annotated[Effort, typer.Option("--effort", help="How much computation to spend.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Output folder. Default: the run's own folder when attacking a run, a new folder when "
+        "attacking a job."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A file under `attacks/` whose `attack(target, effort, watch)` gives a finding.
+
+    `trains`: it attacks what a run ended with, under the protection that the run had.
+    """
+
+    name: str
+    home: str
+    help: str
+    trains: bool = False
+
+    def mount(self, target: Any, effort: Effort, watch: Watch) -> Finding:
+        found: Finding = import_module(f"fedveil.attacks.{self.home}").attack(target, effort, watch)
+        return found
+
+
+#: What is aimed at a federated job.
+FEDERATED = (
+    Attack("gradient", "gradient.inversion", "Reconstruct training images from clients' reports."),
+    Attack(
+        "exact", "exact_inversion", "Solve for the exact batch behind a dense network's report."
+    ),
+    Attack(
+        "steal",
+        "stealing.stealing",
+        "Send a malicious model and read training data from the reports.",
+    ),
+    Attack(
+        "membership",
+        "membership.membership",
+        "Tell whether an example was in the training data.",
+        trains=True,
+    ),
+    Attack("repetition", "repetition", "Average a client's repeated reports to remove the noise."),
+    Attack(
+        "distinguish", "distinguishing", "Distinguish two updates: gives a lower bound on epsilon."
+    ),
+)
+#: What is aimed at a vertical job.
+VERTICAL = (
+    Attack("features", "split.features", "Reconstruct a follower's features from its activations."),
+    Attack("labels", "split.labels", "Infer the leader's labels from the gradients it returns."),
+    Attack("tokens", "split.tokens", "Recover a text's tokens from the activations."),
+)
+
+
+def _add_federated(attack: Attack) -> None:
+    def command(
+        where: Where = None,
+        protections: Protections = None,
+        overrides: Overrides = None,
+        effort: Try = "quick",
+        out: Out = None,
+        json: AsJson = False,
+    ) -> None:
+        from fedveil.attacks.target import Target
+        from fedveil.federated.job import Job
+        from fedveil.vertical.job import VerticalJob
+
+        run = where if where is not None and where.is_dir() else None
+        if run is not None and attack.trains and (protections or overrides):
+            raise JobError(
+                [f"`fedveil attack {attack.name}` attacks the model of a run as the run made it: "
+                 f"--protection and --set are for a job file"]
+            )  # fmt: skip
+        with ExitStack() as stack:
+            if run is not None:
+                _refuse_out(out, run)
+                _refuse_other(run, Job, VerticalJob, "`fedveil attack features` attacks it")
+                target = Target.of_run(run, overrides or ())
+                folder = _folder_of(run, stack)
+            else:
+                job = load(where, overrides, other="`fedveil attack features` attacks it")
+                for name in protections or ():
+                    job.under(name)  # refused before anything is trained
+                target = Target.of(job)
+                folder = _new_folder(out, job, attack, stack)
+            asked = [target.under(name) for name in protections] if protections else [target]
+            _mount(attack, asked, effort, folder, ended=run is not None, json=json)
+
+    app.command(attack.name, help=attack.help)(command)
+
+
+def _add_vertical(attack: Attack) -> None:
+    def command(
+        where: Where = None,
+        overrides: Overrides = None,
+        effort: Try = "quick",
+        out: Out = None,
+        json: AsJson = False,
+    ) -> None:
+        from fedveil.attacks.split.split_target import SplitTarget
+        from fedveil.federated.job import Job
+        from fedveil.vertical.job import VerticalJob
+
+        ended = where is not None and where.is_dir()
+        with ExitStack() as stack:
+            if where is not None and ended:
+                _refuse_out(out, where)
+                if overrides:
+                    raise JobError(["--set is for a job file: a run is attacked as it was made"])
+                _refuse_other(where, VerticalJob, Job, "`fedveil attack gradient` attacks it")
+                target = SplitTarget.of_run(where)
+                folder = _folder_of(where, stack)
+            else:
+                from fedveil.cli.vertical import job_file
+
+                job = job_file.load(where, overrides)
+                target = SplitTarget.of(job)
+                folder = _new_folder(out, job, attack, stack)
+            _mount(attack, [target], effort, folder, ended=ended, json=json)
+
+    app.command(attack.name, help=attack.help)(command)
+
+
+for _attack in FEDERATED:
+    _add_federated(_attack)
+for _attack in VERTICAL:
+    _add_vertical(_attack)
+
+
+def _refuse_out(out: Path | None, run: Path) -> None:
+    """Raise JobError where a folder is named beside a run, whose figures are in its own."""
+    if out is not None:
+        raise JobError([f"--out is for a job file: what is found of a run is written to {run}"])
+
+
+def _refuse_other(run: Path, mine: type[BaseModel], other: type[BaseModel], command: str) -> None:
+    """Raise JobError where a run's job is of the other kind."""
+    from fedveil.record.run_folder import JOB
+    from fedveil.settings.yaml_file import refuse_other_kind
+
+    if (run / JOB).is_file():
+        refuse_other_kind(run / JOB, mine, other, command)
+
+
+def _folder_of(path: Path, stack: ExitStack) -> Folder:
+    """A run's own folder."""
+    from fedveil.record.run_folder import RunFolder
+
+    folder = RunFolder.reopen(path)
+    stack.callback(folder.close)
+    return lambda: folder
+
+
+def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
+    """A folder that is made when there is something to write: an attack may be impossible.
+
+    One that is named must be empty from the start.
+    """
+    from fedveil.record.run_folder import JOB, RunFolder
+
+    def opened() -> RunFolder:
+        folder = RunFolder.create(out, f"attack-{attack.name}-{job.name}", None)
+        stack.callback(folder.close)
+        return folder
+
+    named = None if out is None else opened()
+
+    @cache
+    def folder() -> RunFolder:
+        made = opened() if named is None else named
+        made.write_atomically(JOB, job.to_yaml().encode())
+        return made
+
+    return folder
+
+
+def _mount(
+    attack: Attack,
+    targets: Sequence[Any],
+    effort: Effort,
+    folder: Folder,
+    *,
+    ended: bool,
+    json: bool,
+) -> None:
+    """Against each target in turn; a finding is written as soon as it is there.
+
+    The page of a run that has `ended` is written anew, with what was found.
+    """
+    from fedveil.pages.run_folder_page import keep_page
+    from fedveil.privacy.finding import timed
+    from fedveil.record.finding_lines import FINDINGS, add_finding
+
+    findings = []
+    with alone(json):
+        for target in targets:
+            with progress() as step:
+                watch = Watch(step, lambda name, data: _keep(folder(), name, data))
+                found = timed(partial(attack.mount, target, effort, watch))
+            found = replace(found, attack=attack.name)
+            add_finding(folder(), found)
+            findings.append(found)
+            show(found)
+        if ended:
+            keep_page(folder(), say)
+        say(f"written to {folder().path / FINDINGS}")
+    if json:
+        answer(findings)
+
+
+def _keep(folder: RunFolder, name: str, data: bytes) -> str:
+    """Write a picture under a name that is free."""
+    path, number = Path("attacks", name), 1
+    free = path
+    while (folder.path / free).exists():
+        number += 1
+        free = path.with_stem(f"{path.stem}-{number}")
+    folder.write_atomically(str(free), data)
+    return str(free)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar where there is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    shown = console(stderr=True)
+    words = TextColumn("{task.description}", markup=False)
+    bar = Progress(words, BarColumn(), MofNCompleteColumn(), Remaining(), console=shown)
+    task = bar.add_task("starting", total=None)
+
+    def step(done: int, total: int, what: str) -> None:
+        bar.update(task, completed=done, total=total, description=escaped(what))
+
+    if not shown.is_terminal:
+        yield lambda done, total, what: None
+        return
+    with bar:
+        yield step
+
+
+def show(found: Finding) -> None:
+    """A finding as a table: what was reached beside what guessing reaches."""
+    from rich.table import Table
+
+    from fedveil.privacy.guarantee_word import told
+
+    promised = told(found.epsilon, found.delta)
+    say(
+        f"{found.attack} at effort {found.effort} against {found.protection} (epsilon {promised}"
+        f"{', ' + found.saw if found.saw else ''}) reached:"
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in ("figure", "value", "95% interval", "guessing", "cases"):
+        table.add_column(column, overflow="fold")
+    for figure in found.figures:
+        between = "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}"
+        guess = "" if math.isnan(figure.guess) else f"{figure.guess:.3g}"
+        table.add_row(figure.name, f"{figure.value:.4g}", between, guess, str(figure.cases))
+    console().print(table)
+    for picture in found.pictures:
+        say(f"picture: {picture}")

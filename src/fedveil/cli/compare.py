@@ -1,0 +1,183 @@
+"""`fedveil compare`: protections side by side, with one report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.attacks.effort import Effort
+from fedveil.base.plain_text import console, say
+from fedveil.cli.attack import progress
+from fedveil.cli.job_arguments import JobPath, Overrides, load, remarks
+from fedveil.cli.json_answer import AsJson, alone, answer
+from fedveil.errors import JobError, MissingExtra, RunFailed
+from fedveil.starter import DEFAULT_JOB
+
+if TYPE_CHECKING:
+    from fedveil.comparing.comparison import Goal
+    from fedveil.comparing.comparison_folder import ComparisonFolder, Result
+    from fedveil.comparing.comparison_table import Line
+
+_Listed = Annotated[
+    str | None, typer.Option(help="Comma-separated protections. Default: the job's own.")
+]
+_Epsilons = Annotated[
+    str | None,
+    typer.Option(
+        help="Comma-separated epsilons. Each protection is tuned to cost this over the whole run."
+    ),
+]
+_Sweep = Annotated[
+    list[str] | None,
+    typer.Option(help="KEY=VALUE,VALUE...: run the job with each value; repeat for a grid."),
+]
+_Target = Annotated[
+    str | None, typer.Option(help="METRIC=NUMBER: count the rounds until the model reaches this.")
+]
+_Attack = Annotated[
+    str | None, typer.Option(help="Attack the first seed's run of each protection: membership.")
+]
+_Seeds = Annotated[
+    int | None, typer.Option(min=1, help="Number of seeds, starting at the job's own. Default: 3.")
+]
+_Try = Annotated[
+    Effort | None, typer.Option(help="How much computation the attack may spend. Default: quick.")
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option(help="The comparison's folder. An unfinished comparison in it is resumed."),
+]
+_Resume = Annotated[
+    Path | None,
+    typer.Option(help="Resume the comparison in this folder with its original options."),
+]
+
+
+def compare(
+    job: JobPath = None,
+    protections: _Listed = None,
+    seeds: _Seeds = None,
+    epsilons: _Epsilons = None,
+    sweep: _Sweep = None,
+    target: _Target = None,
+    attack: _Attack = None,
+    effort: _Try = None,
+    overrides: Overrides = None,
+    out: _Out = None,
+    resume: _Resume = None,
+    json: AsJson = False,
+) -> None:
+    """Compare protections on the same data, initial model and cohorts."""
+    others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
+    if resume is not None and any(other is not None for other in others):
+        raise JobError(
+            ["--resume goes on with a comparison as it was asked: no JOB and no other option "
+             "beside it"]
+        )  # fmt: skip
+    settings = None if resume is not None else load(job, overrides, default=DEFAULT_JOB)
+    from fedveil.comparing.comparison import Asked, Comparison
+    from fedveil.comparing.comparison_folder import ComparisonFolder
+
+    with ExitStack() as stack:
+        stack.enter_context(alone(json))
+        if resume is not None:
+            folder = ComparisonFolder.reopen(resume, stack)
+        else:
+            assert settings is not None
+            if attack not in (None, "membership"):
+                raise JobError([f"--attack {attack}: what is attacked here is membership"])
+            asked = Asked(
+                protections=_parts("--protections", protections or settings.protection.name),
+                seeds=seeds or 3,
+                sweep=dict(_swept(text) for text in sweep or ()),
+                epsilons=_numbers("--epsilons", epsilons),
+                attack="membership" if attack else None,
+                effort=effort or "quick",
+                target=target,
+            )
+            folder = ComparisonFolder.open(out, Comparison(settings, asked), stack)
+        remarks("warning", folder.comparison.notes)
+        with folder.going_on():
+            results = _run(folder)
+        _show(folder, results, folder.comparison.goal)
+    if json:
+        from fedveil.comparing.comparison_table import lines
+
+        answer([_told(line) for line in lines(results)])
+    if all(result.run is None for result in results):
+        raise RunFailed("no run of the comparison has a result; the table says why of each")
+
+
+def _told(line: Line) -> dict[str, object]:
+    """A setting's runs."""
+    runs = [{"folder": run.folder, "last": run.last} for run in line.runs]
+    return {"setting": str(line.setting), "runs": runs, "failures": list(line.failures)}
+
+
+def _run(folder: ComparisonFolder) -> list[Result]:
+    """Every cell, with its own live line where there is a terminal."""
+    from fedveil.run_display import RunDisplay
+
+    cells, results, shown = folder.cells(say), [], console()
+    for number, cell in enumerate(cells, 1):
+        say(f"run {number} of {len(cells)}: {cell.setting}, seed {cell.seed}")
+        if cell.job is None:
+            result = folder.run(cell, lambda record: None)
+        else:
+            with RunDisplay(shown, cell.job.rounds) as display:
+                tell = display.show if shown.is_terminal else lambda record: None
+                result = folder.run(cell, tell)
+        with progress() as step:
+            results.append(folder.attacked(result, step))
+        for failure in filter(None, (results[-1].failure, results[-1].unattacked)):
+            say(f"  {failure}")
+    return results
+
+
+def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None) -> None:
+    """The tables here, and all that there is in the folder."""
+    from fedveil.comparing.comparison_page import markdown, page
+    from fedveil.comparing.comparison_table import lines, tables
+    from fedveil.pages.page_files import write_page
+    from fedveil.pages.run_folder_page import PAGE
+
+    found = lines(results)
+    for table in tables(found, goal):
+        say(f"\n{table.caption}:")
+        console().print(table.terminal())
+    shown = page(folder.comparison, found, goal)
+    say(f"written to {folder.write('comparison.md', markdown(shown).encode())}")
+    try:
+        for path in write_page(shown, folder.path / PAGE):
+            say(f"written to {path}")
+    except MissingExtra as missing:
+        remarks("note", [str(missing)])
+
+
+def _parts(option: str, text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise JobError([f"{option} {text} has nothing between two commas"])
+    return parts
+
+
+def _numbers(option: str, text: str | None) -> list[float]:
+    try:
+        numbers = [float(part) for part in _parts(option, text)] if text is not None else []
+    except ValueError:
+        numbers = [0.0]
+    if not all(0 < number < math.inf for number in numbers):
+        raise JobError([f"{option} {text} holds something else than positive numbers"])
+    return numbers
+
+
+def _swept(text: str) -> tuple[str, list[str]]:
+    key, equals, values = text.partition("=")
+    if not (key.strip() and equals and values):
+        raise JobError([f"--sweep {text} is not of the form KEY=VALUE,VALUE"])
+    return key.strip(), _parts(f"--sweep {key}", values)

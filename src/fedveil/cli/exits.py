@@ -1,0 +1,135 @@
+"""How a command ends: its exit code, and one sentence on standard error where it went wrong."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from fedveil.base.plain_text import remark
+from fedveil.errors import (
+    FedveilError,
+    InvalidValue,
+    JobError,
+    MissingExtra,
+    did_you_mean,
+    with_notes,
+)
+from fedveil.settings.allowed import block_of, dotted, keys
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+#: Packages that not every installation has -> the extra that installs them.
+_EXTRAS = {
+    **dict.fromkeys(("torch", "safetensors", "sklearn"), "torch"),
+    **dict.fromkeys(("grpc", "tokenizers"), "vertical"),
+    **dict.fromkeys(("skimage", "PIL"), "attacks"),
+    "flwr": "flower",
+    "tensorboard": "report",
+}
+
+
+class Exit(enum.IntEnum):
+    """The exit codes of every command."""
+
+    DONE = 0
+    FAILED = 1
+    WRONG = 2  #: the command line or the job is wrong: nothing was begun
+    INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """The commands; Ctrl-C ends any of them alike."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as end:
+            raise SystemExit(_interrupted(end)) from None
+
+
+def ended(app: typer.Typer) -> int:
+    """Run the command line; the code to exit with. What a user can meet is said in its sentence."""
+    try:
+        return int(app(prog_name="fedveil", standalone_mode=False) or Exit.DONE)
+    except click.ClickException as error:
+        return _usage(error)
+    except click.Abort:
+        return Exit.INTERRUPTED
+    except KeyboardInterrupt as end:  # before a command was found
+        return _interrupted(end)
+    except JobError as error:
+        for problem in error.problems:
+            remark(problem, "error")
+        return Exit.WRONG
+    except FedveilError as error:
+        remark(with_notes(str(error), error), "error")
+        return Exit.WRONG if isinstance(error, InvalidValue) else Exit.FAILED
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        remark(str(MissingExtra(package, _EXTRAS[package], "this command")), "error")
+        return Exit.FAILED
+
+
+def _interrupted(end: KeyboardInterrupt) -> int:
+    """Say it, and how to go on. Cut off inside text that was executed (a dataclass being made),
+    CPython would end by the signal however the exception was met; the next text executed makes it
+    forget.
+    """
+    remark(with_notes("interrupted", end))
+    exec("")  # noqa: S102
+    return Exit.INTERRUPTED
+
+
+def _usage(error: click.ClickException) -> int:
+    """The sentence about a command line that cannot be read."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return Exit.WRONG
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    text = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        settings = [] if context is None else list(_settings(context, error.option_name))
+        text = f"there is no option {error.option_name}"
+        if settings:
+            text += f"; {' or '.join(settings)} sets a key of the job"
+        else:
+            text += did_you_mean(error.possibilities or [])
+    elif isinstance(error, click.exceptions.NoSuchCommand):
+        text = f"there is no command {error.command_name}{did_you_mean(error.possibilities or [])}"
+    if context is not None:
+        text += f"; `{context.command_path} --help` says what there is"
+    remark(text, "error")
+    return Exit.WRONG
+
+
+def _settings(context: click.Context, option: str) -> Iterator[str]:
+    """How the keys of a job that are called as an option is would be set, where the command can."""
+    if not any("--set" in parameter.opts for parameter in context.command.params):
+        return
+    kind = _job_of(context.command_path)
+    name = option.lstrip("-").replace("-", "_")
+    field = kind.model_fields.get(name)
+    block = None if field is None else block_of(field)
+    if block is not None:  # `protection` stands for its name, `clients` for its first key
+        first = next(iter(block.model_fields))
+        yield f"--set {name}=VALUE" if first == "name" else f"--set {name}.{first}=VALUE"
+        return
+    for path in keys(kind):
+        if path[-1] == name:
+            yield f"--set {dotted(path)}=VALUE"
+
+
+def _job_of(command: str) -> type[BaseModel]:
+    """The kind of job that a command takes."""
+    from fedveil.federated.job import Job
+    from fedveil.vertical.job import VerticalJob
+
+    return VerticalJob if "vertical" in command.split() else Job

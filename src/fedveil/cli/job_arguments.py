@@ -1,0 +1,86 @@
+"""How the commands of a federated job read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.base.plain_text import remark
+from fedveil.errors import JobError
+from fedveil.settings.yaml_file import refuse_other_kind, refuse_parted, refuse_their_vertical
+
+if TYPE_CHECKING:
+    from fedveil.federated.job import Job
+
+JobPath = Annotated[
+    Path | None,
+    typer.Argument(help="A job file, native or MindSpore's. Default: the built-in digits job."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="KEY=VALUE: set a key of the job by its dotted path; may be repeated."
+    ),
+]
+
+KeyPart = Annotated[
+    str | None, typer.Argument(metavar="[KEY]", help="A key or a block of keys. Default: all keys.")
+]
+
+
+def load(
+    path: Path | None,
+    overrides: list[str] | None,
+    other: str = "`fedveil vertical run` trains it",
+    default: Path | None = None,
+) -> Job:
+    """The job; what a MindSpore file says in vain, and what a job may not mean, on stderr.
+
+    `other` says what a vertical job is for. Without a file it is that of `default`, or all
+    keys have their own defaults.
+    """
+    from fedveil.federated.job import Job
+
+    refuse_parted(path, overrides)
+    if path is None:
+        path = default
+    else:
+        from fedveil.record.saved_job import look_beside
+
+        look_beside(path)
+    try:
+        job, notes = Job.load_with_notes(path, overrides or [])
+    except JobError:
+        from fedveil.vertical.job import VerticalJob
+
+        refuse_their_vertical(path)
+        refuse_other_kind(path, Job, VerticalJob, other)
+        raise
+    remarks("note", notes)
+    remarks("warning", job.warnings)
+    return job
+
+
+def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
+    """The job of a run that is gone on with; of a vertical run it is said what takes it."""
+    from fedveil.federated.job import Job
+    from fedveil.record.run_folder import job_of
+
+    path = job_of(folder)
+    try:
+        return Job.load(path, overrides or [])
+    except JobError:
+        from fedveil.vertical.job import VerticalJob
+
+        goes_on = "it is `fedveil vertical run --resume` that goes on with such a run"
+        refuse_other_kind(path, Job, VerticalJob, goes_on)
+        raise
+
+
+def remarks(kind: str, texts: Iterable[str]) -> None:
+    """A line for each on standard error."""
+    for text in texts:
+        remark(text, kind)

@@ -1,0 +1,68 @@
+"""`--json`: one JSON value on standard output, and all else on standard error."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.base import plain_text
+from fedveil.record.recorder import strict
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on standard output.")
+]
+
+
+@contextmanager
+def alone(wanted: bool) -> Iterator[None]:
+    """Where it is wanted, leave standard output to `answer` alone."""
+    before = plain_text.to_stderr
+    plain_text.to_stderr = wanted or before
+    try:
+        yield
+    finally:
+        plain_text.to_stderr = before
+
+
+def answering(command: Callable[..., Any]) -> Callable[..., None]:
+    """The command with `--json`, which prints what the function gives; without, nobody reads it."""
+
+    @functools.wraps(command)
+    def with_json(*arguments: Any, json: bool = False, **named: Any) -> None:
+        with alone(json):
+            found = command(*arguments, **named)
+        if json:
+            answer(found)
+
+    taken = inspect.signature(command, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = inspect.Parameter("json", kind, default=False, annotation=AsJson)
+    parameters = [*taken.parameters.values(), added]
+    with_json.__annotations__ = {p.name: p.annotation for p in parameters}
+    with_json.__signature__ = taken.replace(  # type: ignore[attr-defined]
+        parameters=parameters, return_annotation=None
+    )
+    return with_json
+
+
+def answer(found: Any) -> None:
+    """Print it; a figure that is not finite stands as its name."""
+    sys.stdout.write(json.dumps(strict(_plain(found)), indent=2, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

@@ -1,0 +1,394 @@
+"""The commands: parse, call, show."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import fedveil
+from fedveil import __version__
+from fedveil.base.plain_text import console, document, say
+from fedveil.cli import attack as attack_cli
+from fedveil.cli import compare as compare_cli
+from fedveil.cli import report as pages_cli
+from fedveil.cli import reproduce as reproduce_cli
+from fedveil.cli.exits import Commands, ended
+from fedveil.cli.job_arguments import JobPath, KeyPart, Overrides, job_of_run, load, remarks
+from fedveil.cli.json_answer import AsJson, alone, answer, answering
+from fedveil.cli.vertical import commands as vertical_cli
+from fedveil.errors import (
+    ClaimRefuted,
+    InvalidValue,
+    JobError,
+    MissingExtra,
+    RunFolderError,
+    nearest,
+)
+from fedveil.starter import DEFAULT_JOB
+
+if TYPE_CHECKING:
+    from fedveil.federated.job import Job
+
+app = typer.Typer(
+    cls=Commands,
+    help="Federated learning with one switch for the protection of everything a client sends.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="List and download data sets.", no_args_is_help=True)
+job_app = typer.Typer(help="Check, explain and convert job files.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(job_app, name="job")
+app.add_typer(vertical_cli.app, name="vertical")
+app.add_typer(attack_cli.app, name="attack")
+app.command()(compare_cli.compare)
+app.command("reproduce")(answering(reproduce_cli.reproduce))
+
+
+def main() -> None:
+    """Run a command; an error a user can meet is its sentence on stderr."""
+    # The command's own folder is where a user's `package.module:function` is looked for.
+    sys.path.append(os.getcwd())  # noqa: PTH109
+    raise SystemExit(ended(app))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"fedveil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command()
+def run(
+    job: JobPath = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder. Default: a new folder under runs/.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Resume the run in this folder. Add --set rounds=N to extend it."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Train a model and write the results to a run folder."""
+    # What needs torch is imported after what may be wrong with the job.
+    if resume is not None:
+        others = [key for key in overrides or [] if key.partition("=")[0].strip() != "rounds"]
+        if job is not None or others or out is not None:
+            raise JobError(
+                ["--resume takes the run's own job: no JOB or --out beside it, and no --set but "
+                 "--set rounds=N"]
+            )  # fmt: skip
+        rounds = job_of_run(resume, overrides).rounds
+        train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
+    else:
+        settings = load(job, overrides, default=DEFAULT_JOB)
+        rounds = settings.rounds
+        train = partial(fedveil.simulate, settings, out)
+    from fedveil.pages.read_run import read_run
+    from fedveil.run_display import RunDisplay, of_run
+
+    with alone(json):
+        with RunDisplay(console(), rounds) as display:
+            result = train(progress=display.show, warn=display.warn, starting=display.starting)
+        found = read_run(result.folder)
+        display.summary(found)
+    if json:
+        answer(of_run(found))
+    if result.audit is not None and result.audit.refutes:
+        raise ClaimRefuted(f"the audit refutes what the run promised: {result.audit.refutation}")
+
+
+app.command()(answering(pages_cli.report))
+app.command()(answering(pages_cli.watch))
+
+
+def _need_flower(purpose: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise MissingExtra("flwr", "flower", purpose)
+
+
+@app.command()
+def budget(
+    job: JobPath = None,
+    overrides: Overrides = None,
+    target_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Find the protection's setting for which a whole run costs at most this epsilon."
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Estimate a run's privacy cost before starting it."""
+    from rich.table import Table
+
+    settings = load(job, overrides, default=DEFAULT_JOB)
+    from fedveil.engine.budget import project_job, solve_job
+    from fedveil.engine.known_accuracy import measured
+    from fedveil.privacy.loss import format_delta, format_epsilon
+
+    solved = None
+    if target_epsilon is None:
+        lines = project_job(settings)
+    else:
+        solved, lines = solve_job(settings, target_epsilon)
+    if json:
+        costs = [{"for": ln.what, "epsilon": ln.epsilon, "delta": ln.delta} for ln in lines]
+        known = [row._asdict() for row in measured(settings)]
+        answer(
+            {"solved": None if solved is None else str(solved), "costs": costs, "measured": known}
+        )
+        return
+    if solved is not None:
+        say(str(solved))
+    table = Table(box=None, pad_edge=False)
+    for column in ("epsilon", "delta", "promise", "for"):
+        table.add_column(column)
+    for line in lines:
+        epsilon, delta = format_epsilon(line.epsilon), format_delta(line.delta)
+        table.add_row(epsilon, delta, line.figure.promise, line.what)
+    console().print(table)
+    for row in measured(settings):
+        say(str(row))
+
+
+@app.command()
+def audit(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN", help="Show this run's stored findings; no new audit is made."
+        ),
+    ] = None,
+    trials: Annotated[
+        int,
+        typer.Option(min=1000, help="How often to run each mechanism on each of its two inputs."),
+    ] = 20_000,
+    json: AsJson = False,
+) -> None:
+    """Test the privacy claims of all mechanisms, or show what a run's audit and attacks found.
+
+    Exits 1 where a claim is refuted.
+    """
+    if folder is not None:
+        with alone(json):
+            _print_findings(folder, json=json)
+        return
+    from fedveil.cli.audit_cases import cases
+
+    found = []
+    with alone(json):
+        for case in cases():
+            result = case.audit(trials)
+            found.append({"mechanism": case.name, "refuted": result.refuted, "said": str(result)})
+            say(f"{case.name}: {result}")
+    if json:
+        answer(found)
+    names = [str(of["mechanism"]) for of in found if of["refuted"]]
+    if names:
+        raise ClaimRefuted(f"refuted: {', '.join(names)}")
+
+
+def _print_findings(folder: Path, *, json: bool) -> None:
+    from fedveil.privacy.guarantee_word import Figure
+    from fedveil.record.finding_lines import as_data, read_findings
+    from fedveil.record.run_folder import job_of
+
+    findings = read_findings(folder)
+    if not findings:
+        job_of(folder)  # what is no run's folder is told so
+        raise RunFolderError(
+            f"{folder} holds no findings: a run with audit.canaries has one, and `fedveil attack` "
+            f"adds some"
+        )
+    for finding in findings:
+        promised = Figure(finding.epsilon, finding.delta)
+        verdict = "refuted" if finding.refutes else "not refuted"
+        say(f"{finding}; saw {finding.saw}; promised: {promised}{finding.distance}: {verdict}")
+        for missed in finding.unseen:
+            say(f"  {missed}")
+    if json:
+        answer([as_data(finding) for finding in findings])
+    failed = [finding for finding in findings if finding.refutes]
+    if failed:
+        raise ClaimRefuted(
+            f"{len(failed)} of {len(findings)} findings refute what the run promised: "
+            f"{'; '.join(finding.refutation for finding in failed)}"
+        )
+
+
+@app.command()
+@answering
+def init(
+    directory: Annotated[
+        Path, typer.Argument(help="The folder to write to. Existing files are never overwritten.")
+    ],
+    template: Annotated[
+        str,
+        typer.Option(help="One of: image, text, table, regression, own-step, vertical, flower."),
+    ] = "table",
+) -> object:
+    """Create a commented job file with a model and a data function to start from."""
+    from fedveil.starter import TEMPLATES, write_starter
+
+    wrote = write_starter(directory, template)
+    for path in wrote:
+        say(f"wrote {path}")
+    following = f"cd {shlex.quote(str(directory))} && {TEMPLATES[template].run}"
+    say(f"next: {following}")
+    return {"wrote": wrote, "next": following}
+
+
+@app.command()
+@answering
+def deploy(
+    directory: Annotated[Path, typer.Argument(help="The folder to write the Flower app to.")],
+    job: JobPath = None,
+    overrides: Overrides = None,
+    seeded: Annotated[
+        bool,
+        typer.Option(
+            help="Draw the protection's randomness from the job's seed. Unsafe: for tests only."
+        ),
+    ] = False,
+) -> object:
+    """Write a job as a Flower app, to run the clients on other machines."""
+    _need_flower("fedveil deploy")
+    loaded = load(job, overrides)
+    from fedveil.flower.job.deploy import deployable, write_app
+
+    settings = deployable(loaded, seeded=seeded)
+    wrote = write_app(directory, settings)
+    for path in wrote:
+        say(f"wrote {path}")
+    if seeded:
+        seen = "reports draw from the job's seed: whoever reads the job can take the protection off"
+        allowed = "a client sends them only if its own node configuration says seeded=true"
+        remarks("warning", [f"{seen}; {allowed}"])
+    if settings.protection.name == "not_encrypt" and settings.server.weighting == "by_size":
+        remarks(
+            "note",
+            ["under not_encrypt and server.weighting = by_size a report says how many examples "
+             "its client has"],
+        )  # fmt: skip
+    following = f"flwr run {shlex.quote(str(directory))}"
+    say(f"next: {following}; docs/deployment.md")
+    return {"wrote": wrote, "clients": settings.clients.number, "next": following}
+
+
+@app.command()
+@answering
+def identity(
+    file: Annotated[Path, typer.Argument(help="The file to write the private key to.")],
+) -> object:
+    """Create a client's signing key (for active_security) and print its public key."""
+    from fedveil.flower.job.identity_file import make_identity
+
+    public = make_identity(file)
+    document(f"{public}\n")
+    return {"file": file, "public": public}
+
+
+@job_app.command()
+def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False) -> None:
+    """Check a job and print it with all its keys."""
+    _print_job(load(job, overrides, default=DEFAULT_JOB), json=json)
+
+
+def _print_job(job: Job, *, json: bool) -> None:
+    if json:
+        answer(job.model_dump(mode="json"))
+    else:
+        document(job.to_yaml())
+
+
+@job_app.command()
+@answering
+def keys(part: KeyPart = None) -> object:
+    """Explain the keys of a job: allowed values, default, meaning."""
+    from fedveil.federated.job_reference import reference
+    from fedveil.settings.reference import keys, told_keys
+
+    document(keys(reference(), part))
+    return told_keys(reference(), part)
+
+
+@job_app.command()
+def convert(
+    theirs: Annotated[Path, typer.Argument(help="A server YAML file of MindSpore Federated.")],
+    json: AsJson = False,
+) -> None:
+    """Convert a MindSpore job file to a fedveil job file."""
+    from fedveil.federated.job import Job
+
+    settings, notes = Job.convert(theirs)
+    remarks("note", notes)
+    remarks("warning", settings.warnings)
+    _print_job(settings, json=json)
+
+
+@data_app.command("list")
+def list_data(json: AsJson = False) -> None:
+    """List the data sets, and show which are on this machine."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedveil.data.datasets import available
+
+    if json:
+        facts = ("name", "origin", "shape", "classes", "how")
+        answer([{f: getattr(e, f) for f in facts} | {"here": e.here()} for e in available()])
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "what", "example", "classes", "here", "how to get it"):
+        table.add_column(column, overflow="fold")
+    for entry in available():
+        shape = "x".join(map(str, entry.shape))
+        here = Text("yes", "green") if entry.here() else Text("no")
+        table.add_row(entry.name, entry.origin, shape, str(entry.classes), here, entry.how)
+    console().print(table)
+
+
+@data_app.command()
+@answering
+def fetch(
+    name: Annotated[str, typer.Argument(help="The data set: mnist or fashion_mnist.")],
+) -> object:
+    """Download a data set into the user's cache and verify its checksums."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    from fedveil.data.datasets import available
+    from fedveil.data.datasets import fetch as download
+
+    if name not in (names := [entry.name for entry in available()]):
+        near = nearest(name, names)
+        raise InvalidValue(f"there is no data set {name}{near}; the names are {', '.join(names)}")
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console()) as bars:
+        task = bars.add_task(name, total=None)
+        folder = download(
+            name, progress=lambda done, total: bars.update(task, completed=done, total=total)
+        )
+    say(f"{name} is in {folder}")
+    return {"name": name, "folder": folder}

@@ -1,0 +1,49 @@
+"""`fedveil reproduce`: repeat the sources' experiments."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.base.plain_text import console, remark, say
+from fedveil.reproductions.experiment import Scale
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="The experiment. Default: list all experiments.")
+    ] = None,
+    scale: Annotated[
+        Scale,
+        typer.Option(
+            help="small takes minutes, medium at most half an hour (not every experiment has it), "
+            "full is the source's own size."
+        ),
+    ] = "full",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The experiment's folder; an unfinished experiment in it is resumed. "
+            "Default: runs/reproduce-NAME-SCALE."
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+) -> object:
+    """Repeat an experiment from the source papers and compare the results."""
+    if name is None or everything:
+        from fedveil.reproductions.experiments import table
+
+        console().print(table().terminal())
+        return table().records()
+    from fedveil.reproductions.outcome_page import tally, verdicts
+    from fedveil.reproductions.reproduction import reproduce as repeat
+
+    page, outcome = repeat(name, scale, out, remark)
+    console().print(verdicts(outcome).terminal())
+    say(tally(outcome))
+    say(f"written to {page}")
+    found = [{**asdict(verdict), "agrees": verdict.agrees} for verdict in outcome.verdicts]
+    return {"page": page, "verdicts": found}

@@ -1,0 +1,28 @@
+"""`fedveil vertical`: the commands of split learning."""
+
+from __future__ import annotations
+
+import typer
+
+from fedveil.cli.json_answer import answering
+from fedveil.cli.vertical.generate import generate
+from fedveil.cli.vertical.machines import certificates, follower, leader
+from fedveil.cli.vertical.one_process import evaluate, keys, parts, predict, run, show
+
+app = typer.Typer(
+    help="Split learning between parties that hold different features of the same examples.",
+    no_args_is_help=True,
+)
+for command in (
+    run,
+    evaluate,
+    predict,
+    generate,
+    show,
+    parts,
+    keys,
+    leader,
+    follower,
+    certificates,
+):
+    app.command()(answering(command))

@@ -1,0 +1,55 @@
+"""`fedveil vertical generate`: a text continued by the parties of a language model."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Annotated
+
+import typer
+
+from fedveil.base.plain_text import document, say
+from fedveil.cli.vertical import arguments
+from fedveil.cli.vertical.machines import look
+
+
+def generate(
+    run: arguments.RunPath,
+    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate.")] = 100,
+    temperature: Annotated[
+        float,
+        typer.Option(min=0, help="Sampling temperature. 0: always take the most likely token."),
+    ] = 0.8,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Random seed. Default: a new one each time.")
+    ] = None,
+    listen: arguments.Listen = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
+) -> object:
+    """Continue a text with the model of a pangu run, under the same protection as in training."""
+    from fedveil.language import generation
+
+    # A character may be spread over several tokens.
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def tell(piece: bytes, last: bool = False) -> None:
+        document(characters.decode(piece, last) + "\n" * last)
+
+    request = generation.Request.seeded(prompt.encode(), tokens, temperature, seed)
+    if listen is None:
+        document(prompt)
+        found, split = generation.generate(run, request, tell)
+    else:
+        own = generation.leading(request)
+        session = look(generation.GENERATE, run, listen, tls, insecure, patience, own)
+        found, split = session.result, session.run.setting.split
+        document(prompt)
+        tell(found.text)
+    tell(b"", last=True)
+    accounts = list(generation.figures(split, found))
+    for figure in accounts:
+        say(str(figure))
+    text = prompt + found.text.decode(errors="replace")
+    return {"text": text, "accounts": [str(figure) for figure in accounts]}

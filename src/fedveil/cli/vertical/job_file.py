@@ -1,0 +1,57 @@
+"""How the commands of `fedveil vertical` read a job, and tell what was spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil.base.plain_text import console, say
+from fedveil.errors import JobError
+from fedveil.settings.yaml_file import refuse_other_kind, refuse_parted, refuse_their_vertical
+
+if TYPE_CHECKING:
+    from fedveil.privacy.ledger import Line
+    from fedveil.vertical.job import VerticalJob
+
+
+def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
+    """The job in a file with settings on top; functions of the user's are found beside it."""
+    from fedveil.vertical.job import VerticalJob
+
+    refuse_parted(path, overrides)
+    if path is not None:
+        from fedveil.record.saved_job import look_beside
+
+        look_beside(path)
+    try:
+        return VerticalJob.load(path, overrides or [])
+    except JobError:
+        from fedveil.federated.job import Job
+
+        refuse_their_vertical(path)
+        refuse_other_kind(path, VerticalJob, Job, "`fedveil run` trains it")
+        raise
+
+
+def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
+    for party, lines in figures.items():
+        for figure in lines:
+            say(f"{party}: {figure}")
+
+
+def ended(folder: Path) -> dict[str, object]:
+    """Say what a run took, where everything is and what is next; the same for a program."""
+    from fedveil.pages.read_run import read_run
+    from fedveil.run_display import of_run, summary
+
+    run = read_run(folder)
+    summary(console(), run)
+    return of_run(run)
+
+
+def of_accounts(figures: Mapping[str, Iterable[Line]]) -> dict[str, object]:
+    """What was spent, for a program."""
+    from fedveil.run_display import of_lines
+
+    return {party: of_lines(lines) for party, lines in figures.items()}

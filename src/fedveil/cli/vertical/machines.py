@@ -1,0 +1,207 @@
+"""`fedveil vertical leader | follower | certificates`: parties on machines of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from fedveil.base.plain_text import remark, say
+from fedveil.cli.vertical import arguments
+from fedveil.cli.vertical.job_file import ended, load
+from fedveil.errors import InvalidValue, JobError, RunFolderError
+from fedveil.vertical.memory_reuse import keep_freed_memory
+
+if TYPE_CHECKING:
+    from fedveil.link.channel import Exchange
+    from fedveil.vertical.job import VerticalJob
+    from fedveil.vertical.party_run import PartyRun
+    from fedveil.vertical.remote.machine import Machine, Session
+    from fedveil.vertical.remote.sessions import Meeting
+    from fedveil.vertical.task import Task
+
+_leader_of = attrgetter("leader")
+MustListen: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--listen", metavar="HOST:PORT", help="The address to listen on. Port 0: any free port."
+    ),
+]
+Connect: TypeAlias = Annotated[str, typer.Option(metavar="HOST:PORT", help="The leader's address.")]
+Resume: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="Resume the run in this folder. Not allowed together with JOB, --set or --out."
+    ),
+]
+
+
+def leader(
+    listen: MustListen,
+    job: arguments.JobPath = None,
+    overrides: arguments.Overrides = None,
+    out: arguments.Out = None,
+    resume: Resume = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
+) -> object:
+    """Train as the leader: wait for the followers, then train and print the metrics."""
+    settings = _own_job(job, overrides, out, resume)
+    from fedveil.vertical.remote import sessions
+
+    keep_freed_memory()
+    with ExitStack() as stack:
+        machine = _machine(_leader_of, settings, out, resume, sessions.LEADER, stack)
+        meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
+        return ended(sessions.lead(machine, meeting).folder)
+
+
+def follower(
+    connect: Connect,
+    job: arguments.JobPath = None,
+    overrides: arguments.Overrides = None,
+    out: arguments.Out = None,
+    resume: Resume = None,
+    serve: Annotated[
+        Path | None,
+        typer.Option(
+            help="Serve this run's model while the leader evaluates, predicts or generates."
+        ),
+    ] = None,
+    party: Annotated[
+        str | None,
+        typer.Option(
+            help="Which follower this is. Default: the job's only one, or the certificate's."
+        ),
+    ] = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
+) -> object:
+    """Train or serve as a follower; reconnect if the link breaks."""
+    if serve is not None and resume is not None:
+        raise JobError(["--serve and --resume do not go together: one looks, the other trains"])
+    settings = _own_job(job, overrides, out, resume or serve)
+    from fedveil.vertical.remote import sessions
+    from fedveil.vertical.remote.machine import follower_of
+
+    def here(task: Task) -> str:
+        return follower_of(task, party, tls)
+
+    keep_freed_memory()
+    with ExitStack() as stack:
+        machine = _machine(
+            here, settings, out, resume or serve, sessions.FOLLOWER, stack,
+            finished=serve is not None,
+        )  # fmt: skip
+        meeting = _meeting("--connect", connect, machine, tls, insecure, patience)
+        if serve is not None:
+            say(f"{machine.party} serves {serve}; Ctrl-C ends it")
+        say(f"{machine.party} waits for {machine.split.leader}, the leader, at {meeting.address}")
+        if serve is not None:
+            sessions.serve(machine, meeting)
+        return ended(sessions.follow(machine, meeting).folder)
+
+
+def certificates(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write to.")],
+    party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 825,
+) -> object:
+    """Create a certificate for each party, and a private authority if DIR has none."""
+    from fedveil.link.tls import write_certificates
+
+    wrote = list(write_certificates(directory, party, days=days))
+    for path in wrote:
+        say(f"wrote {path}: give this folder to {path.name} and to nobody else")
+    say(f"{directory / 'authority.key'} stays here: whoever has it can pass for any party")
+    return {"wrote": wrote, "authority": directory / "authority.key"}
+
+
+def look(
+    purpose: str,
+    run: Path,
+    listen: str,
+    tls: Path | None,
+    insecure: bool,
+    patience: float,
+    own: Callable[[PartyRun], Exchange[Any]] | None = None,
+) -> Session:
+    """The leader's side of what is done with a trained model, with followers that serve.
+
+    `own` is that side where it is another than the purpose's.
+    """
+    from fedveil.vertical.remote import sessions
+    from fedveil.vertical.remote.machine import Machine
+
+    with ExitStack() as stack:
+        machine = Machine.reopened(run, _leader_of, stack)
+        meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
+        return sessions.lead(machine, meeting, purpose, own)
+
+
+def _own_job(
+    job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
+) -> VerticalJob | None:
+    """The job; None where a run's folder holds it. What is wrong is said before torch is here."""
+    if old is None:
+        return load(job, overrides)
+    if job is not None or overrides or out is not None:
+        raise JobError(
+            ["--resume and --serve take the run's own job: no JOB, --set or --out beside them"]
+        )
+    return None
+
+
+def _machine(
+    here: Callable[[Task], str],
+    job: VerticalJob | None,
+    out: Path | None,
+    old: Path | None,
+    command: str,
+    stack: ExitStack,
+    *,
+    finished: bool = False,
+) -> Machine:
+    from fedveil.vertical.remote.machine import Machine
+
+    if job is not None:
+        return Machine.new(job, here, out, command, stack)
+    assert old is not None, "a job or a folder that holds one"
+    machine = Machine.reopened(old, here, stack)
+    if machine.has_finished and not finished:
+        raise RunFolderError(
+            f"the run in {old} has ended: `fedveil vertical evaluate` and `predict` of the leader, "
+            f"with --serve at the followers, look at its model"
+        )
+    return machine
+
+
+def _meeting(
+    option: str, address: str, machine: Machine, tls: Path | None, insecure: bool, patience: float
+) -> Meeting:
+    from fedveil.link.streams import Address
+    from fedveil.link.tls import Credentials
+    from fedveil.vertical.log_lines import line
+    from fedveil.vertical.remote.sessions import Meeting
+
+    if (tls is None) != insecure:
+        raise InvalidValue(
+            "--tls and --insecure do not go together"
+            if insecure
+            else "--tls DIR is missing: plaintext needs --insecure, and a loopback address"
+        )
+    parties = [machine.split.leader, *machine.split.followers]
+    return Meeting(
+        address=Address.parse(option, address),
+        credentials=None if tls is None else Credentials.read(tls, machine.party, parties),
+        patience_s=patience,
+        report=remark,
+        progress=lambda record: say(line(record)),
+        listening=lambda here: say(f"{machine.party} listens on {here}"),
+    )

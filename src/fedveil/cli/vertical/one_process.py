@@ -1,0 +1,143 @@
+"""`fedveil vertical run | evaluate | predict | show`: every party in this process.
+
+With --listen, evaluate and predict are the leader's part of what parties on other machines do too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil import vertical
+from fedveil.base.plain_text import document, remark, say
+from fedveil.cli.vertical import arguments
+from fedveil.cli.vertical.job_file import ended, load, of_accounts, say_accounts
+from fedveil.cli.vertical.machines import look
+from fedveil.errors import JobError
+from fedveil.vertical.memory_reuse import keep_freed_memory
+
+
+def run(
+    job: arguments.JobPath = None,
+    overrides: arguments.Overrides = None,
+    out: arguments.Out = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Resume the run in this folder. Not allowed together with other arguments."
+        ),
+    ] = None,
+) -> object:
+    """Train with all parties in this process and print the leader's metrics."""
+    keep_freed_memory()
+    # What needs torch is imported after what may be wrong with the job.
+    if resume is None:
+        settings = load(job, overrides)
+        work = partial(vertical.train, settings, out)
+    elif job is None and not overrides and out is None:
+        work = partial(vertical.resume, resume)
+    else:
+        raise JobError(["--resume takes the run's own job: no JOB, --set or --out beside it"])
+    from fedveil.vertical.log_lines import line
+
+    result = work(progress=lambda record: say(line(record)), say=remark)
+    return ended(result.folder)
+
+
+def evaluate(
+    run: arguments.RunPath,
+    listen: arguments.Listen = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
+) -> object:
+    """Evaluate the model on the held-out examples, under the same protection as in training."""
+    if listen is None:
+        from fedveil.vertical import one_process
+
+        quality, figures = one_process.evaluate(run)
+    else:
+        session = look("evaluate", run, listen, tls, insecure, patience)
+        quality, figures = session.result, {session.run.name: session.figures}
+    for name, value in quality.items():
+        if isinstance(value, float):
+            say(f"{name} {value:.6f}")
+    for name, figures_of_class in quality.get("per_class", {}).items():
+        told = (f"{key} {figure:.6g}" for key, figure in figures_of_class.items())
+        say(f"class {name}: {', '.join(told)}")
+    say_accounts(figures)
+    return {"figures": quality, "accounts": of_accounts(figures)}
+
+
+def predict(
+    run: arguments.RunPath,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The file to write: .csv (a line per example) or .npz (arrays of ids and outputs)."
+        ),
+    ] = Path("predictions.csv"),
+    listen: arguments.Listen = None,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
+) -> object:
+    """Write the model's prediction for every held-out example."""
+    from fedveil.vertical.predictions import PredictionFile
+
+    file = PredictionFile(out)
+    if listen is None:
+        from fedveil.vertical import one_process
+
+        found = one_process.look(run, file.predict)
+    else:
+        session = look("predict", run, listen, tls, insecure, patience, file.predict)
+        found = session.result
+    assert found is not None, "the leader has the outputs"
+    what = file.write(found)
+    say(f"wrote {out}: {what}")
+    return {"file": out, "holds": what}
+
+
+def keys(part: arguments.KeyPart = None) -> object:
+    """Explain the keys of a vertical job: allowed values, default, meaning."""
+    from fedveil.settings.reference import keys, told_keys
+    from fedveil.vertical.job_reference import reference
+
+    document(keys(reference(), part))
+    return told_keys(reference(), part)
+
+
+def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
+    """Show each part's owner, parameters and training memory, without building it."""
+    settings = load(job, overrides)
+    from fedveil.vertical.job_split import make_task
+    from fedveil.vertical.part_memory import memory_of, sizable, sized, told
+
+    task = make_task(settings)
+    known = sizable(settings, task)
+    if not known:
+        raise JobError(
+            ["the sizes of the parts follow from data that is not here, or from functions of the "
+             "job's own: they are known when a run makes them"]
+        )  # fmt: skip
+    found = memory_of(sized(settings, task, known))
+    for part in found:
+        say(f"{part.part} of {part.owner}: {told([part])}")
+    for party in known:
+        say(f"{party} in all: {told([part for part in found if part.owner == party])}")
+    for party in (task.leader, *task.followers):
+        if party not in known:
+            say(f"{party}: the sizes of its parts follow from data that this job does not name")
+    return [asdict(part) for part in found]
+
+
+def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
+    """Check a vertical job and print it with all its keys."""
+    settings = load(job, overrides)
+    document(settings.to_yaml())
+    return settings.model_dump(mode="json")

@@ -1,0 +1,94 @@
+"""A run as it goes, from its records alone: from another window, or from a copy of its folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from fedveil.base.validate import integer
+from fedveil.errors import RunFolderError
+from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.vertical_page import is_vertical, leader_of, parties_of
+from fedveil.record.run_folder import EVENTS, METRICS, in_use
+from fedveil.record.sealed_message import intact
+from fedveil.run_display import RunDisplay, summary
+
+Wait = Callable[[float], None]
+
+#: Seconds between two looks.
+_POLL_S = 0.5
+#: So many looks a run that has ended has left to write its page.
+_LAST_LOOKS = 20
+
+
+def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.sleep) -> ReadRun:
+    """Show what a run's folder holds and what comes, until the run has ended; what it is then.
+
+    Raises `RunFolderError` where there is no run, or one that has not grown for so many seconds
+    and that nobody on this machine writes.
+    """
+    with intact(folder):
+        if is_vertical(read_run(folder)):
+            _watch_parties(folder, console, patience_s, wait)
+        else:
+            _watch_rounds(folder, console, patience_s, wait)
+        return read_run(folder)
+
+
+def _watch_rounds(folder: Path, console: Console, patience_s: float, wait: Wait) -> None:
+    run, shown = read_run(folder), 0
+    with RunDisplay(console, integer("rounds", run.job["rounds"], 1)) as display:
+        for run in _grown(folder, lambda: read_run(folder), patience_s, wait):
+            for record in run.records[shown:]:
+                display.show(record)
+            shown = max(shown, len(run.records))
+    if run.finished:
+        display.summary(run)
+    else:
+        console.print(run.ended)
+
+
+def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait) -> None:
+    from fedveil.vertical.log_lines import line
+
+    def leader() -> ReadRun:
+        run = read_run(folder)
+        return leader_of(run, parties_of(run))
+
+    shown = 0
+    for run in _grown(folder, leader, patience_s, wait):
+        for record in run.records[shown:]:
+            console.print(line(record), soft_wrap=True)
+        shown = max(shown, len(run.records))
+    summary(console, read_run(folder))
+
+
+def _grown(
+    folder: Path, read: Callable[[], ReadRun], patience_s: float, wait: Wait
+) -> Iterator[ReadRun]:
+    """What is read, each time that there is more of it, until the run has ended."""
+    held, looks = None, _LAST_LOOKS
+    while True:
+        run = read()
+        if (now := (len(run.records), len(run.events))) != held:
+            held = now
+            yield run
+        elif run.ended is None and _quiet_s(run) > patience_s and not in_use(folder):
+            raise RunFolderError(
+                f"{folder} has not grown for {patience_s:g} s and nobody on this machine writes "
+                f"it: the run was cut off, or this is a copy that nobody brings up to date"
+            )
+        if run.ended is not None:
+            looks -= 1
+            if not looks or not in_use(folder):
+                return
+        wait(_POLL_S)
+
+
+def _quiet_s(run: ReadRun) -> float:
+    """How long ago a run wrote something."""
+    files = (path for path in (run.folder / METRICS, run.folder / EVENTS) if path.exists())
+    return time.time() - max((path.stat().st_mtime for path in files), default=0.0)

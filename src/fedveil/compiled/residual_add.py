@@ -1,0 +1,97 @@
+"""What goes beside a chain and comes back: a copy, its sum, and what each token's place adds."""
+
+from __future__ import annotations
+
+from fedveil.base.arrays import Float32s, Int32s, Int64s
+from fedveil.base.kernels import compiled
+from fedveil.compiled import fields as f
+from fedveil.compiled.native import OPERATION, native
+from fedveil.compiled.operation import TOKENS, Operation, Value, need
+from fedveil.compiled.row_passes import add_rows
+from fedveil.learning.residual import Join
+from fedveil.learning.token_layers import Positions
+
+
+@compiled()
+def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
+    """Copy each example's x to its y, or `back` the gradients; `also`: add it to what is there."""
+    for n in range(op[f.COUNT]):
+        if back:
+            a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
+        else:
+            a, b = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
+        for i in range(op[f.RUN]):
+            m[b + i] = m[a + i] + m[b + i] if also else m[a + i]
+
+
+@native(OPERATION)
+def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """y = x."""
+    _add(m, op, False, False)
+
+
+@native(OPERATION)
+def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """dx, which the join has begun, and dy."""
+    _add(m, op, True, True)
+
+
+@native(OPERATION)
+def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """y + x, of the x that was copied."""
+    _add(m, op, False, True)
+
+
+@native(OPERATION)
+def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """dx = dy."""
+    _add(m, op, True, False)
+
+
+@native(OPERATION)
+def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """x + the first rows of the weight, in place."""
+    for n in range(op[f.COUNT]):
+        at = op[f.X] + n * op[f.XS]
+        for i in range(op[f.RUN]):
+            m[at + i] += m[op[f.WEIGHT] + i]
+
+
+@native(OPERATION)
+def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """Every example's gradient is added to that of the weight."""
+    add_rows(m, op[f.DWEIGHT], op[f.DX], op[f.XS], op[f.COUNT], op[f.RUN])
+
+
+class Copied(Operation):
+    """What follows works on a copy."""
+
+    forward, backward = branch, branch_back
+
+    def written(self) -> Value:
+        need(self.x.form == TOKENS)
+        return Value.of_tokens(self.x.shape[0], self.x.shape[2])
+
+
+class Added(Operation):
+    """The value that was copied is added to that which came out."""
+
+    forward, backward = join, join_back
+
+    def __init__(self, layer: Join, copied: Value, came: Value) -> None:
+        self._came = came
+        super().__init__(layer, copied)
+
+    def written(self) -> Value:
+        need(self.x.shape == self._came.shape)
+        return self._came
+
+
+class Placed(Operation):
+    layer: Positions
+    forward, backward = place, place_back
+
+    def written(self) -> Value:
+        places, width = self.layer.weight.shape
+        need(self.x.form == TOKENS and width == self.x.shape[2] and self.x.shape[0] <= places)
+        return self.x

@@ -1,0 +1,161 @@
+"""One batch through a user's model before the first round: what must fail fails here, and at once.
+
+It changes nothing of the run: the model is another object, and torch's generators are given back.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.base import own_code
+from fedveil.base.example_arrays import opened
+from fedveil.data.datasets import Dataset
+from fedveil.data.partition import Partition
+from fedveil.engine.assembly import ModelShape, make_model, make_task, make_trainer
+from fedveil.engine.evaluation import told
+from fedveil.entropy import Seeded
+from fedveil.errors import ModelInvalid
+from fedveil.federated.job import Job
+from fedveil.learning import models
+from fedveil.learning.evaluate import score
+from fedveil.learning.own_layers import whole
+from fedveil.learning.task_trainer import TaskTrainer, on_device
+from fedveil.learning.trained_part import TrainedPart, taken
+from fedveil.learning.trainer import ClientData
+from fedveil.learning.weight_layout import Layout
+from fedveil.record.run_folder import TRACEBACK, RunFolder
+
+#: A batch that some examples spoil says nothing of the others: so many are tried.
+_BATCHES = 8
+
+
+#: Examples, and what is to be learnt of them.
+Batch = tuple[Any, Any]
+
+
+def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
+    """A batch of some of the clients each."""
+    for client in range(0, split.clients, max(1, split.clients // _BATCHES)):
+        rows = split.of(client)[: job.training.batch_size]
+        yield dataset.train.x[rows], dataset.train.y[rows]
+
+
+def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
+    """Some of the test examples', where the clients' are theirs."""
+    x, y = dataset.test.x, dataset.test.y
+    for start in range(0, len(y), max(1, len(y) // _BATCHES)):
+        rows = np.arange(start, min(start + job.training.batch_size, len(y)))
+        yield x[rows], y[rows]
+
+
+def try_out(
+    job: Job, shape: ModelShape, dataset: Dataset, batches: Iterable[Batch], folder: RunFolder
+) -> None:
+    """Train on one batch, on the next where it fails, and evaluate one.
+
+    Raises `ModelInvalid` where all of them fail, with the line of the user's file; the traceback
+    is in the run's folder. A model that only some clients' data spoils goes on to its rounds.
+    """
+    model = whole(make_model(job, shape))
+    device = torch.device(job.training.device)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the rounds will say so again
+        what, failure = "train", _training(job, model.to(device), dataset, batches)
+        if failure is None:
+            what, failure = "be tested", _evaluation(job, model.cpu(), dataset)
+    if failure is None:
+        folder.remove(TRACEBACK)
+        return
+    folder.write_atomically(TRACEBACK, "".join(traceback.format_exception(failure)).encode())
+    under = f" under task = {job.task}" if job.task != "classification" else ""
+    place = own_code.place_of(failure) or _defined_at(job.model)
+    raise ModelInvalid(
+        f"model = {job.model!r}{under} cannot {what}: {own_code.described(failure)} ({place}); the "
+        f"traceback is in {folder.path / TRACEBACK}"
+    )
+
+
+def _defined_at(name: str) -> str:
+    """Where the function that makes a model stands: the layers of a plain chain are torch's own."""
+    made = models.MODELS.get(name) or own_code.load(name, key=name, error=ModelInvalid)
+    return own_code.defined_at(made)
+
+
+def _training(
+    job: Job, model: nn.Module, dataset: Dataset, batches: Iterable[Batch]
+) -> Exception | None:
+    """What the first of the batches raised, where all of them did."""
+    first: Exception | None = None
+    for x, y in batches:
+        try:
+            data = ClientData.of(taken(model, x), y, Seeded(job.seed, "trial"))
+            _step(job, model, data, dataset)
+        except Exception as error:  # the user's model may raise anything
+            first = first or error
+        else:
+            return None
+    return first
+
+
+def _step(job: Job, model: nn.Module, client: ClientData, dataset: Dataset) -> None:
+    device, task, (x, y) = job.training.device, make_task(job), client.rows
+    inputs, targets = on_device(task.collate(opened(x), opened(y)), device)
+    outputs = task.forward(model.train(), inputs)
+    _check_outputs(dataset, outputs, targets)
+    loss = task.loss(outputs, targets)
+    if not isinstance(loss, torch.Tensor) or loss.ndim:
+        raise TypeError("the task's loss is no single number: the mean over the batch is needed")
+    learnt = [p for p in model.parameters() if p.requires_grad]
+    torch.autograd.grad(loss, learnt, allow_unused=True)
+    alone = job.privacy.unit == "example"
+    once = job.training.model_copy(update={"epochs": 1, "sampling_rate": 1.0 if alone else None})
+    trial = job.model_copy(update={"training": once})
+    trainer = make_trainer(trial, model, dataset.example_shape)
+    # One vectorised call, which not every forward pass can be, or a step of the task's own.
+    if trainer.least > 1 or alone or isinstance(trainer, TaskTrainer):
+        part = TrainedPart.of(model)
+        trainer.start(Layout(part.module).vector())
+        seen = ClientData.of(part.seen(x, device), y, client.entropy)
+        ((_, (failure,)),) = trainer.train([seen])
+        if failure is not None:
+            raise failure
+
+
+def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | None:
+    few, task = slice(job.training.batch_size), make_task(job)
+    x, y = taken(model, dataset.test.x[few]), dataset.test.y[few]
+    try:
+        with torch.no_grad():
+            inputs, targets = task.collate(opened(x), opened(y))
+            _check_outputs(dataset, task.forward(model.eval(), inputs), targets)
+        told(score(model, task, x, y))
+    except Exception as error:  # as above
+        return error
+    return None
+
+
+def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
+    """A label that no batch happens to hold would be missed by its loss much later."""
+    if dataset.targets == "own":
+        return
+    if not isinstance(outputs, torch.Tensor):
+        raise TypeError(f"it gives a {type(outputs).__name__}, one tensor of scores is needed")
+    shape, wanted, classes = tuple(outputs.shape), tuple(targets.shape), dataset.classes
+    if dataset.targets in ("numbers", "bits"):
+        if shape != wanted and (classes, shape) != (1, wanted[:1]):
+            raise ValueError(f"it gives a tensor of shape {shape} where {wanted} is needed")
+    elif shape[:-1] != wanted or shape[-1] < classes:
+        what = "tokens" if dataset.targets == "tokens" else "examples"
+        count = " x ".join(map(str, wanted))
+        raise ValueError(
+            f"it gives a tensor of shape {shape} for {count} {what} of {classes} classes: a "
+            f"row of {classes} scores for each is needed"
+        )

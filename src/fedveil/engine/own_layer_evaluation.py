@@ -1,0 +1,92 @@
+"""How good the clients' models are where each has layers of its own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.base.arrays import Float32s
+from fedveil.data.examples import Examples
+from fedveil.engine.assembly import make_way
+from fedveil.engine.client_evaluation import ClientTest, HeldOut, summary
+from fedveil.engine.evaluation import ModelTest
+from fedveil.engine.executors.client_states import ClientStates
+from fedveil.federated.job import Job
+from fedveil.learning.learning_task import Task
+from fedveil.learning.own_layers import whole
+from fedveil.learning.weight_layout import Layout
+
+
+def make_test(
+    job: Job, model: nn.Module, task: Task, test: Examples, held: HeldOut | None
+) -> ModelTest:
+    """The test of the job's rounds."""
+    if not job.clients.own_layers:
+        return ModelTest(model, task, test, job.training.device, held)
+    return OwnLayersTest(job, model, task, test, held)
+
+
+class OwnLayersTest(ModelTest):
+    """Every figure is the mean over the clients that have trained, each with its own layers.
+
+    Before any has it is that of the layers that all begin with. What clients hold out is put to
+    each with its own.
+    """
+
+    def __init__(
+        self, job: Job, model: nn.Module, task: Task, test: Examples, held: HeldOut | None
+    ) -> None:
+        super().__init__(model, task, test, job.training.device)
+        copied = copy.deepcopy(model)
+        self._way = make_way(job, copied)
+        self._of_whole = ModelTest(whole(copied), task, test, job.training.device)
+        self._number = job.clients.number or 0
+        part = self._of_whole.part
+        self._each = None if held is None else ClientTest(part, task, held, job.training.device)
+
+    def quality(self, weights: Float32s) -> dict[str, Any]:
+        trained: list[int | None] = []
+        trained += [] if self.clients is None else self.clients.clients()
+        starts = [self._start(weights, client) for client in trained or [None]]
+        found = [self._of_whole.quality(start) for start in starts]
+        means = {name: _mean([one[name] for one in found]) for name in found[0]}
+        if self._each is None:
+            return means
+        figures = []
+        for client in range(self._number):
+            self._of_whole.layout.write(torch.from_numpy(self._start(weights, client)))
+            figures.append(self._each.figure(client))
+        return means | summary(np.array(figures), self._each.better)
+
+    def _start(self, weights: Float32s, client: int | None) -> Float32s:
+        kept = None
+        if client is not None and self.clients is not None:
+            kept = newest(self.clients, client, self._way.size)
+        return self._way.begin(weights, kept)[0]
+
+
+def _mean(values: list[Any]) -> Any:
+    """Of figures and of lists of them; what is neither is the same for all."""
+    if isinstance(values[0], dict):
+        return values[0]
+    mean = np.mean(values, axis=0)
+    return mean.tolist() if mean.ndim else float(mean)
+
+
+def newest(states: ClientStates, client: int, size: int) -> Float32s | None:
+    """What the client has kept last."""
+    return states.load(client, 1 << 62, size)
+
+
+def client_model(job: Job, model: nn.Module, states: ClientStates, client: int) -> nn.Module:
+    """A copy of a run's model with the client's own layers in the place of the first ones."""
+    shared = Layout(model).vector()
+    found = copy.deepcopy(model)
+    way = make_way(job, found)
+    start, _ = way.begin(shared, newest(states, client, way.size))
+    Layout(found).write(torch.from_numpy(start))
+    return found

@@ -1,0 +1,397 @@
+"""What must hold between the keys of a job, and what is only advised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedveil.errors import nearest
+from fedveil.federated.blocks import JobFields
+from fedveil.protections.base import Protection, Rule
+from fedveil.protections.catalog import POSITIONS, fault_phases
+from fedveil.settings.allowed import plain, shown
+from fedveil.settings.rules import Check, Rules
+
+RULES = Rules[JobFields]()
+
+
+@RULES.rule("clients.number", "data.split")
+def _clients_known(job: JobFields) -> str | None:
+    """`clients.number: null` needs `data.split: by_client`: other splits deal to a given number."""
+    if job.clients.number is not None or job.data.split == "by_client":
+        return None
+    return (
+        f"clients.number = null is allowed under data.split = by_client only; "
+        f"under {job.data.split} it is a whole number in [1, inf)"
+    )
+
+
+@RULES.rule("data.name", "data.split")
+def _owners_known(job: JobFields) -> str | None:
+    """`data.split: by_client` needs data with owners: femnist, or a function of yours."""
+    if job.data.split != "by_client" or job.data.may_have_owners:
+        return None
+    return (
+        f"data.split = by_client needs data that comes with owners; {job.data.name} has none: "
+        f"{', '.join(job.data.OWNED)} has, and package.module:function may"
+    )
+
+
+@RULES.rule("training.optimizer", "training.momentum")
+def _momentum_is_sgds(job: JobFields) -> str | None:
+    """`training.momentum` belongs to `training.optimizer: sgd`; under another it is 0."""
+    if job.training.optimizer == "sgd" or job.training.momentum == 0:
+        return None
+    return (
+        f"training.momentum = {job.training.momentum!r} belongs to sgd; "
+        f"under training.optimizer = {job.training.optimizer} only 0 is allowed"
+    )
+
+
+@RULES.rule("protection", "privacy.unit")
+def _unit_kept(job: JobFields) -> str | None:
+    """`privacy.unit: example` needs a protection that can state its loss for an example."""
+    if job.privacy.unit in job.protection.position.units(job.protection.settings):
+        return None
+    able = [n for n, p in POSITIONS.items() if job.privacy.unit in p.units(p.settings_type())]
+    return (
+        f"privacy.unit = {job.privacy.unit} is not offered by protection.name = "
+        f"{job.protection.name} with these parameters, which protects a client's update as a "
+        f"whole: take {' or '.join(able)}"
+    )
+
+
+@RULES.rule("privacy.unit", "training")
+def _one_step_of_examples(job: JobFields) -> str | None:
+    """`privacy.unit: example` trains by one step of plain SGD a round, on a batch that is drawn
+    with `training.sampling_rate`: `training.epochs` is 1, `optimizer` sgd, `momentum`,
+    `weight_decay` and `proximal` 0, `gradient_norm` null and `engine` auto. Without it there is
+    no `sampling_rate`."""
+    training = job.training
+    if job.privacy.unit != "example":
+        if training.sampling_rate is None:
+            return None
+        return (
+            f"training.sampling_rate = {training.sampling_rate!r} belongs to privacy.unit = "
+            f"example; under {job.privacy.unit} every example is in every epoch"
+        )
+    if training.sampling_rate is None:
+        return (
+            "training.sampling_rate = null: privacy.unit = example needs the probability, in "
+            "(0, 1], with which an example is in a round's batch"
+        )
+    needed = {"epochs": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "engine": "auto"}
+    needed |= {"proximal": 0, "gradient_norm": None}
+    wrong = [
+        f"training.{key} = {shown(getattr(training, key))} is not {shown(value)}"
+        for key, value in needed.items()
+        if getattr(training, key) != value
+    ]
+    if not wrong:
+        return None
+    return f"{', '.join(wrong)}: under privacy.unit = example a round is one step of plain SGD"
+
+
+@RULES.rule("privacy.unit", "audit.canaries")
+def _canaries_are_clients(job: JobFields) -> str | None:
+    """`audit.canaries` needs `privacy.unit: client`: a canary is a whole client."""
+    if not job.audit.canaries or job.privacy.unit == "client":
+        return None
+    return (
+        f"audit.canaries = {job.audit.canaries} needs privacy.unit = client: a canary is a client "
+        f"that is in every round as a whole, not an example that is rarely in a batch"
+    )
+
+
+@RULES.rule("protection.name", "server.weighting")
+def _weighs_equally(job: JobFields) -> str | None:
+    """`server.weighting: by_size` is refused under a protection that perturbs reports: it tells the
+    server how much data each client has and breaks the sensitivity of local privacy. It breaks that
+    of central_gaussian and of pw_encrypt's `central_eps` too."""
+    explicit = "weighting" in job.server.model_fields_set
+    if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
+        return None
+    what = job.protection.name
+    why = (
+        "tells the server how much data each client has and breaks the sensitivity of local privacy"
+    )
+    if not job.protection.position.perturbs:
+        why = "breaks the sensitivity of central noise"
+        what += " with central_eps" if what == "pw_encrypt" else ""
+    return f"server.weighting = by_size {why}; under protection.name = {what} only equal is allowed"
+
+
+@RULES.rule("task", "training.class_weights")
+def _classes_weighed(job: JobFields) -> str | None:
+    """`training.class_weights` needs `task: classification`."""
+    if job.training.class_weights is None or job.task == "classification":
+        return None
+    return f"training.class_weights needs task = classification; task = {job.task} has no classes"
+
+
+@RULES.rule("clients.own_layers", "training", "privacy.unit")
+def _state_kept(job: JobFields) -> str | None:
+    """`clients.own_layers` and `training.algorithm: scaffold` and `feddyn` exclude each other,
+    `training.engine: vmap`, `training.train: head` and `privacy.unit: example`."""
+    ways = ["clients.own_layers"] if job.clients.own_layers else []
+    if job.training.algorithm in ("scaffold", "feddyn"):
+        ways.append(f"training.algorithm = {job.training.algorithm}")
+    refused = {
+        "training.engine = vmap": job.training.engine == "vmap",
+        "training.train = head": job.training.train == "head",
+        "privacy.unit = example": job.privacy.unit == "example",
+    }
+    others = [*ways[1:], *(key for key, chosen in refused.items() if chosen)]
+    return f"{ways[0]} is refused together with {' and '.join(others)}" if ways and others else None
+
+
+@RULES.rule("training.precision", "privacy.unit")
+def _examples_exact(job: JobFields) -> str | None:
+    """`privacy.unit: example` needs `training.precision: float32`."""
+    if job.privacy.unit == "client" or job.training.precision == "float32":
+        return None
+    return (
+        f"training.precision = {job.training.precision} is refused under privacy.unit = example, "
+        f"where the gradient of each example is taken alone and in float32"
+    )
+
+
+@RULES.rule("training", "server", "privacy.unit")
+def _algorithm_fits(job: JobFields) -> str | None:
+    """`training.algorithm: scaffold` and `fednova` are for `optimizer: sgd` with `momentum` 0, and
+    without `gradient_norm`, fednova with `proximal` 0 and `normal_steps` and for
+    `privacy.unit: client`; `feddyn` is for `proximal` 0, `server.optimizer: none` and
+    `server.lr` 1."""
+    training, algorithm = job.training, job.training.algorithm
+    if algorithm == "fedavg":
+        return None
+    needed: dict[str, object] = {}
+    if algorithm in ("scaffold", "fednova"):
+        needed = {"training.optimizer": "sgd", "training.momentum": 0}
+        needed |= {"training.gradient_norm": None}
+    if algorithm == "fednova":
+        needed |= {"training.proximal": 0, "privacy.unit": "client"}
+    if algorithm == "feddyn":
+        needed = {"training.proximal": 0, "server.optimizer": "none", "server.lr": 1}
+    held = {key: getattr(getattr(job, key.split(".")[0]), key.split(".")[1]) for key in needed}
+    wrong = [
+        f"{key} = {shown(held[key])} is not {shown(value)}"
+        for key, value in needed.items()
+        if held[key] != value
+    ]
+    if algorithm == "fednova" and training.normal_steps is None:
+        wrong.append("training.normal_steps is missing")
+    return f"{', '.join(wrong)}: training.algorithm = {algorithm} needs it" if wrong else None
+
+
+@RULES.rule("protection.name", "training.algorithm")
+def _variates_protected(job: JobFields) -> str | None:
+    """`training.algorithm: scaffold` reports control variates beside the update, in one vector that
+    is protected as a whole: not under signds, rr and oue, which take all entries to be alike."""
+    position = job.protection.position
+    if job.training.algorithm != "scaffold" or position.takes_variates:
+        return None
+    able = [name for name, p in POSITIONS.items() if p.takes_variates]
+    return (
+        f"training.algorithm = scaffold is refused under protection.name = {job.protection.name}, "
+        f"which takes all entries of a report to be alike, and control variates are not like "
+        f"updates: take {' or '.join(able)}; feddyn and training.proximal report updates alone"
+    )
+
+
+@RULES.rule("protection.name", "server.aggregation")
+def _reports_seen(job: JobFields) -> str | None:
+    """`server.aggregation` other than mean needs reports that the server sees one by one and that
+    no loss rests on the sum of: median and trimmed_mean are for not_encrypt and dp_encrypt,
+    norm_bound is for not_encrypt."""
+    chosen = job.server.aggregation
+    if chosen in job.protection.position.combinations:
+        return None
+    able = [name for name, p in POSITIONS.items() if chosen in p.combinations]
+    return (
+        f"server.aggregation = {chosen} is refused under protection.name = {job.protection.name}, "
+        f"whose server has the sum of reports alone, or reports that are clipped already: take "
+        f"{' or '.join(able)}, or mean"
+    )
+
+
+@RULES.rule("server.aggregation", "server.weighting")
+def _middle_of_equals(job: JobFields) -> str | None:
+    """`server.aggregation: median` and `trimmed_mean` count clients equally."""
+    explicit = "weighting" in job.server.model_fields_set
+    if not (explicit and job.server.weighting == "by_size" and job.server.holds_reports):
+        return None
+    return (
+        f"server.weighting = by_size has no meaning under server.aggregation = "
+        f"{job.server.aggregation}: only equal is allowed"
+    )
+
+
+@RULES.rule("protection", "simulation.dropouts")
+def _phases_known(job: JobFields) -> str | None:
+    """`simulation.dropouts` names phases of the protection, or of a built-in one."""
+    known = fault_phases(job.protection.position)
+    strangers = [
+        f"simulation.dropouts.{plain(name)} is not a known key"
+        f"{nearest(name, known)}; the keys are "
+        f"{', '.join(known)}"
+        for name in job.simulation.dropouts
+        if name not in known
+    ]
+    return "; ".join(strangers) or None
+
+
+def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
+    """A position's own rule, where the switch is in that position."""
+
+    def check(job: JobFields) -> str | None:
+        if job.protection.position is not position:
+            return None
+        sentence = rule(job.protection.settings, job.cohort)
+        return None if sentence is None else f"protection.{position.block}.{sentence}"
+
+    check.__doc__ = rule.__doc__
+    return check
+
+
+for _position in POSITIONS.values():
+    for _rule in _position.rules:
+        _reads = ("protection.name", f"protection.{_position.block}", "clients")
+        RULES.rule(*_reads)(_of_position(_position, _rule))
+
+
+@RULES.rule("protection", "clients")
+def _own_position_fits(job: JobFields) -> str | None:
+    """What the class of a protection of yours demands."""
+    return _said_by_own(job, job.protection.position.rules)
+
+
+@RULES.rule("clients.number", "deployment.start_clients")
+def _enough_to_start(job: JobFields) -> str | None:
+    """`deployment.start_clients` is at most `clients.number`."""
+    wanted, number = job.deployment.start_clients, job.clients.number
+    if wanted is None or number is None or wanted <= number:
+        return None
+    return f"deployment.start_clients = {wanted} is outside [1, {number}], the clients there are"
+
+
+@RULES.rule("protection", "deployment")
+def _answers_in_time(job: JobFields) -> str | None:
+    """`deployment.answer_after_s` is below `deployment.answer_s`, or below `cipher_time_window`
+    where the protection has that."""
+    after, window = job.deployment.answer_after_s, job.deployment.answer_s
+    key, milliseconds = "answer_s", getattr(job.protection.settings, "cipher_time_window", None)
+    if milliseconds is not None:
+        key, window = "cipher_time_window", milliseconds / 1000
+    if after is None or after < window:
+        return None
+    return (
+        f"deployment.answer_after_s = {after!r} is outside (0, {window:g}): the server waits for "
+        f"so many seconds ({key})"
+    )
+
+
+@RULES.rule("protection", "clients.sampling", "privacy.unit")
+def _cohorts_may_differ(job: JobFields) -> str | None:
+    """`clients.sampling: poisson` needs a protection of a single phase, or distributed_dp with
+    privacy.unit = client: pw_encrypt's rounds are made for a cohort of known size."""
+    position = job.protection.position
+    if job.secret_turns and job.privacy.unit == "example":
+        return (
+            "clients.sampling = poisson is refused under privacy.unit = example: a client's "
+            "examples would be in a round or not all together, and each is counted by itself"
+        )
+    if job.clients.sampling == "fixed" or position.secret_turns or len(position.phases) == 1:
+        return None
+    return (
+        f"clients.sampling = poisson is refused under protection.name = {job.protection.name}: its "
+        f"rounds are made for a cohort of known size; under it only fixed is allowed"
+    )
+
+
+@RULES.rule("clients", "audit.canaries")
+def _canaries_few(job: JobFields) -> str | None:
+    """`audit.canaries` is at most the number of clients that a round draws."""
+    if job.clients.number is None or job.audit.canaries <= job.clients_per_round:
+        return None
+    return (
+        f"audit.canaries = {job.audit.canaries} is outside [0, {job.clients_per_round}]: more "
+        f"canaries than clients that a round draws would drown what these have learnt"
+    )
+
+
+@RULES.rule("protection", "audit.canaries")
+def _reports_auditable(job: JobFields) -> str | None:
+    """`audit.canaries` needs reports that are private on their own."""
+    if not job.audit.canaries:
+        return None
+    needed = job.protection.position.unauditable(job.protection.settings)
+    return needed and f"audit.canaries = {job.audit.canaries} needs {needed}"
+
+
+for _position in POSITIONS.values():
+    for _rule in _position.advice:
+        RULES.advised(_of_position(_position, _rule))
+
+
+@RULES.advised
+def _own_position_advises(job: JobFields) -> str | None:
+    return _said_by_own(job, job.protection.position.advice)
+
+
+def _said_by_own(job: JobFields, rules: Iterable[Rule]) -> str | None:
+    if job.protection.name in POSITIONS:
+        return None
+    found = [_of_position(job.protection.position, rule)(job) for rule in rules]
+    return "; ".join(filter(None, found)) or None
+
+
+@RULES.advised
+def _step_small(job: JobFields) -> str | None:
+    server = job.server
+    if server.optimizer not in ("adam", "yogi") or server.lr < 1:
+        return None
+    return (
+        f"server.lr = {server.lr!r} under server.optimizer = {server.optimizer} moves every weight "
+        f"by about as much in a round, which is rarely meant"
+    )
+
+
+@RULES.advised
+def _promise_made(job: JobFields) -> str | None:
+    if job.privacy.max_epsilon is None or job.protection.name != "not_encrypt":
+        return None
+    return (
+        f"privacy.max_epsilon = {job.privacy.max_epsilon!r} ends the run before its first round: "
+        f"a report under not_encrypt has no finite epsilon"
+    )
+
+
+#: Keys that only one setting of another key reads: place -> (the other key, those settings).
+_READ_UNDER = {
+    ("data", "shards_per_client"): ("split", ("shards",)),
+    ("data", "alpha"): ("split", ("dirichlet",)),
+    ("training", "lr_rounds"): ("lr_schedule", ("step", "cosine")),
+    ("training", "lr_factor"): ("lr_schedule", ("step", "cosine")),
+    ("training", "normal_steps"): ("algorithm", ("fednova",)),
+    ("training", "dynamic"): ("algorithm", ("feddyn",)),
+    ("server", "trim"): ("aggregation", ("trimmed_mean",)),
+    ("server", "norm_bound"): ("aggregation", ("norm_bound",)),
+    ("server", "momentum"): ("optimizer", ("momentum",)),
+    ("server", "beta1"): ("optimizer", ("adam", "yogi")),
+    ("server", "beta2"): ("optimizer", ("adam", "yogi")),
+    ("server", "tau"): ("optimizer", ("adam", "yogi")),
+}
+
+
+@RULES.advised
+def _values_read(job: JobFields) -> str | None:
+    unread = list(job.protection.unread())
+    for (block, key), (other, settings) in _READ_UNDER.items():
+        held = getattr(job, block)
+        value, default = getattr(held, key), type(held).model_fields[key].default
+        if value != default and getattr(held, other) not in settings:
+            unread.append(
+                f"{block}.{key} = {shown(value)} has no effect under "
+                f"{block}.{other} = {getattr(held, other)}"
+            )
+    return "; ".join(unread) or None

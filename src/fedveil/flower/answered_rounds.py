@@ -1,0 +1,34 @@
+"""The last round whose update has left a client, in a file that no server can reset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedveil.base.files import alone
+from fedveil.errors import AnsweredBefore
+from fedveil.flower.own_file import OwnFile, number_in
+from fedveil.protections.last_answered import Answered
+
+
+class AnsweredFile(Answered):
+    """A file that stores the number on disk before the update leaves, and survives every restart.
+
+    If several processes try to answer one round, only one succeeds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def check(self, round: int) -> None:
+        with alone(self._path):
+            self._check(round)
+
+    def note(self, round: int) -> None:
+        with alone(self._path):
+            self._check(round)
+            OwnFile(self._path).write(str(round).encode())
+
+    def _check(self, round: int) -> None:
+        last = number_in(self._path)
+        if last is not None and round <= last:
+            raise AnsweredBefore(last)

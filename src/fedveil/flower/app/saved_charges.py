@@ -1,0 +1,86 @@
+"""A strategy's charges to its clients, in a file that survives the server's process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fedveil.base.files import alone, write_whole
+from fedveil.base.message import Message, Value, take
+from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
+from fedveil.base.validate import integer
+from fedveil.errors import DeploymentError, RunFolderError
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_message import MAX_ROUND
+from fedveil.protections.base import State
+from fedveil.record.sealed_message import intact, sealed, unsealed
+
+_LEDGER, _STATE = "ledger.", "state."
+
+
+class Kept(NamedTuple):
+    """Number of started rounds, their cost, and the protection's state (None: the initial one)."""
+
+    rounds: int
+    ledger: Ledger
+    state: State | None
+
+
+class KeptRounds:
+    """One file of one strategy, whose protection `terms` describe.
+
+    It is on disk before the first report of a round is requested, with the round as started and all
+    requested clients as charged. A process that ends there has charged them. When the round closes,
+    charges for reports that are known not to have left are taken back. Nobody else may write it
+    meanwhile.
+    """
+
+    def __init__(self, path: str | Path, terms: str) -> None:
+        self._path = Path(path)
+        self._terms = terms
+        self._written: bytes | None = None
+
+    def read(self) -> Kept | None:
+        """Return an earlier process's record, or None if there is no file."""
+        if not self._path.parent.is_dir():
+            raise DeploymentError(f"{self._path.parent} is no folder, and the ledger is kept there")
+        if not self._path.exists():
+            return None
+        try:
+            with intact(self._path):
+                self._written = read_bytes(self._path, MOST_STATE_BYTES)
+                fields = unsealed(self._written)
+                terms = take(fields, "terms", str)
+                rounds = integer("rounds", take(fields, "rounds", int), 1, MAX_ROUND)
+                ledger = Ledger.from_state(_part(fields, _LEDGER))
+                state = _part(fields, _STATE) if take(fields, "moved", bool) else None
+        except RunFolderError as error:
+            raise DeploymentError(str(error)) from None
+        if terms != self._terms:
+            raise DeploymentError(
+                f"{self._path} has the ledger of {terms}, and this strategy is for {self._terms}: "
+                f"name another file for another protection"
+            )
+        return Kept(rounds, ledger, state)
+
+    def write(self, kept: Kept) -> None:
+        """Replace the saved record."""
+        fields: dict[str, Value] = {
+            "terms": self._terms, "rounds": kept.rounds, "moved": kept.state is not None,
+            **{f"{_LEDGER}{name}": value for name, value in kept.ledger.to_state().items()},
+            **{f"{_STATE}{name}": value for name, value in (kept.state or {}).items()},
+        }  # fmt: skip
+        data = sealed(fields)
+        with alone(self._path):
+            found = read_bytes(self._path, MOST_STATE_BYTES) if self._path.exists() else None
+            if found != self._written:
+                raise DeploymentError(
+                    f"{self._path} was changed while this strategy ran: another one keeps its "
+                    f"ledger there, and each needs a file of its own"
+                )
+            write_whole(self._path, data, 0o600)
+        self._written = data
+
+
+def _part(fields: Message, prefix: str) -> dict[str, Value]:
+    return {n.removeprefix(prefix): v for n, v in fields.items() if n.startswith(prefix)}

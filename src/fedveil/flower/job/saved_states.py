@@ -1,0 +1,79 @@
+"""A deployed client's state from one round to the next, on its own disk.
+
+It is bound to the job and to the server's run, which has its own name. A repeated round starts from
+that round's state, and a different run of the job from the initial state.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fedveil.base.files import write_whole
+from fedveil.base.message import Message, take
+from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
+from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.job_protection import job_digest
+from fedveil.engine.round_checkpoint import LATEST
+from fedveil.entropy import Secure
+from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.federated.job import Job
+from fedveil.flower.own_file import OwnFile
+from fedveil.flower.sealed_state import StateFolder
+from fedveil.record.run_folder import explained
+from fedveil.record.sealed_message import intact
+from fedveil.rounds.outcomes import ClientId
+
+#: The field of a message that names the run, and the file with that name.
+KEPT_FIELD = RUN = "run"
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+def run_name(folder: Path) -> str:
+    """Return the name of the run in `folder`, made on first use."""
+    path = folder / RUN
+    if path.exists():
+        with intact(path):
+            name = read_bytes(path, MOST_KEY_BYTES).decode("utf-8", "replace")
+        if not _NAME.fullmatch(name):
+            raise RunFolderError(f"{path} is damaged: it does not hold a run's name")
+        return name
+    if (folder / LATEST).exists():
+        raise RunFolderError(f"{path} is missing: clients go on from what they keep under its name")
+    name = Secure().token(16).hex()
+    with explained(folder):
+        write_whole(path, name.encode())
+    return name
+
+
+class _OwnStates(ClientStates):
+    """States in files that are sealed with the key of the client's state folder."""
+
+    def __init__(self, run: Path, folder: Path) -> None:
+        super().__init__(run)
+        self._key_folder = folder
+
+    def _read(self, path: Path) -> bytes:
+        data = OwnFile(path, self._key_folder).read()
+        assert data is not None, "it was listed"
+        return data
+
+    def _write(self, path: Path, data: bytes) -> None:
+        OwnFile(path, self._key_folder).write(data)
+
+    def _remove(self, path: Path) -> None:
+        OwnFile(path, self._key_folder).remove()
+
+
+def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId) -> ClientStates:
+    """Return the client's saved states in this run, without those that no round reads any more."""
+    name = take(common, KEPT_FIELD, str)
+    if not _NAME.fullmatch(name):
+        raise MessageInvalid("field run is no run's name")
+    path = folder.file(job_digest(job) + bytes.fromhex(name), client, "kept")
+    path.mkdir(mode=0o700, exist_ok=True)
+    states = _OwnStates(path, folder.path)
+    every, round = job.checkpoint.every, take(common, "round", int)
+    states.forget_after(round - 1)
+    states.forget_before((round - 1) // every * every)
+    return states

@@ -1,0 +1,89 @@
+"""The privacy figures of a run's record, in words, for pages and terminals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fedveil.privacy.guarantee_word import Figure, attacker_wrong, told
+from fedveil.privacy.loss import format_delta
+from fedveil.record.recorder import Record
+
+#: The figure by which a whole run is judged.
+RUN = "run_every_round"
+
+
+class Says(NamedTuple):
+    """Name of a ledger figure, and the information that it bounds."""
+
+    name: str
+    bounds: str
+
+
+_ALL = "a client's whole data, from all its reports together"
+#: The ledger's figures.
+_FIGURES = {
+    "per_bit": Says("a bit", "one bit that a mechanism encodes, from one round"),
+    "per_parameter": Says("a parameter", "one parameter of an update, from one round"),
+    "per_round": Says("a round", "a client's whole data, from its costliest round"),
+    "run_every_round": Says("the whole run, for a client in every round", _ALL),
+    "run_most_drawn": Says("the whole run, for the most-drawn client", _ALL),
+}
+#: The figures under `unit: example`. Any part of a report costs an example as much as the whole.
+_OF_AN_EXAMPLE = {
+    "per_round": Says(
+        "one example of a client in a round", "one example, from the client's costliest round"
+    ),
+    "run_every_round": Says(
+        "the whole run, for one example of a client in every round",
+        "one example, from all reports of its client together",
+    ),
+    "run_most_drawn": Says(
+        "the whole run, for one example of the most-drawn client",
+        "one example, from all reports of its client together",
+    ),
+}
+
+
+def figures(record: Record) -> Mapping[str, Says]:
+    """Return the ledger figures in a record, by their names in it."""
+    return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
+
+
+def figure_of(record: Record, key: str) -> Figure:
+    """Return one figure of a record."""
+    return Figure(record[f"epsilon_{key}"], record[f"delta_{key}"])
+
+
+def figure_lines(record: Record) -> list[str]:
+    """Return one line per figure, and one per release without a finite epsilon."""
+    found = {says.name: figure_of(record, key) for key, says in figures(record).items()}
+    lines = [
+        f"{told(*figure)} for {what}, delta {format_delta(figure.delta)}"
+        for what, figure in found.items()
+    ]
+    return lines + [f"no finite epsilon: {what}" for what in record["in_clear"]]
+
+
+def right(figure: Figure) -> str:
+    """Say how often the best attacker is right. The percentage is rounded up."""
+    percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
+    if percent < 100:
+        return f"is right at most {percent:.1f}% of the time"
+    return "may be right more than 99.9% of the time"
+
+
+def meaning(record: Record) -> str:
+    """Say what the whole run's figure means for an attacker, and for which attacker."""
+    figure = figure_of(record, RUN)
+    if figure.promise == "none":
+        return "Nothing is guaranteed: what is sent may reveal everything about a client."
+    trusted = record["rests_on_server"]
+    sees = "everything except what the server sees" if trusted else "everything the server sees"
+    data = "two datasets" if record["unit"] == "client" else "two examples"
+    text = (
+        f"An attacker who sees {sees}, and must tell which of {data} a client holds, "
+        f"{right(figure)} (chance: 50%)."
+    )
+    return f"{text} The server is trusted: it needs no guess." if trusted else text

@@ -1,0 +1,31 @@
+"""A page and its plots as files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedveil.base.files import write_whole
+from fedveil.errors import RunFolderError
+from fedveil.pages.page import Page
+from fedveil.pages.svg import svg
+from fedveil.record.run_folder import explained, make_folder
+
+
+def write_page(page: Page, file: Path) -> Iterator[Path]:
+    """Write the page, and each plot as an SVG file beside it, named after the page and the plot.
+
+    Writes nothing if a required package is missing.
+    """
+    if file.is_dir():
+        raise RunFolderError(
+            f"{file} is a folder, and the page a file: {file / 'report.html'}, say"
+        )
+    data = {file: page.html().encode(errors="backslashreplace")}
+    for plot in page.plots:
+        data[file.with_name(f"{file.stem}-{plot.file}.svg")] = svg(plot)
+    for path, content in data.items():
+        make_folder(path.parent)
+        with explained(path):
+            write_whole(path, content)
+        yield path

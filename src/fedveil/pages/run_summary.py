@@ -1,0 +1,289 @@
+"""A run's three conclusions: model quality, privacy guarantee, next step.
+
+They open a run's page and end its command.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import Any, NamedTuple
+
+from fedveil.errors import JobError
+from fedveil.federated.job import Job
+from fedveil.pages.guarantee_text import RUN, figure_of, meaning
+from fedveil.pages.page import Fact, Tone
+from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
+from fedveil.privacy.guarantee_word import Promise
+from fedveil.privacy.ledger import Line
+from fedveil.protections.catalog import POSITIONS
+from fedveil.protections.pw_encrypt import PWEncrypt
+from fedveil.protections.secure_sum_settings import SecureSumSettings
+from fedveil.record.metric_names import best, deciding, figures, word
+from fedveil.record.recorder import Record
+from fedveil.record.run_folder import JOB
+
+TONES: dict[Promise, Tone] = {
+    "strong": "good", "meaningful": "good", "weak": "fair", "next to none": "poor", "none": "poor"
+}  # fmt: skip
+#: Below this a model has hardly learnt, however many classes there are.
+_LITTLE_AUC = 0.7
+_QUALITY, _PROMISED, _NEXT = "Model quality", "Privacy guarantee", "Next step"
+
+
+class Ending(NamedTuple):
+    """The three conclusions."""
+
+    quality: Fact
+    promise: Fact
+    next: Fact
+
+
+def ending(run: ReadRun) -> Ending:
+    """Return the conclusions of a federated run, finished or not."""
+    last = run.last
+    return Ending(_quality(run, last), _promise(last), Fact(_NEXT, *_next(run, last)))
+
+
+def vertical_ending(
+    run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
+) -> Ending:
+    """Return the conclusions of a vertical run. `accounts`: those of all its parties.
+
+    `apart`: only one party's folder is here; the others are on their own machines.
+    """
+    shown = [
+        f"{key.removeprefix('test_')} {value:.4f}"
+        for key, value in leader.last.items()
+        if key.startswith("test_")
+    ]
+    quality = Fact(
+        _QUALITY,
+        " · ".join(shown) or "not known here",
+        "on the held-out examples" if shown else "the leader reports it after an evaluation",
+    )
+    worst = worst_of(accounts)
+    promise = Fact(
+        _PROMISED,
+        "nothing" if worst is None else str(worst.figure),
+        "The tensors sent between the parties are not protected. They may reveal everything about "
+        "an example."
+        if worst is None
+        else f"For {worst.what}: the largest figure in any party's account.",
+        "poor" if worst is None else TONES[worst.figure.promise],
+    )
+    following = _next_apart if apart else _next_of_vertical
+    return Ending(quality, promise, Fact(_NEXT, *following(run, leader, worst)))
+
+
+def worst_of(accounts: Sequence[Line]) -> Line | None:
+    """Return the line with the largest epsilon, or None if there is none."""
+    return max(accounts, key=lambda line: line.epsilon, default=None)
+
+
+class Best(NamedTuple):
+    """The first round with the best model, by the deciding metric."""
+
+    round: int
+    name: str
+    figure: float
+
+    def __str__(self) -> str:
+        return f"{self.round}, {word(self.name)} {self.figure:.4f}"
+
+
+def best_round(run: ReadRun) -> Best | None:
+    """Return the best round of a run, or None if it never evaluated its model."""
+    name, better = deciding(run.last)
+    rounds, figures = run.figures(name)
+    if not rounds:
+        return None
+    value = best(figures, better)
+    return Best(rounds[figures.index(value)], name, value)
+
+
+def _quality(run: ReadRun, last: Record) -> Fact:
+    (name, _), others = deciding(last), figures(last)[1:]
+    if name not in last:
+        at_end = run.said("the model at its end: ")
+        return Fact(
+            _QUALITY, at_end or "not measured yet", "on the test examples" if at_end else ""
+        )
+    rounds, _ = run.figures(name)
+    found = best_round(run)
+    assert found is not None, "there is a figure"
+    shown = [f"{word(key)} {last[key]:.4f}" for key in others if key in last]
+    where = f"on the test examples after round {rounds[-1]} of {run.job['rounds']}"
+    text = f"{', '.join(shown)} {where}".strip()
+    if found.figure != last[name] and not math.isnan(last[name]):
+        text += f"; best in round {found.round}: {found.figure:.4f}"
+    if "clients_mean" in last:
+        text += (
+            f"; on the clients' own data: mean {last['clients_mean']:.4f}, "
+            f"worst tenth {last['clients_worst_tenth']:.4f}, "
+            f"spread {last['clients_spread']:.4f}"
+        )
+    return Fact(_QUALITY, f"{word(name)} {last[name]:.4f}", text)
+
+
+def _promise(last: Record) -> Fact:
+    if not last:
+        return Fact(_PROMISED, "no client has sent anything yet")
+    figure = figure_of(last, RUN)
+    whose = "one example of a client" if last["unit"] == "example" else "a client"
+    return Fact(
+        _PROMISED,
+        str(figure),
+        f"For {whose} in every round. {meaning(last)}",
+        TONES[figure.promise],
+    )
+
+
+def _next(run: ReadRun, last: Record) -> tuple[str, str]:
+    folder, job = quote(str(run.folder)), quote(str(run.folder / JOB))
+    if run.ended is None or not run.finished:
+        again = "flwr run` of the same app" if run.deployed else f"fedveil run --resume {folder}`"
+        return "let it finish", f"`{again} resumes an interrupted run"
+    if any(finding.refutes for finding in run.findings):
+        return (
+            "do not rely on the guarantee",
+            f"an attack found more than it allows; `fedveil audit {folder}` shows which",
+        )
+    figure = figure_of(last, RUN)
+    if figure.promise == "none" and run.job["protection"]["name"] == PWEncrypt.name:
+        again = _switched(run, job, "distributed_dp")
+        return (
+            "add noise to the sum",
+            f"{again} with noise split among the clients; a sum without noise guarantees nothing",
+        )
+    if figure.promise == "none":
+        again = _switched(run, job, "dp_encrypt")
+        return (
+            "choose a protection",
+            f"{again} with noise in every report; {_attack(run, folder)}",
+        )
+    if figure.promise not in ("strong", "meaningful"):
+        return "ask for a stronger guarantee", _stronger(run, job)
+    if last.get("auc", 1.0) < _LITTLE_AUC:
+        longer = "more rounds also help, but cost more epsilon"
+        if not run.deployed and run.stopped is None:
+            longer = (
+                f"`fedveil run --resume {folder} --set rounds=N` trains for more rounds, but costs "
+                f"more epsilon"
+            )
+        return "improve the model", f"more clients per round tolerate more noise; {longer}"
+    deploying = _deploying(run, job)
+    tried = deploying and run.findings
+    trials = "; ".join(filter(None, ["" if tried else _attack(run, folder), deploying]))
+    return "try to break it, then deploy it" if deploying else "try to break it", trials
+
+
+def _switched(run: ReadRun, job: str, position: str) -> str:
+    """Return the command that repeats the job under a protection with noise.
+
+    Such a protection needs equal weights and clips reports before they are combined.
+    """
+    changes = {"protection": position}
+    if run.job["server"]["weighting"] == "by_size":
+        changes["server.weighting"] = "equal"
+    if run.job["server"]["aggregation"] not in POSITIONS[position].combinations:
+        changes["server.aggregation"] = "mean"
+    settings = [f"{key}={value}" for key, value in changes.items()]
+    if run.job["protection"]["name"] == PWEncrypt.name and not _taken(run, settings):
+        settings += _shared_alike(run.job["protection"][PWEncrypt.block], position)
+    command = " ".join([f"fedveil run {job}", *(f"--set {setting}" for setting in settings)])
+    if buffers := run.said(BUFFERS):
+        return f"with a model without the buffers {buffers}, `{command}` trains"
+    return f"`{command}` repeats the job"
+
+
+def _taken(run: ReadRun, settings: Sequence[str]) -> bool:
+    """Return True if the run's job is valid with these settings."""
+    try:
+        Job.read(run.job, settings)
+    except JobError:
+        return False
+    return True
+
+
+def _shared_alike(held: Mapping[str, Any], position: str) -> list[str]:
+    """Return the settings of `held` for secret sharing, under another protection's block."""
+    return [
+        f"protection.{position}.{key}={str(held[key]).lower()}"
+        for key, field in SecureSumSettings.model_fields.items()
+        if held[key] != field.default
+    ]
+
+
+def _attack(run: ReadRun, folder: str) -> str:
+    """Suggest an attack that accepts the run's job, or the audit of all mechanisms."""
+    own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
+    if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
+        return f"`fedveil attack membership {folder}` tests which examples it was trained on"
+    if not own and run.last["unit"] == "client":
+        return f"`fedveil attack distinguish {folder}` tells two clients apart by their reports"
+    return "`fedveil audit` tests the claims of every mechanism"
+
+
+def _stronger(run: ReadRun, job: str) -> str:
+    position = POSITIONS.get(str(run.job["protection"]["name"]))
+    if position is None or position.cost_parameter is None:
+        return "use fewer rounds or more noise"
+    return f"`fedveil budget {job} --target-epsilon 2` finds the setting for a meaningful one"
+
+
+def _deploying(run: ReadRun, job: str) -> str:
+    """Return the command that deploys the job without simulator-only keys, or an empty string."""
+    kept = run.job["stopping"]
+    judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
+    if run.deployed or (run.job["clients"]["own_layers"] and judged):
+        return ""
+    alone = {
+        "simulation.dropouts": ("{}", run.job["simulation"]["dropouts"]),
+        "audit.canaries": ("0", run.job["audit"]["canaries"]),
+        "evaluation.clients": ("0", run.job["evaluation"]["clients"]),
+    }
+    settings = [f" --set {key}={none}" for key, (none, value) in alone.items() if value]
+    return f"`fedveil deploy DIR {job}{''.join(settings)}` runs the job on other machines"
+
+
+def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
+    folder = quote(str(run.folder))
+    if leader.ended is None or not leader.finished:
+        return "let it finish", f"`fedveil vertical run --resume {folder}` resumes it"
+    job = quote(str(run.folder / JOB))
+    attack = "tokens" if run.job["task"]["name"] == "pangu" else "features"
+    if worst is not None and worst.figure.thin:
+        return (
+            "ask for a stronger guarantee",
+            f"every bit sent about an example costs privacy: use fewer bits, fewer epochs, and "
+            f"`fedveil vertical run {job} --set privacy.embedding_dp.reuse=true`",
+        )
+    if worst is None:
+        return (
+            "protect the activations",
+            f"`fedveil vertical run {job} --set privacy.embedding_dp.eps=1`; `fedveil attack "
+            f"{attack} {folder}` shows what they reveal now",
+        )
+    return "try to break it", f"`fedveil attack {attack} {folder}`"
+
+
+def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
+    """Suggest the next step to a party whose peers are on other machines."""
+    if leader.ended is None or not leader.finished:
+        folder = quote(str(run.folder))
+        return "let it finish", f"this party's command with `--resume {folder}` resumes it"
+    if worst is None:
+        return "protect the activations", "set `privacy.embedding_dp.eps: 1` in every party's job"
+    if worst.figure.thin:
+        return (
+            "ask for a stronger guarantee",
+            "every bit sent about an example costs privacy: use fewer bits, fewer epochs, and "
+            "`privacy.embedding_dp.reuse: true` in every party's job",
+        )
+    return (
+        "try to break it",
+        "`fedveil attack` needs a run with all parties in one process, made by `fedveil vertical "
+        "run` where all their data may be used",
+    )

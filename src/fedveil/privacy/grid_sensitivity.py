@@ -1,0 +1,70 @@
+"""Sums of clipped contributions on a grid: the effect of one contribution, including rounding.
+
+A client's sum over its batch grows with its batch and is not clipped; each example's contribution
+is bounded. Rounding comes after adding, and moves two sums that differ in one contribution a little
+further apart than the contribution is long. The bounds here are valid for every input, in exact
+arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.base.arrays import Float32s, Float64s, Int64s
+
+#: A sum lies within this many steps of zero: a float32 represents these whole numbers.
+LARGEST = 1 << 24
+#: The most contributions that may be added up: see `clip_within`.
+MOST = 1 << 18
+#: A grid's step is at most the root mean square coordinate of a full contribution over this.
+_STEPS_PER_COORDINATE = 128
+#: Error of adding up in float64, at most, as a share of the clip.
+_ADDING = 2.0**-13
+
+
+def grid_step(clip: float, dimension: int) -> float:
+    """Return the sums' grid step: the largest power of two up to clip / (128 sqrt(dimension))."""
+    bound = clip / (_STEPS_PER_COORDINATE * math.sqrt(max(dimension, 1)))
+    return math.ldexp(1.0, math.frexp(bound)[1] - 1)
+
+
+def to_grid(vector: npt.NDArray[np.floating[Any]], step: float, limit: int = LARGEST) -> Int64s:
+    """Round `vector` to the nearest whole steps, with entries beyond `limit` set to it.
+
+    `step` is a power of two, so that the division is exact.
+    """
+    steps = np.clip(vector.astype(np.float64) / step, -limit, limit)
+    whole: Int64s = np.rint(steps).astype(np.int64)
+    return whole
+
+
+def moved(clip: float, step: float, dimension: int) -> float:
+    """Return how far a contribution of norm `clip` moves the rounded sum, at most.
+
+    clip + sqrt(dimension) * step, in the units of `clip`: each of the two sums is moved by at most
+    half a step per entry, and the limit moves none further apart. Two sums in which one
+    contribution is replaced lie at most twice that apart, and either lies at most that from the sum
+    without it, as `privacy.sampled_gaussian` requires.
+    """
+    return clip + math.sqrt(dimension) * step
+
+
+def clip_within(clip: float, dimension: int) -> float:
+    """Return the clip for contributions at which each moves the update by at most `clip` in all.
+
+    `as_update` spends sqrt(dimension) steps. Adding up n terms in float64, in any order, is wrong
+    by at most n * 2^-53 times the sum of their magnitudes, so that two sums of up to 2^18
+    contributions are wrong by a share of the clip of at most 2 * 2^18 * 2^18 * 2^-53 = 2^-16. The
+    rest of the 2^-13 far exceeds the error of a norm or a factor computed in float64.
+    """
+    return clip * (1 - _ADDING) - math.sqrt(dimension) * grid_step(clip, dimension)
+
+
+def as_update(total: Float64s, clip: float) -> Float32s:
+    """Convert a sum of contributions to a training update: on its grid, exactly."""
+    step = grid_step(clip, len(total))
+    return (to_grid(total, step) * step).astype(np.float32)

@@ -1,0 +1,104 @@
+"""A lower bound on epsilon from the measured noise of a run's releases.
+
+An auditor who knows the noiseless value of a release has its noise, entry by entry. For Gaussian
+noise with one sigma in every entry, n squares are sigma² times a chi-square of n, and anything else
+in a release, chosen independently of the noise, can only make their sum larger. A small sum of
+squares refutes a large sigma: sigma is at most the root of squares / q, q the error's quantile of
+that chi-square. A release that moves by `moved` if a client is replaced then distinguishes N(0, 1)
+from N(moved / sigma, 1) at least, and r of them with equal noise N(√r · moved / sigma, 1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedveil.base.arrays import Float64s
+from fedveil.base.lazy import special
+from fedveil.base.message import Message, take
+from fedveil.base.validate import integer, within
+from fedveil.privacy.one_run_audit import epsilon_of_distance
+
+#: A distance that replaces every larger one.
+_FARTHEST = 1e6
+
+
+@dataclass
+class MeasuredNoise:
+    """The noise in releases of `entries` entries each, added up release by release."""
+
+    entries: int
+    releases: int = 0
+    squares: float = 0.0
+    #: The sum of squares of the release with the smallest one.
+    fewest: float = math.inf
+
+    def add(self, squares: float) -> None:
+        """Add one release, by the sum of its squared differences from its noiseless value."""
+        self.releases += 1
+        self.squares += squares
+        self.fewest = min(self.fewest, squares)
+
+    def state(self) -> Message:
+        """Return the fields for a checkpoint."""
+        fewest = self.fewest if self.releases else 0.0
+        return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
+
+    def restore(self, state: Message) -> None:
+        """Load the fields of an untrusted `state`."""
+        self.releases = integer("releases", take(state, "releases", int), 0)
+        self.squares = within("squares", take(state, "squares", float), 0, math.inf, open_high=True)
+        fewest = within("fewest", take(state, "fewest", float), 0, math.inf, open_high=True)
+        self.fewest = fewest if self.releases else math.inf
+
+    def lower_bound(self, moved: float, rounds: int, *, delta: float, error: float) -> float:
+        """Return a lower bound on epsilon at `delta`, given the noise.
+
+        It is above that of a client in `rounds` rounds with probability at most `error`. Half of
+        the error is for the noise of all releases together, half for the least noised of them.
+        """
+        return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
+
+    def distance(self, moved: float, rounds: int, *, error: float) -> float:
+        """Return the same as a distance in standard deviations; 0 if nothing was released."""
+        if not self.releases:
+            return 0.0
+        within("error", error, 0, 1, open_low=True, open_high=True)
+        integer("rounds", rounds, 1)
+        of_one = _most(self.fewest, self.entries, error / 2 / self.releases)
+        distances = (moved * math.sqrt(rounds), self.sigma(error / 2)), (moved, of_one)
+        return max(_ratio(distance, sigma) for distance, sigma in distances)
+
+    def sigma(self, error: float) -> float:
+        """Return the largest sigma that the noise of all releases does not refute."""
+        return _most(self.squares, self.releases * self.entries, error)
+
+
+def moved_distance(
+    moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
+) -> tuple[float, float]:
+    """Return how far apart `rounds` releases put a client's two updates, and how uncertain it is.
+
+    `moves`: how far a release was found to lie on the side of each client's update, on average
+    over the rounds, in the units of `noise`. Nothing is assumed of how far it should. The distance
+    is too large with probability at most `error`, half of it for the mean of the moves (Student)
+    and half for the noise. The second number is what the mean's uncertainty took from it.
+    """
+    count = len(moves)
+    if count < 2 or not noise.releases:
+        return 0.0, math.inf
+    quantile = -float(special().stdtrit(count - 1, error / 2))
+    uncertain = quantile * float(moves.std(ddof=1)) / math.sqrt(count)
+    scale = 2 * math.sqrt(rounds)
+    sigma, least = noise.sigma(error / 2), float(moves.mean()) - uncertain
+    return _ratio(scale * max(0.0, least), sigma), _ratio(scale * uncertain, sigma)
+
+
+def _most(squares: float, entries: int, error: float) -> float:
+    """Return the largest sigma that these squares do not refute."""
+    quantile = 2 * float(special().gammaincinv(entries / 2, error))
+    return math.sqrt(squares / quantile) if quantile > 0 else math.inf
+
+
+def _ratio(distance: float, sigma: float) -> float:
+    return min(distance / sigma, _FARTHEST) if sigma > 0 else _FARTHEST

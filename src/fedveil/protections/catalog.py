@@ -1,0 +1,60 @@
+"""The table of switch positions, and how a position of one's own is found."""
+
+from __future__ import annotations
+
+from fedveil.base import own_code
+from fedveil.errors import InvalidValue
+from fedveil.protections.base import JobContext, Protection
+from fedveil.protections.central_gaussian import CentralGaussian
+from fedveil.protections.distributed_dp import DistributedDP
+from fedveil.protections.dp_encrypt import DPEncrypt
+from fedveil.protections.not_encrypt import NotEncrypt
+from fedveil.protections.pw_encrypt import PWEncrypt
+from fedveil.protections.rr_oue import OUE, RR
+from fedveil.protections.signds import SignDSProtection
+from fedveil.settings.settings import Settings
+
+_BUILT_IN = (
+    NotEncrypt,
+    DPEncrypt,
+    PWEncrypt,
+    DistributedDP,
+    CentralGaussian,
+    SignDSProtection,
+    RR,
+    OUE,
+)
+#: Every position by its name.
+POSITIONS: dict[str, type[Protection]] = {position.name: position for position in _BUILT_IN}
+
+
+def find(name: str) -> type[Protection]:
+    """The position of that name, built in or one's own, `package.module:Name`."""
+    if name in POSITIONS:
+        return POSITIONS[name]
+    key = f"protection = {name!r}"
+    found = own_code.load(name, key=key, error=InvalidValue, built_in=POSITIONS)
+    if not (isinstance(found, type) and issubclass(found, Protection)):
+        raise InvalidValue(
+            f"{key} is not a class that is derived from fedveil.protections.base.Protection"
+        )
+    return found
+
+
+def build(name: str, settings: Settings, context: JobContext) -> Protection:
+    """The protection in the switch position `name`."""
+    return find(name)(settings, context)
+
+
+def fault_phases(position: type[Protection]) -> dict[str, str | None]:
+    """The names that a fault plan may use, in order, and the phase that each is under `position`.
+
+    One plan serves every position: up to the phase in which another position trains, its phases
+    stand for the one in which this one does, and from then on for nothing.
+    """
+    names: dict[str, str | None] = {}
+    for other in (*POSITIONS.values(), position):
+        trained = other.phases.index(other.trains)
+        for place, phase in enumerate(other.phases):
+            names.setdefault(phase, position.trains if place <= trained else None)
+    return names | {phase: phase for phase in position.phases}

@@ -1,0 +1,101 @@
+"""The saved job of a run. It is written twice, so that an edited job is not resumed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
+
+from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
+from fedveil.errors import RunFolderError
+from fedveil.record.finding_lines import FINDINGS
+from fedveil.record.run_folder import CHECKPOINT, IMPORTS, JOB, RunFolder
+from fedveil.record.sealed_message import intact
+
+_BEGAN = f"{CHECKPOINT}/{JOB}"
+
+
+class AnyJob(Protocol):
+    """A job of any kind."""
+
+    def to_yaml(self) -> str: ...
+
+    def changes(self, before: Self) -> Sequence[str]:
+        """Return the settings that differ from those of `before`, one text per key."""
+
+
+J = TypeVar("J", bound=AnyJob)
+
+
+def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
+    """Save a job, and the folders of the modules that it names as `module:function`."""
+    yaml = job.to_yaml().encode()
+    folder.write_atomically(JOB, yaml)
+    folder.write_atomically(_BEGAN, yaml)
+    keep_imports(folder, names)
+
+
+def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
+    """Save the folders of the modules that are named as `module:function`."""
+    roots = dict.fromkeys(root for name in names for root in _import_root(name))
+    folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
+
+
+def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
+    """Open the folder of an earlier run, and load its job. `stack` closes the folder.
+
+    Refuses a job file that was edited. The user's own modules are also searched for in the folders
+    where they were found before, after all others.
+    """
+    folder = RunFolder.reopen(Path(path))
+    stack.callback(folder.close)
+    looked = look_where_a_run_looked(folder.path)
+    job = load(folder.path / JOB)
+    began = folder.path / _BEGAN
+    if began.exists():
+        with intact(began):
+            now = read_bytes(folder.path / JOB, MOST_JOB_BYTES)
+            alike = read_bytes(began, MOST_JOB_BYTES) == now
+            changes = [] if alike else job.changes(load(began))
+        if changes:
+            raise RunFolderError(
+                f"{folder.path / JOB} was changed after the run began: {'; '.join(changes)}: put "
+                f"that back, or begin a new run in another folder"
+            )
+    elif looked:  # the imports are written after the job's copy
+        raise RunFolderError(f"{began} is missing, the job that the run began with")
+    elif (folder.path / FINDINGS).exists():
+        raise RunFolderError(
+            f"{folder.path} holds what attacks found of a job, and no run that could go on"
+        )
+    return folder, job
+
+
+def look_beside(job: Path) -> None:
+    """Search for the user's own modules beside a job's file, and in its run's saved folders."""
+    sys.path.append(str(job.parent.resolve()))
+    look_where_a_run_looked(job.parent)
+
+
+def look_where_a_run_looked(path: Path) -> bool:
+    """Search for the user's own modules in a run's saved folders, after all others.
+
+    Returns True if the run saved them.
+    """
+    imports = path / IMPORTS
+    if not imports.exists():
+        return False
+    with intact(imports):
+        roots = read_text(imports, MOST_JOB_BYTES).splitlines()
+    sys.path += [root for root in roots if root not in sys.path]
+    return True
+
+
+def _import_root(name: str) -> Iterator[Path]:
+    module_name, is_own, _ = name.partition(":")
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    if is_own and file is not None:
+        path = Path(file).resolve()
+        yield path.parents[module_name.count(".") + (path.name == "__init__.py")]

@@ -1,0 +1,69 @@
+"""Rounds that were started. If reports leave a machine, an interrupted round has a cost too."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedveil.base.message import Value, encode, take, take_array
+from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
+from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.privacy.client_tally import Kind
+from fedveil.privacy.ledger_message import kinds_from_state, kinds_to_state
+from fedveil.record.run_folder import CHECKPOINT, RunFolder
+from fedveil.record.sealed_message import intact, sealed, unsealed
+
+_FILE = f"{CHECKPOINT}/begun"
+#: No run starts more rounds between two checkpoints.
+_MOST = 1 << 20
+
+
+class Attempts:
+    """The rounds started since the last checkpoint, in order, and the cost of a report of each.
+
+    A repeated round may have a different cost than before: both are recorded before a report is
+    requested. A checkpoint's own ledger covers everything before it.
+
+    A run that `has_begun` rounds has the file, and is refused without it.
+    """
+
+    def __init__(self, folder: RunFolder, done: int, *, has_begun: bool = False) -> None:
+        self._folder = folder
+        self._done = done
+        self.begun: list[tuple[int, Kind]] = []
+        path = folder.path / _FILE
+        if path.exists():
+            with intact(path):
+                since, begun = _read(unsealed(read_bytes(path, MOST_STATE_BYTES)))
+                if since == done:
+                    self.begun = begun
+        elif has_begun:
+            raise RunFolderError(f"{path} is missing: it says which rounds were begun")
+
+    def begin(self, round: int, cost: Kind) -> None:
+        """Record that `round` starts, and the cost of one of its reports."""
+        self.begun.append((round, cost))
+        kinds = list(dict.fromkeys(kind for _, kind in self.begun))
+        rows = [(number, kinds.index(kind)) for number, kind in self.begun]
+        rounds, of_kind = np.array(rows, np.int64).T
+        fields = {"since": self._done, "rounds": rounds, "kinds": of_kind}
+        self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
+
+    def checkpointed(self, round: int) -> None:
+        """Clear the record: a checkpoint after `round` covers all of it."""
+        self._done, self.begun = round, []
+
+
+def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:
+    """Decode the round of the last checkpoint, and the rounds started since."""
+    since = take(fields, "since", int)
+    rounds = take_array(fields, "rounds", np.int64, (None,))
+    kinds = take_array(fields, "kinds", np.int64, rounds.shape)
+    known = kinds_from_state(fields)
+    if not len(rounds) or since < 0 or (rounds <= since).any():
+        raise MessageInvalid("field rounds does not name rounds after the checkpoint's")
+    if len(rounds) > _MOST or (kinds < 0).any() or (kinds >= len(known)).any():
+        raise MessageInvalid("field kinds does not say what each round cost")
+    written = {"since": since, "rounds": rounds, "kinds": kinds, **kinds_to_state(known)}
+    if encode(written) != encode(fields):
+        raise MessageInvalid("it is not written as a run writes it")
+    return since, [(r, known[k]) for r, k in zip(rounds.tolist(), kinds.tolist(), strict=True)]

@@ -1,0 +1,22 @@
+"""Saved results of an experiment, so that nothing is computed twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
+from fedveil.record.sealed_message import intact
+
+
+def kept(folder: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of `make`, saved as `name`.json, or the saved one."""
+    file = folder / f"{name}.json"
+    if not file.exists():
+        write_whole(file, json.dumps(make(), indent=1).encode())
+    with intact(file):
+        figures: dict[str, Any] = json.loads(read_bytes(file, MOST_LINES_BYTES))
+        return figures

@@ -1,0 +1,54 @@
+"""What a vertical run is: typed settings, all of them checked before anything starts.
+
+`VerticalJob()` is the default job; `VerticalJob.load` reads one from YAML. The same file serves
+every party; what a party must not know of another (its data, its modules) is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path as FilePath
+from typing import Any, ClassVar
+
+from fedveil.errors import JobError
+from fedveil.settings.allowed import Path
+from fedveil.settings.yaml_file import refuse_other_kind
+from fedveil.vertical.blocks import VerticalFields
+from fedveil.vertical.rules import RULES
+
+
+class VerticalJob(VerticalFields):
+    """A vertical run, described completely.
+
+    Raises JobError with every problem that its values have, one by one and between them.
+    """
+
+    #: What may differ between the parties' copies of a job.
+    OWN_KEYS: ClassVar[tuple[str, ...]] = ("name", "device", "threads")
+
+    def _broken(self, wrong: Collection[Path]) -> list[str]:
+        return RULES.broken(self, wrong)
+
+    def agreed(self) -> dict[str, Any]:
+        """What must be the same in every party's copy of the job."""
+        agreed = {k: v for k, v in self.model_dump().items() if k not in self.OWN_KEYS}
+        for own in ("most_ids", "least_common"):
+            del agreed["alignment"][own]
+        del agreed["privacy"]["max_epsilon"]
+        settings = self.task.settings
+        for key in getattr(settings, "OWN_KEYS", ()):
+            del agreed["task"][self.task.name][key]
+        return agreed
+
+
+def job_of_run(path: FilePath) -> VerticalJob:
+    """The job in a run's folder; of a federated run it is said what takes it."""
+    try:
+        return VerticalJob.load(path)
+    except JobError:
+        from fedveil.federated.job import Job
+
+        refuse_other_kind(
+            path, VerticalJob, Job, "it is `fedveil run --resume` that goes on with such a run"
+        )
+        raise

@@ -1,0 +1,30 @@
+"""The reference of every key of a vertical job, made from the settings themselves.
+
+The site has it as a page (`docs/keys.py`), `fedveil vertical keys` says it in a terminal.
+"""
+
+from __future__ import annotations
+
+from fedveil.settings.reference import page
+from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.rules import RULES
+
+_INTRODUCTION = """\
+# The vertical job
+
+A [vertical run](vertical.md) is described by one YAML file, the same for every party. What it
+leaves out has the default below; `fedveil vertical show` prints them all, and `fedveil vertical
+run` without a file runs them. It is read as [the job of a federation](job.md) is. NAME below is a
+part's name, or a party's: `--set parts.left.optimizer.lr=0.05`.
+
+Parties compare their copies when they meet: all keys must be equal but {own}, and those by which
+a task finds a party's own data.
+
+## Keys
+"""
+
+
+def reference() -> str:
+    own = [f"`{key}`" for key in VerticalJob.OWN_KEYS]
+    introduction = _INTRODUCTION.format(own=f"{', '.join(own[:-1])} and {own[-1]}")
+    return page(introduction, VerticalJob, RULES.texts())

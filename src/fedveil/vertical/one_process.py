@@ -1,0 +1,254 @@
+"""A vertical run in one process: every party, exact and repeatable.
+
+The run's folder holds the job and a folder for each party, as the party's own machine would.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from fedveil.learning.device import check_device
+from fedveil.link.channel import Exchange, drive_together
+from fedveil.pages.run_folder_page import keep_page
+from fedveil.privacy.ledger import Ledger, Line
+from fedveil.record.lifecycle import beginning, how_to_resume, introduce
+from fedveil.record.recorder import Record
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.saved_job import reopen
+from fedveil.vertical.job import VerticalJob, job_of_run
+from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
+from fedveil.vertical.part_memory import check_memory
+from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
+from fedveil.vertical.rows import Rows, align
+from fedveil.vertical.split import Joined, SplitModel
+from fedveil.vertical.step_checkpoint import from_last_step, last_common
+from fedveil.vertical.task import SUBSETS, Columns, Subset, Task
+
+COMMAND = "fedveil vertical run"
+
+T = TypeVar("T")
+
+_SEEDED = "first weights are drawn from the job's seed, which all parties know: for simulation only"
+
+
+@dataclass(frozen=True)
+class VerticalRun:
+    """A run that has ended: each party's records and ledger, and the joined model."""
+
+    job: VerticalJob
+    split: SplitModel
+    folder: Path
+    records: Mapping[str, list[Record]]
+    figures: Mapping[str, list[Line]]
+    ledgers: Mapping[str, Ledger]
+
+    @property
+    def leader(self) -> str:
+        """The party whose records have the task's figures."""
+        return self.split.leader
+
+    @property
+    def metrics(self) -> list[Record]:
+        return self.records[self.leader]
+
+    @property
+    def model(self) -> Joined:
+        """All parts as one module: what nobody has where the parties are apart."""
+        return self.split.joined()
+
+
+def train(
+    job: VerticalJob,
+    out: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+    encoded: bool = False,
+) -> VerticalRun:
+    """Run every party of a job in this process.
+
+    `out` is the run's folder (a new one under runs/ without it). `progress` is called with each
+    of the leader's records, `say` with what else is worth a line. With `encoded`, every message
+    goes through its bytes, as between machines; it changes nothing but the time.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(threads(job.threads))
+        parties = _Parties(job, None, encoded)
+        folder = RunFolder.create(out, job.name, COMMAND)
+        stack.callback(folder.close)
+        parties.enter(folder, stack, progress, say)
+        return parties.train(0)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+    encoded: bool = False,
+) -> VerticalRun:
+    """Go on with a run that ended early, from the last step that all parties hold.
+
+    With seeded randomness it ends with the bytes that it would have ended with if nothing had
+    happened. `progress` is called with the old records first.
+    """
+    with ExitStack() as stack:
+        parties = _reopened(folder, stack, progress, say, encoded)
+        return parties.train(parties.last_common_step())
+
+
+def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
+    """The task's figures of a run's model on the held-out examples, and what looking has cost.
+
+    The examples go through the same crossings and the same protection as in training.
+    """
+    with ExitStack() as stack:
+        parties = _reopened(folder, stack)
+        quality = parties.look(PartyRun.evaluate)
+        return quality, parties.figures()
+
+
+def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The ids of the held-out examples, and the last part's output for each."""
+    with ExitStack() as stack:
+        parties = _reopened(folder, stack)
+        outputs = parties.look(PartyRun.predict)
+        assert outputs is not None, "the leader has the outputs"
+        return parties.ids, outputs
+
+
+def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
+    """The leader's result of an exchange that every party of a run plays with its model."""
+    with ExitStack() as stack:
+        return _reopened(folder, stack).look(how)
+
+
+def _reopened(
+    path: str | Path,
+    stack: ExitStack,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+    encoded: bool = False,
+) -> _Parties:
+    folder, job = reopen(path, job_of_run, stack)
+    stack.enter_context(threads(job.threads))
+    parties = _Parties(job, folder.path, encoded)
+    parties.enter(folder, stack, progress, say)
+    return parties
+
+
+class _Parties:
+    """All parties of a job, put together; nothing is written before `enter`."""
+
+    def __init__(self, job: VerticalJob, old: Path | None, encoded: bool) -> None:
+        self._began = time.perf_counter()
+        check_device("device", job.device)
+        self.job = job
+        self.task: Task = make_task(job, old)
+        check_memory(job, self.task)
+        self.split = make_split(job, self.task)
+        self._encoded = encoded
+        names = (self.task.leader, *self.task.followers)
+        self._notes: list[str] = []
+        self._rows: dict[Subset, dict[str, Rows]] = {}
+        for subset in SUBSETS:
+            owned = {name: self.task.owned(name, subset) for name in names}
+            positions = self._align(owned, subset)
+            self._rows[subset] = {
+                name: Rows.aligned(columns, self.split.columns(name), positions[name])
+                for name, columns in owned.items()
+            }
+        self.ids = self._rows["test"][self.task.leader].ids
+        self.runs: dict[str, PartyRun] = {}
+
+    def enter(
+        self,
+        folder: RunFolder,
+        stack: ExitStack,
+        progress: Progress | None,
+        say: Callable[[str], None] | None,
+    ) -> None:
+        self.folder = folder
+        self._said: set[str] = set()
+        self._tell = say or (lambda sentence: None)
+        keep_run(folder, self.job, self.task, self.split.parties)
+        for name in self.split.parties:
+            setting = Setting(
+                job=self.job,
+                task=self.task,
+                split=self.split,
+                party=name,
+                rows={subset: self._rows[subset][name] for subset in SUBSETS},
+                entropy=report_entropy(self.job),
+                order_seed=self.job.seed,
+                folder=folder.within(name),
+            )
+            shown = progress if name == self.split.leader else None
+            self.runs[name] = PartyRun(setting, shown, self._say)
+            stack.callback(self.runs[name].close)
+
+    def _say(self, sentence: str) -> None:
+        """Tell the caller once what several parties say alike."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._tell(sentence)
+
+    def last_common_step(self) -> int:
+        folders = {name: run.setting.folder for name, run in self.runs.items()}
+        return last_common(self.folder.path, folders)
+
+    def train(self, step: int) -> VerticalRun:
+        with how_to_resume(lambda: from_last_step(COMMAND, self.folder.path)):
+            self._restore(step)
+            what = beginning("step", step)
+            for run in self.runs.values():
+                randomness = f"randomness of reports: {run.setting.entropy.description}"
+                introduce(run.event, what, self._began, [randomness, _SEEDED, *self._notes])
+            self._say(_SEEDED)
+            self._together(PartyRun.train)
+        keep_page(self.folder, self.runs[self.split.leader].event)
+        return VerticalRun(
+            job=self.job,
+            split=self.split,
+            folder=self.folder.path,
+            records={name: run.records for name, run in self.runs.items()},
+            figures=self.figures(),
+            ledgers={name: run.ledger() for name, run in self.runs.items()},
+        )
+
+    def look(self, how: Callable[[PartyRun], Exchange[T]]) -> T:
+        """The leader's result of a pass over the held-out examples, after the last step held."""
+        self._restore(self.last_common_step())
+        return self._together(how)[self.split.leader]
+
+    def figures(self) -> dict[str, list[Line]]:
+        return {name: run.figures() for name, run in self.runs.items()}
+
+    def _restore(self, step: int) -> None:
+        for run in self.runs.values():
+            run.load(step)
+        for run in self.runs.values():
+            run.settle()
+
+    def _together(self, how: Callable[[PartyRun], Exchange[T]]) -> dict[str, T]:
+        exchanges = {name: how(run) for name, run in self.runs.items()}
+        return drive_together(exchanges, encoded=self._encoded)
+
+    def _align(self, owned: Mapping[str, Columns], subset: Subset) -> dict[str, npt.NDArray[Any]]:
+        """Where each party has the common examples; what is left out is noted."""
+        positions = align({name: columns.ids for name, columns in owned.items()}, self.task.leader)
+        for name, columns in owned.items():
+            left_out = len(columns) - len(positions[name])
+            if left_out > 0:
+                self._notes.append(
+                    f"{left_out} of {len(columns)} {subset} examples of {name} are left out: not "
+                    f"all parties hold them"
+                )
+        return positions

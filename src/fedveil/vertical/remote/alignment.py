@@ -1,0 +1,106 @@
+"""How parties on different machines find the examples that all hold; the leader's order rules.
+
+By `intersection` (there it says what each learns), or by digests, for ids that are no secret: a
+follower sends a keyed digest of each, under a key that the leader draws anew every time. What
+that reveals:
+
+- the leader learns which of its own examples each follower holds, and how many others a follower
+  has; an id that it does not hold it learns only by guessing it (ids from a small range, such as
+  consecutive numbers, are all guessed at once);
+- a follower learns which of its own examples are held by all parties, their order at the leader,
+  and nothing of any other id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import DataInvalid
+from fedveil.vertical.remote.blinding import texts
+from fedveil.vertical.rows import Ids, Positions, align
+
+KEY_BYTES = 32
+DIGEST_BYTES = 16
+
+Digests = npt.NDArray[np.uint8]
+
+
+#: Where each party has the examples of one subset that all hold, and a sentence for every follower
+#: whose examples are not the leader's.
+Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
+
+
+def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
+    """The alignment of parties by the digests of their ids, none twice in one party's."""
+    ids = {party: _as_ids(rows) for party, rows in held.items()}
+    positions = align(ids, leader)
+    sizes = {party: len(theirs) for party, theirs in ids.items()}
+    shared = {party: int(np.isin(theirs, ids[leader]).sum()) for party, theirs in ids.items()}
+    return positions, _lacking(sizes, shared, len(positions[leader]), leader, subset)
+
+
+def align_found(
+    found: Mapping[str, Positions], sizes: Mapping[str, int], leader: str, subset: str
+) -> Aligned:
+    """The alignment where `found` says where followers have each of the leader's ids; -1: nowhere.
+
+    A party of size 0 has no data and takes part in all; where that is the leader, one follower
+    alone may have some, whose order rules.
+    """
+    having = [party for party in sizes if sizes[party]]
+    if not having:
+        raise DataInvalid("no party holds any example")
+    if not sizes[leader] and len(having) > 1:
+        raise DataInvalid(
+            f"{leader} has no {subset} ids to find in those of {', '.join(having)}: a leader "
+            f"without ids aligns several followers by alignment.by = digests alone"
+        )
+    held = [places >= 0 for places in found.values()]
+    used = np.flatnonzero(np.all(held, axis=0)) if held else np.arange(sizes[having[0]])
+    if not len(used):
+        raise DataInvalid(f"no example is held by all of {', '.join(having)}")
+    positions = dict.fromkeys(sizes, np.arange(len(used)))
+    positions.update({party: places[used] for party, places in found.items()})
+    if sizes[leader]:
+        positions[leader] = used
+    shared = {party: int((places >= 0).sum()) for party, places in found.items()}
+    return positions, _lacking(sizes, shared, len(used), leader, subset)
+
+
+def _lacking(
+    sizes: Mapping[str, int], shared: Mapping[str, int], used: int, leader: str, subset: str
+) -> list[str]:
+    """A sentence for every follower with other examples than the leader; `shared` are in both."""
+    notes = []
+    for party, size in sizes.items():
+        if party == leader or not size or not sizes[leader]:
+            continue
+        lacks, others = sizes[leader] - shared[party], size - shared[party]
+        if lacks or others:
+            notes.append(
+                f"{subset}: {party} lacks {lacks:,} of the {sizes[leader]:,} examples of {leader} "
+                f"and has {others:,} others; the {used:,} that all hold are used, and no others"
+            )
+    return notes
+
+
+def digests(ids: Ids, key: bytes) -> Digests:
+    """A row of 16 bytes for each id."""
+    joined = b"".join(
+        hashlib.blake2b(text, key=key, digest_size=DIGEST_BYTES).digest() for text in texts(ids)
+    )
+    return np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def holds_twice(rows: Digests) -> bool:
+    return len(np.unique(_as_ids(rows))) < len(rows)
+
+
+def _as_ids(rows: Digests) -> npt.NDArray[np.bytes_]:
+    """The digests as values that NumPy can sort: their width is the same, so no two become one."""
+    return np.ascontiguousarray(rows).view(f"S{DIGEST_BYTES}").reshape(-1)

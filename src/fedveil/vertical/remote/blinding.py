@@ -1,0 +1,143 @@
+"""Ids hidden in a group, so that two parties find those that both hold and learn no others.
+
+The group is ristretto255 (RFC 9496), of prime order. H sends an id to a point of it whose logarithm
+nobody knows: SHA-512, then the group's own map of 64 bytes. A party draws an exponent k, and an id
+x becomes H(x)^k. Exponents commute: H(x)^(k l) is the same whoever raised it first. Who knows
+neither k nor l tells H(x)^k from a random point only by solving the decisional Diffie-Hellman
+problem, H being a random oracle; that holds for ids from a small range too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.entropy import Entropy, Secure
+from fedveil.errors import MessageInvalid, MissingExtra
+from fedveil.vertical.remote import exponent_proof
+from fedveil.vertical.rows import Ids
+
+#: One point in each row.
+Points: TypeAlias = npt.NDArray[np.uint8]
+POINT_BYTES = 32
+#: So many go to a thread at a time.
+_PIECE = 512
+_DOMAIN = b"fedveil: an id of %s\0"
+
+
+class Blinding:
+    """An exponent, drawn once for an alignment and kept nowhere."""
+
+    def __init__(self, entropy: Entropy) -> None:
+        self._exponent: bytes = _group().crypto_core_ristretto255_scalar_reduce(entropy.token(64))
+
+    def blinded(self, ids: Ids, subset: str) -> Points:
+        """H(x)^k of every id, in their order; another H for every subset."""
+        point, domain = _group().crypto_core_ristretto255_from_hash, _DOMAIN % subset.encode()
+
+        def one(text: bytes) -> bytes:
+            return self._raised(point(hashlib.sha512(domain + text).digest()))
+
+        return self._all(list(texts(ids)), one)
+
+    def raised(self, points: Points) -> Points:
+        """P^k of every point; raises `MessageInvalid` where one is none, or the group's unit."""
+        return self._all([row.tobytes() for row in points], self._raised)
+
+    @property
+    def commitment(self) -> bytes:
+        """G^k, to which a proof about the exponent refers."""
+        committed: bytes = _group().crypto_scalarmult_ristretto255_base(self._exponent)
+        return committed
+
+    def proved(self, points: Points, raised: Points, subset: str) -> bytes:
+        """Prove that `raised` are `points` to the exponent of the commitment."""
+        weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
+        return exponent_proof.prove(_group(), self._exponent, self.commitment, weighted, Secure())
+
+    def _raised(self, point: bytes) -> bytes:
+        raised: bytes = _group().crypto_scalarmult_ristretto255(self._exponent, point)
+        return raised
+
+    def _all(self, given: Sequence[bytes], one: Callable[[bytes], bytes]) -> Points:
+        """`one` of each, by as many threads as there are cores: the library holds no lock."""
+
+        def piece(start: int) -> bytes:
+            return b"".join(map(one, given[start : start + _PIECE]))
+
+        starts = range(0, len(given), _PIECE)
+        try:
+            joined = b"".join(_threads().map(piece, starts))
+        except RuntimeError as error:
+            raise MessageInvalid("it holds 32 bytes that are no point of the group") from error
+        return np.frombuffer(joined, np.uint8).reshape(-1, POINT_BYTES)
+
+
+def check_raised(
+    commitment: bytes, points: Points, raised: Points, proof: bytes, subset: str
+) -> None:
+    """Raise `MessageInvalid` unless the proof shows that `raised` are `points` to one exponent.
+
+    The exponent is that of the commitment, and whoever made the proof knows it.
+    """
+    if len(commitment) != POINT_BYTES:
+        raise MessageInvalid(f"its commitment has {len(commitment)} bytes")
+    weighted, other = _weighted(commitment, points, raised, subset, both=True)
+    exponent_proof.check(_group(), commitment, weighted, other, proof)
+
+
+def _weighted(
+    commitment: bytes, points: Points, raised: Points, subset: str, *, both: bool
+) -> tuple[bytes, bytes]:
+    """Return Σ d_i B_i and, if `both`, Σ d_i D_i."""
+    ours, theirs = ([row.tobytes() for row in rows] for rows in (points, raised))
+    drawn = exponent_proof.weights(commitment, ours + theirs, subset.encode())
+    return _sum(drawn, ours), _sum(drawn, theirs) if both else b""
+
+
+def _sum(scalars: Sequence[bytes], points: Sequence[bytes]) -> bytes:
+    """Return Σ d_i P_i, a piece for each thread at a time."""
+    times, add = _group().crypto_scalarmult_ristretto255, _group().crypto_core_ristretto255_add
+
+    def piece(start: int) -> bytes:
+        pairs = zip(scalars[start : start + _PIECE], points[start : start + _PIECE], strict=True)
+        total: bytes = reduce(add, (times(scalar, point) for scalar, point in pairs))
+        return total
+
+    try:
+        return reduce(add, _threads().map(piece, range(0, len(points), _PIECE)))
+    except RuntimeError as error:
+        raise MessageInvalid("it holds 32 bytes that are no point of the group") from error
+
+
+def texts(ids: Ids) -> Iterable[bytes]:
+    """The ids as bytes; whole numbers and texts have nothing in common."""
+    if ids.dtype.kind == "U":
+        return (b"text " + text.encode() for text in ids.tolist())
+    return (b"number %d" % number for number in ids.tolist())
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "blinding")
+
+
+@cache
+def _group() -> Any:
+    """The library; it copies itself into a temporary file to be loaded, which goes at once."""
+    try:
+        import rbcl
+    except ImportError:
+        raise MissingExtra("rbcl", "vertical", "alignment: intersection") from None
+    with suppress(AttributeError, OSError):
+        Path(rbcl._sodium._name).unlink()
+    return rbcl

@@ -1,0 +1,57 @@
+"""The examples that all parties hold, as one party remembers them: nobody aligns twice."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.base.message import take
+from fedveil.errors import MessageInvalid
+from fedveil.record.sealed_message import sealed, unsealed
+from fedveil.vertical.rows import Ids, Positions
+from fedveil.vertical.task import SUBSETS, Subset
+
+NAME_BYTES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class FoundExamples:
+    """Where a party has the examples that all hold, in the order that all agreed on.
+
+    `name` is drawn by the leader for one alignment: parties that know the same name remember the
+    same examples.
+    """
+
+    name: bytes
+    positions: Mapping[Subset, Positions]
+
+    def to_bytes(self, ids: Mapping[Subset, Ids]) -> bytes:
+        """For the party's folder; it holds for these ids alone."""
+        rows = {f"rows_{subset}": self.positions[subset] for subset in SUBSETS}
+        return sealed({"name": self.name, "ids": _digest(ids), **rows})
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, ids: Mapping[Subset, Ids]) -> FoundExamples | None:
+        """What was kept; None where it was of other ids. Raises `MessageInvalid`."""
+        kept = unsealed(raw)
+        if take(kept, "ids", bytes) != _digest(ids):
+            return None
+        positions = {subset: take(kept, f"rows_{subset}", np.ndarray) for subset in SUBSETS}
+        for subset, rows in positions.items():
+            held = len(ids[subset])
+            if rows.dtype != np.int64 or rows.ndim != 1:
+                raise MessageInvalid(f"its {subset} rows are not a row of positions")
+            if held and len(rows) and not 0 <= rows.min() <= rows.max() < held:
+                raise MessageInvalid(f"its {subset} rows are not some of the {held} that are here")
+        return cls(take(kept, "name", bytes), {s: rows.copy() for s, rows in positions.items()})
+
+
+def _digest(ids: Mapping[Subset, Ids]) -> bytes:
+    digest = hashlib.sha256()
+    for subset in SUBSETS:
+        digest.update(f"{subset} {ids[subset].dtype} {len(ids[subset])}\n".encode())
+        digest.update(np.ascontiguousarray(ids[subset]).view(np.uint8).data)
+    return digest.digest()

@@ -1,0 +1,370 @@
+"""What parties on different machines agree on before they train or look together.
+
+    begin    leader -> followers   the attempt, the run, what for, how many ids it has
+    apply    follower -> leader    its job, parts, number of ids and the steps it holds
+             (`alignment`)         which examples all hold, unless all remember that alike
+    agreed   leader -> followers   the step to go on from, and which of their examples are used
+
+The leader begins anew, with the next attempt, whenever a party has started again; whatever was
+under way then is void. It compares, and refuses with one sentence. A follower keeps to its own
+job, whatever the leader says: it answers only in the order of `_DUE`, and uses only examples that
+it remembers, or whose ids the leader has proved to have brought (`intersection`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from fedveil.base.message import Message, Value, take, take_array
+from fedveil.entropy import Secure
+from fedveil.errors import DataInvalid, ExchangeError, MessageInvalid, Unfit
+from fedveil.link.channel import Exchange, Send, received
+from fedveil.settings.differences import differences
+from fedveil.vertical.remote import alignment, intersection
+from fedveil.vertical.remote.found_examples import NAME_BYTES, FoundExamples
+from fedveil.vertical.remote.handshake_state import Agreement, Standing
+from fedveil.vertical.rows import Positions
+from fedveil.vertical.split import Optimizer, SplitModel
+from fedveil.vertical.task import SUBSETS, Subset
+
+TRAIN = "train"
+RUN_BYTES = 16
+
+#: What a leader may send to a follower, by what has happened since the last `begin`.
+_DUE: Mapping[str, frozenset[str]] = {
+    "new": frozenset({"begin"}),
+    "applied, to exchange ids": frozenset({"begin", "blinded", "agreed"}),
+    "applied": frozenset({"begin", "agreed"}),
+    "exchanged": frozenset({"begin", "agreed"}),
+}
+
+
+def described(split: SplitModel) -> dict[str, Any]:
+    """The parts and crossings of a model, in words that can be compared."""
+    # A module is its owner's affair, and an optimiser of its own too.
+    parts = {part.name: asdict(replace(part, module=None)) for part in split.parts}
+    for part in split.parts:
+        del parts[part.name]["name"], parts[part.name]["module"]
+        if not isinstance(part.optimizer, Optimizer):
+            parts[part.name]["optimizer"] = "a function"
+    return {"order": list(parts), **parts}
+
+
+def lead(
+    own: Standing,
+    followers: tuple[str, ...],
+    *,
+    attempt: int,
+    purpose: str,
+    order_seed: int,
+    keep_run: Callable[[], None] = lambda: None,
+) -> Exchange[Agreement]:
+    """The leader's side; raises Unfit for a follower that cannot take part.
+
+    `keep_run` is called before a follower may write the run's identity down: when this returns, the
+    leader has it on its own disk.
+    """
+    key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
+    begin: dict[str, Value] = {
+        "kind": "begin",
+        "attempt": attempt,
+        "run": own.run,
+        "purpose": purpose,
+        "order_seed": order_seed,
+        "align_by": own.align_by,
+        **({"key": key} if key else {}),
+        "examples": b"" if own.examples is None else own.examples.name,
+        **own.counts,
+    }
+    for follower in followers:
+        yield Send(follower, begin)
+    applications: dict[str, Message] = {}
+    for follower in followers:
+        message = yield from received(follower)
+        while (message.get("kind"), message.get("attempt")) != ("apply", attempt):
+            message = yield from received(follower)  # it was on its way when the attempt began
+        _check_application(own, follower, message, purpose)
+        applications[follower] = message
+    steps = set(own.steps).intersection(*(_steps(message) for message in applications.values()))
+    if not steps:
+        raise ExchangeError("there is no step that all parties hold: start every party anew")
+    if own.examples is not None and all(
+        message["examples"] == own.examples.name for message in applications.values()
+    ):
+        examples = own.examples
+        aligned: Mapping[Subset, alignment.Aligned] = {}
+        proofs: Mapping[str, Mapping[str, Value]] = {}
+    else:
+        aligned, proofs = yield from _aligned(own, applications, key, attempt)
+        found = {subset: positions[own.party] for subset, (positions, _) in aligned.items()}
+        examples = FoundExamples(Secure().token(NAME_BYTES), found)
+    keep_run()
+    for follower in followers:
+        rows = {f"rows_{subset}": positions[follower] for subset, (positions, _) in aligned.items()}
+        said: dict[str, Value] = {"kind": "agreed", "step": max(steps), "examples": examples.name}
+        yield Send(follower, {**said, **rows, **proofs.get(follower, {})})
+    return Agreement(
+        run=own.run,
+        purpose=purpose,
+        step=max(steps),
+        order_seed=order_seed,
+        examples=examples,
+        notes=tuple(note for _, notes in aligned.values() for note in notes),
+    )
+
+
+def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
+    """A follower's side; `begin` is the leader's, where that has come already."""
+    message = begin if begin is not None else (yield from received(leader))
+    state = "new"
+    exchanged: Mapping[Subset, intersection.Exchanged] = {}
+    try:
+        while True:
+            kind = take(message, "kind", str)
+            if kind not in _DUE[state]:
+                due = " or ".join(f"{due!r}" for due in sorted(_DUE[state]))
+                raise MessageInvalid(f"it sent {kind!r} where {due} was due")
+            if kind == "begin":
+                begin, exchanged = message, {}
+                yield Send(leader, _application(own, begin))
+                exchanges = own.align_by == "intersection"
+                state = "applied, to exchange ids" if exchanges else "applied"
+                message = yield from received(leader)
+            elif kind == "blinded":
+                assert begin is not None, "nothing else is due before"
+                if (many := _brought(own, leader, _counts(begin))) > own.most_ids:
+                    raise MessageInvalid(f"it {_too_many(many, own)}")
+                attempt, state = take(begin, "attempt", int), "exchanged"
+                message, exchanged = yield from intersection.follow(
+                    own.ids, _counts(begin), leader, attempt, message
+                )
+            else:
+                assert begin is not None, "nothing else is due before"
+                return _understood(own, begin, message, exchanged)
+    except MessageInvalid as error:
+        raise ExchangeError(f"{leader} does not agree as a leader does: {error}") from None
+
+
+# --- what the leader makes of an application
+
+
+def _check_application(own: Standing, follower: str, message: Message, purpose: str) -> None:
+    try:
+        job = json.loads(take(message, "job", str))
+        parts = json.loads(take(message, "parts", str))
+        run, steps = take(message, "run", bytes), _steps(message)
+        take(message, "examples", bytes)
+        counts = _counts(message)
+        if own.align_by == "digests":
+            for subset, count in counts.items():
+                shape = (count, alignment.DIGEST_BYTES)
+                take_array(message, f"digests_{subset}", "uint8", shape)
+    except (MessageInvalid, ValueError) as error:
+        raise Unfit(follower, f"{follower} does not apply as a follower does: {error}") from None
+    for what, theirs, mine in (("job", job, own.job), ("model", parts, own.parts)):
+        for key, their, my in differences(theirs, json.loads(json.dumps(mine))):
+            raise Unfit(
+                follower,
+                f"the {what} of {follower} is another one: {key} = {their} where {own.party} has "
+                f"{my}",
+            )
+    if (many := sum(counts.values())) > own.most_ids:
+        raise Unfit(follower, f"{follower} {_too_many(many, own)}")
+    _check_run(own, follower, run, steps, purpose)
+
+
+def _check_run(own: Standing, follower: str, run: bytes, steps: set[int], purpose: str) -> None:
+    if run not in (b"", own.run):
+        raise Unfit(
+            follower,
+            f"{follower} goes on with another run than {own.party}: start all parties with "
+            f"--resume and the folders of one run, or all without",
+        )
+    if not run and (max(own.steps) > 0 or purpose != TRAIN):
+        raise Unfit(
+            follower,
+            f"{follower} has nothing of this run, which is at step {max(own.steps)}: start it "
+            f"with --resume and the folder that it trained in",
+        )
+
+
+def _steps(message: Message) -> set[int]:
+    steps = take(message, "steps", np.ndarray)
+    if steps.dtype != np.int64 or steps.ndim != 1:
+        raise MessageInvalid("its steps are not a row of whole numbers")
+    return set(steps.tolist())
+
+
+def _counts(message: Message) -> dict[Subset, int]:
+    """How many ids of every subset a party says that it has."""
+    counts = {subset: take(message, f"ids_{subset}", int) for subset in SUBSETS}
+    if min(counts.values()) < 0:
+        raise MessageInvalid("its ids are fewer than none")
+    return counts
+
+
+def _too_many(many: int, own: Standing) -> str:
+    return (
+        f"brings {many:,} ids, each of which it learns whether {own.party} has: alignment.most_ids "
+        f"= {own.most_ids:,}"
+    )
+
+
+def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
+    """Count the ids of the attempt that begins, of all subsets, and save the count."""
+    own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
+    own.keep_brought()
+    return own.brought[party]
+
+
+def _aligned(
+    own: Standing, applications: Mapping[str, Message], key: bytes, attempt: int
+) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
+    """Return the examples that all hold, and for each follower the fields that prove it."""
+    counts = {follower: _counts(message) for follower, message in applications.items()}
+    try:
+        if own.align_by == "digests":
+            return {s: _aligned_by_digests(own, applications, s, key) for s in SUBSETS}, {}
+        for follower, held in counts.items():
+            if (many := _brought(own, follower, held)) > own.most_ids:
+                raise Unfit(follower, f"{follower} {_too_many(many, own)}")
+        found = yield from intersection.lead(own.ids, counts, attempt)
+        aligned = {}
+        proofs: dict[str, dict[str, Value]] = {follower: {} for follower in counts}
+        for subset in SUBSETS:
+            sizes = {own.party: len(own.ids[subset])}
+            sizes |= {follower: held[subset] for follower, held in counts.items()}
+            aligned[subset] = alignment.align_found(found.places[subset], sizes, own.party, subset)
+            for follower, fields in proofs.items():
+                fields |= found.proof(subset, follower, aligned[subset][0][follower])
+        return aligned, proofs
+    except DataInvalid as error:
+        raise ExchangeError(str(error)) from None
+
+
+def _aligned_by_digests(
+    own: Standing, applications: Mapping[str, Message], subset: Subset, key: bytes
+) -> alignment.Aligned:
+    held = {own.party: alignment.digests(own.ids[subset], key)}
+    for follower, message in applications.items():
+        held[follower] = take(message, f"digests_{subset}", np.ndarray)
+        if alignment.holds_twice(held[follower]):
+            raise Unfit(follower, f"{follower} has a {subset} id twice")
+    return alignment.align_digests(held, own.party, subset)
+
+
+# --- what a follower says and hears
+
+
+def _application(own: Standing, begin: Message) -> dict[str, Value]:
+    if (align_by := take(begin, "align_by", str)) != own.align_by:
+        raise MessageInvalid(f"it aligns by {align_by!r} where this job has {own.align_by!r}")
+    by_digests = own.align_by == "digests"
+    key = take(begin, "key", bytes) if by_digests else b""
+    if by_digests and len(key) != alignment.KEY_BYTES:
+        raise MessageInvalid(f"its key has {len(key)} bytes")
+    if (many := sum(_counts(begin).values())) > own.most_ids:
+        raise MessageInvalid(f"it {_too_many(many, own)}")
+    known = own.known_by(take(begin, "examples", bytes))
+    digests = {f"digests_{s}": alignment.digests(own.ids[s], key) for s in SUBSETS if by_digests}
+    return {
+        "kind": "apply",
+        "attempt": take(begin, "attempt", int),
+        "job": json.dumps(own.job),
+        "parts": json.dumps(own.parts),
+        "run": own.run,
+        "steps": np.array(own.steps, np.int64),
+        "examples": b"" if known is None else known.name,
+        **own.counts,
+        **digests,
+    }
+
+
+def _understood(
+    own: Standing,
+    begin: Message,
+    agreed: Message,
+    exchanged: Mapping[Subset, intersection.Exchanged],
+) -> Agreement:
+    step, run = take(agreed, "step", int), take(begin, "run", bytes)
+    if step not in own.steps:
+        raise MessageInvalid(f"it goes on from step {step}, which {own.party} does not hold")
+    if len(run) != RUN_BYTES:
+        raise MessageInvalid(f"its run is named in {len(run)} bytes")
+    if own.run not in (b"", run):
+        raise MessageInvalid(f"it resumes another run than {own.party} holds")
+    name = take(agreed, "examples", bytes)
+    if len(name) != NAME_BYTES:
+        raise MessageInvalid(f"its examples are named in {len(name)} bytes")
+    examples = own.known_by(name)
+    known = examples is not None
+    if examples is None:
+        leads = _counts(begin)
+        rows = {s: _checked_rows(own, s, agreed, leads[s], exchanged.get(s)) for s in SUBSETS}
+        for subset in exchanged:
+            if (many := len(rows[subset])) < own.least_common:
+                raise MessageInvalid(
+                    f"{many} {subset} examples are held by all, fewer than {own.party}'s "
+                    f"alignment.least_common = {own.least_common}"
+                )
+        examples = FoundExamples(name, rows)
+    return Agreement(
+        run=run,
+        purpose=take(begin, "purpose", str),
+        step=step,
+        order_seed=take(begin, "order_seed", int),
+        examples=examples,
+        notes=() if known else (*_left_out(own, examples), *_guesses(own, exchanged)),
+    )
+
+
+def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
+    """Yield what each other party has learnt of this party's ids, for this party's own log."""
+    for party, many in own.brought.items() if exchanged else ():
+        yield (
+            f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
+            f"it: alignment.most_ids = {own.most_ids:,}"
+        )
+
+
+def _left_out(own: Standing, examples: FoundExamples) -> Iterator[str]:
+    for subset, rows in examples.positions.items():
+        if 0 < len(own.ids[subset]) != len(rows):
+            yield (
+                f"{subset}: {len(rows):,} of {len(own.ids[subset]):,} examples are held by all "
+                f"parties, and no others are used"
+            )
+
+
+def _checked_rows(
+    own: Standing,
+    subset: Subset,
+    agreed: Message,
+    leads: int,
+    exchanged: intersection.Exchanged | None,
+) -> Positions:
+    """Return this party's rows. After an exchange they arrive as places in the order it drew.
+
+    Raises `MessageInvalid` for rows of which the leader has not proved that it brought their ids.
+    `leads`: how many ids it says that it has.
+    """
+    rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
+    held = len(own.ids[subset])
+    if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows):
+        raise MessageInvalid(f"its {subset} rows are not a row of positions")
+    if held and (rows.min() < 0 or rows.max() >= held or len(np.unique(rows)) != len(rows)):
+        raise MessageInvalid(f"its {subset} rows are not some of the {held} that are here")
+    if not held or own.align_by == "digests":
+        return rows.copy()  # what came is read-only
+    if exchanged is not None:
+        exchanged.check(subset, rows, agreed)
+        return exchanged.order[rows]
+    if leads or own.least_common:
+        said = "before the exchange of ids was complete" if leads else "without an id of its own"
+        raise MessageInvalid(f"it claims {len(rows)} {subset} examples {said}")
+    return rows.copy()

@@ -1,0 +1,233 @@
+"""How a leader and its followers find the examples that all hold, by ids that are blinded.
+
+For every subset, with the leader's exponent k and a follower's l (`blinding`), in batches:
+
+    blinded   leader -> follower   H(y)^k of the leader's ids, in its order
+    raised    follower -> leader   the same to the power of l; and H(x)^l of the follower's ids, in
+                                   an order that it draws
+
+The leader raises the latter to the power of k and compares: H(x)^(l k) = H(y)^(k l) where x = y.
+It then tells each follower which of its ids, in the drawn order, all parties hold, and proves it:
+with the commitment G^k it shows H(x)^(l k) for each of these ids, and proves that the exponent is
+k (`exponent_proof`). The follower accepts an id only if that value is one that it raised itself,
+so that the leader has brought the id: a leader cannot claim an example that it does not know.
+
+What each learns, if both keep to the protocol:
+
+- the leader: how many ids a follower has, and which of its own ids the follower holds;
+- a follower: how many ids the leader has, and which of its own ids all parties hold, in the order
+  in which the leader has them. Nothing of another follower.
+
+A party that does not keep to it may bring ids that it guesses, and learns of each whether the other
+has it, a follower only of those that all hold. Every id that a party brings is a guess. Guesses are
+counted in the other's run folder, over all attempts and restarts, before they are answered. More
+than its job's `alignment.most_ids` are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.base.message import Message, Value, take, take_array
+from fedveil.entropy import Secure
+from fedveil.errors import MessageInvalid, Unfit
+from fedveil.link.channel import Exchange, Send, received
+from fedveil.vertical.remote.blinding import POINT_BYTES, Blinding, Points, check_raised
+from fedveil.vertical.rows import Ids, Positions
+from fedveil.vertical.task import SUBSETS, Subset
+
+#: So many ids travel at a time, while as many are raised on either side.
+BATCH = 1 << 12
+
+#: By subset.
+Counts = Mapping[Subset, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What the leader knows after the exchange, and how it proves it.
+
+    `places[subset][follower]`: where the follower has each of the leader's ids, in the order that
+    it drew; -1: nowhere.
+    """
+
+    places: Mapping[Subset, Mapping[str, Positions]]
+    _raised: Mapping[Subset, Mapping[str, tuple[Points, Points]]]
+    _blinding: Blinding
+
+    def proof(self, subset: Subset, follower: str, rows: Positions) -> dict[str, Value]:
+        """Return the fields that prove to a follower which of its ids were found."""
+        if follower not in self._raised[subset]:
+            return {}
+        theirs, raised = (points[rows] for points in self._raised[subset][follower])
+        return {
+            f"shown_{subset}": raised,
+            f"proof_{subset}": self._blinding.proved(theirs, raised, subset),
+            "commitment": self._blinding.commitment,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Exchanged:
+    """A follower's side of the complete exchange for one subset.
+
+    `order`: the order in which it showed its ids. `own`: these ids blinded. `raised`: the values
+    that it made of the leader's ids.
+    """
+
+    order: Positions
+    own: Points
+    raised: Points
+
+    def check(self, subset: Subset, rows: Positions, agreed: Message) -> None:
+        """Raise `MessageInvalid` unless the leader has brought each of the ids at these places."""
+        if len(rows) > len(self.raised):
+            raise MessageInvalid(
+                f"it claims {len(rows)} {subset} examples, and has brought {len(self.raised)} ids"
+            )
+        shown = _points(agreed, f"shown_{subset}", len(rows))
+        values = _as_values(shown)
+        if (
+            len(np.unique(values)) != len(values)
+            or not np.isin(values, _as_values(self.raised)).all()
+        ):
+            raise MessageInvalid(f"it claims {subset} examples whose ids it has not brought")
+        check_raised(
+            take(agreed, "commitment", bytes), self.own[rows], shown,
+            take(agreed, f"proof_{subset}", bytes), subset,
+        )  # fmt: skip
+
+
+def lead(ids: Mapping[Subset, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
+    """Find each follower's places of the leader's ids. Raises Unfit.
+
+    `counts` is how many ids each follower has said that it has; where it or the leader has none,
+    there is nothing to find.
+    """
+    blinding = Blinding(Secure())
+    places: dict[Subset, Mapping[str, Positions]] = {}
+    raised: dict[Subset, Mapping[str, tuple[Points, Points]]] = {}
+    for subset in SUBSETS:
+        having = {name: held[subset] for name, held in counts.items() if held[subset]}
+        table = _Table(ids[subset], having if len(ids[subset]) else {}, subset)
+        places[subset], raised[subset] = yield from table.filled(blinding, attempt)
+    return Found(places, raised, blinding)
+
+
+def follow(
+    ids: Mapping[Subset, Ids], leads: Counts, leader: str, attempt: int, first: Message
+) -> Exchange[tuple[Message, Mapping[Subset, Exchanged]]]:
+    """Return the leader's next message of another kind, and the complete exchanges by subset.
+
+    `leads` is how many ids the leader has said that it has; `first` its first message. A subset of
+    which one side has no ids is left out, and so is one that the leader breaks off. Raises
+    `MessageInvalid`.
+    """
+    blinding, message = Blinding(Secure()), first
+    done: dict[Subset, Exchanged] = {}
+    for subset in SUBSETS:
+        order = Secure().permutation(len(ids[subset]))
+        shuffled = ids[subset][order]
+        if not (leads[subset] and len(shuffled)):
+            continue
+        own, raised = [], []
+        for start in range(0, max(leads[subset], len(shuffled)), BATCH):
+            if message.get("kind") != "blinded":
+                return message, done
+            theirs = _points(message, "points", _size(leads[subset], start))
+            raised.append(blinding.raised(theirs))
+            own.append(blinding.blinded(shuffled[start : start + BATCH], subset))
+            answer: dict[str, Value] = {
+                "kind": "raised",
+                "attempt": attempt,
+                "raised": raised[-1],
+                "blinded": own[-1],
+            }
+            yield Send(leader, answer)
+            message = yield from received(leader)
+        done[subset] = Exchanged(order, np.concatenate(own), np.concatenate(raised))
+    return message, done
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """What the leader makes of one subset; `counts` are those of the followers that take part."""
+
+    ids: Ids
+    counts: Mapping[str, int]
+    subset: Subset
+
+    def filled(
+        self, blinding: Blinding, attempt: int
+    ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
+        """Return the places, and each follower's ids as it sent them and as they were raised.
+
+        A batch is on its way to every follower while the one before is raised here.
+        """
+        sent = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
+        raised = {name: np.empty((len(self.ids), POINT_BYTES), np.uint8) for name in self.counts}
+        theirs = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
+        ends = {name: max(len(self.ids), count) for name, count in self.counts.items()}
+        last = max(ends.values(), default=0)
+        for start in range(0, last + BATCH, BATCH):
+            if start < last:
+                points = blinding.blinded(self.ids[start : start + BATCH], self.subset)
+                message: dict[str, Value] = {"kind": "blinded", "points": points}
+                for name in [name for name, end in ends.items() if start < end]:
+                    yield Send(name, message)
+            before = start - BATCH
+            for name in [name for name, end in ends.items() if 0 <= before < end]:
+                own, theirs_as_sent = yield from self._answered(name, attempt, before)
+                raised[name][before : before + BATCH] = own
+                sent[name][before : before + BATCH] = theirs_as_sent
+                theirs[name][before : before + BATCH] = self._raised(name, blinding, theirs_as_sent)
+        places = {name: self._matched(name, raised[name], theirs[name]) for name in self.counts}
+        return places, {name: (sent[name], theirs[name]) for name in self.counts}
+
+    def _answered(self, follower: str, attempt: int, start: int) -> Exchange[tuple[Points, Points]]:
+        message = yield from received(follower)
+        try:
+            if take(message, "kind", str) != "raised":
+                raise MessageInvalid(f"it sent {message['kind']!r} where 'raised' was due")
+            if (answered := take(message, "attempt", int)) != attempt:
+                raise MessageInvalid(f"it answers attempt {answered}, not {attempt}")
+            own = _points(message, "raised", _size(len(self.ids), start))
+            return own, _points(message, "blinded", _size(self.counts[follower], start))
+        except MessageInvalid as error:
+            raise self._unfit(follower, error) from None
+
+    def _raised(self, follower: str, blinding: Blinding, points: Points) -> Points:
+        try:
+            return blinding.raised(points)
+        except MessageInvalid as error:
+            raise self._unfit(follower, error) from None
+
+    def _unfit(self, follower: str, error: MessageInvalid) -> Unfit:
+        return Unfit(follower, f"{follower} does not align as a follower does: {error}")
+
+    def _matched(self, follower: str, own: Points, theirs: Points) -> Positions:
+        """Where each of `own` is among `theirs`."""
+        mine, others = _as_values(own), _as_values(theirs)
+        order = np.argsort(others, kind="stable")
+        sorted_others = others[order]
+        if (sorted_others[1:] == sorted_others[:-1]).any():
+            raise Unfit(follower, f"{follower} has a {self.subset} id twice")
+        place = np.minimum(np.searchsorted(sorted_others, mine), len(others) - 1)
+        return np.where(sorted_others[place] == mine, order[place], -1)
+
+
+def _size(count: int, start: int) -> int:
+    return max(0, min(BATCH, count - start))
+
+
+def _points(message: Message, name: str, count: int) -> Points:
+    return take_array(message, name, "uint8", (count, POINT_BYTES))
+
+
+def _as_values(points: Points) -> npt.NDArray[np.bytes_]:
+    """The points as values that NumPy can sort: their width is the same, so no two become one."""
+    return np.ascontiguousarray(points).view(f"S{POINT_BYTES}").reshape(-1)

@@ -1,0 +1,348 @@
+"""One party on a machine of its own: its task, its data, its run's folder, what it agrees to."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.base.message import Message, Value, take
+from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
+from fedveil.entropy import Secure
+from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
+from fedveil.learning.device import check_device
+from fedveil.link.channel import Channel, Exchange, Send, drive, received
+from fedveil.link.tls import named_in
+from fedveil.pages.run_folder_page import keep_page
+from fedveil.privacy.ledger import Line
+from fedveil.record.lifecycle import introduce
+from fedveil.record.run_folder import CHECKPOINT, RunFolder
+from fedveil.record.saved_job import reopen
+from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.vertical.crossing import check_sizes
+from fedveil.vertical.job import VerticalJob, job_of_run
+from fedveil.vertical.job_split import make_split, make_task, threads
+from fedveil.vertical.part_memory import check_memory
+from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
+from fedveil.vertical.remote import handshake
+from fedveil.vertical.remote.found_examples import FoundExamples
+from fedveil.vertical.remote.handshake import TRAIN
+from fedveil.vertical.remote.handshake_state import Agreement, Standing
+from fedveil.vertical.rows import Ids, Rows
+from fedveil.vertical.schedule import micro_sizes
+from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.task import SUBSETS, Subset, Task, assists_of, by_default
+
+RUN = "run"
+OWN_SEED = "own-seed"
+SEED_BYTES = 16
+EXAMPLES = "examples"
+GUESSES = "guesses"
+#: The default of `alignment.most_ids`, in ids of one's own.
+_MULTIPLE = 4
+FINISHED = "finished"
+
+#: What a session of any task is for, and the exchange that every party plays in it.
+PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
+    TRAIN: PartyRun.train,
+    "evaluate": PartyRun.evaluate,
+    "predict": PartyRun.predict,
+}
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a party has at the end of a session: the leader's result, and its own account."""
+
+    folder: Path
+    run: PartyRun
+    result: Any
+    figures: list[Line]
+
+
+class Machine:
+    """A party with its task, its part of the model and its data; writes nothing before they agree.
+
+    `here` picks the party from the task's leader and followers. The party's first weights are drawn
+    from a seed of its own that stays in its folder: who knows the job can not rebuild them. Another
+    `own_seed` is for simulation.
+    """
+
+    root: RunFolder
+
+    def __init__(
+        self,
+        job: VerticalJob,
+        here: Callable[[Task], str],
+        stack: ExitStack,
+        old: Path | None = None,
+        own_seed: int | None = None,
+    ) -> None:
+        check_device("device", job.device)
+        self._began = time.perf_counter()
+        self._stack = stack
+        stack.enter_context(threads(job.threads))
+        self.job = job
+        if own_seed is None and old is not None:
+            own_seed = _kept_seed(old / OWN_SEED)
+        self._own_seed = drawn_seed() if own_seed is None else own_seed
+        self.task = make_task(job, old, self._own_seed)
+        self.party = here(self.task)
+        check_memory(job, self.task, {self.party})
+        self.split = make_split(job, self.task, {self.party}, self._own_seed)
+        self._owned = {subset: self.task.owned(self.party, subset) for subset in SUBSETS}
+        most = max(len(columns.ids) for columns in self._owned.values()) or job.batch_size
+        check_sizes(self.split, max(micro_sizes(min(job.batch_size, most), job.in_flight)))
+        self._last: tuple[Agreement, PartyRun] | None = None
+        self._run = b""
+        self._examples: FoundExamples | None = None
+        self._brought: dict[str, int] = {}
+        self.folder: RunFolder | None = None
+
+    @classmethod
+    def new(
+        cls,
+        job: VerticalJob,
+        here: Callable[[Task], str],
+        out: Path | None,
+        command: str,
+        stack: ExitStack,
+        own_seed: int | None = None,
+    ) -> Machine:
+        machine = cls(job, here, stack, own_seed=own_seed)
+        machine.root = RunFolder.create(out, job.name, command)
+        stack.callback(machine.root.close)
+        machine._name_run()
+        return machine
+
+    @classmethod
+    def reopened(cls, path: Path, here: Callable[[Task], str], stack: ExitStack) -> Machine:
+        root, job = reopen(path, job_of_run, stack)
+        machine = cls(job, here, stack, path)
+        machine.root = root
+        if not (path / machine.party).is_dir():
+            raise RunFolderError(f"{path} holds no party {machine.party}")
+        machine._take_up_brought(path / GUESSES)
+        own = path / machine.party
+        has_begun = (own / RUN).exists() and any((own / CHECKPOINT).glob("*"))
+        if has_begun and not (path / OWN_SEED).exists():
+            raise RunFolderError(f"{path / OWN_SEED} is missing: this party draws from it")
+        machine._write()
+        if not machine._run and machine.folder is not None and held(machine.folder):
+            raise RunFolderError(
+                f"{path} holds a run in which all parties were in one process: it goes on by "
+                f"`fedveil vertical run --resume {path}`"
+            )
+        machine._name_run()  # where it was killed before it had written the run's name
+        return machine
+
+    def standing(self) -> Standing:
+        return Standing(
+            party=self.party,
+            job=self.job.agreed(),
+            parts=handshake.described(self.split),
+            ids=self._ids,
+            steps=(self.folder is not None and tuple(held(self.folder))) or (0,),
+            run=self._run,
+            align_by=self.job.alignment.by or by_default(self.task),
+            most_ids=self.job.alignment.most_ids or _MULTIPLE * self._held_ids or sys.maxsize,
+            examples=self._examples,
+            brought=self._brought,
+            keep_brought=self._keep_brought,
+            least_common=self.job.alignment.least_common,
+        )
+
+    @property
+    def _held_ids(self) -> int:
+        return sum(len(ids) for ids in self._ids.values())
+
+    def _keep_brought(self) -> None:
+        """Save how many ids each party has brought, before an answer to them leaves.
+
+        From then on the folder is a run's, so that a party that is started again counts on.
+        """
+        if self.folder is None:
+            self._write()
+        counts = json.dumps(self._brought, sort_keys=True)
+        self.root.write_atomically(GUESSES, sealed({"brought": counts}))
+
+    def _take_up_brought(self, path: Path) -> None:
+        if not path.exists():
+            return
+        with intact(path):
+            counts = json.loads(take(unsealed(read_bytes(path, MOST_STATE_BYTES)), "brought", str))
+            if not all(type(many) is int and many >= 0 for many in counts.values()):
+                raise InvalidValue("it holds counts that are none")
+            self._brought = counts
+
+    @property
+    def _ids(self) -> dict[Subset, Ids]:
+        return {subset: columns.ids for subset, columns in self._owned.items()}
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether all parties have said that their files are written."""
+        return self.folder is not None and (self.folder.path / FINISHED).exists()
+
+    def play(
+        self,
+        agreement: Agreement,
+        channels: Mapping[str, Channel],
+        progress: Progress | None = None,
+        own: Callable[[PartyRun], Exchange[Any]] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> Session:
+        """Go back to the step that was agreed on, and do what the session is for.
+
+        `own` is this party's side of it, where that is another than the purpose's.
+        """
+        side = own or self._side(agreement.purpose)
+        run = self._run_for(agreement, progress, say)
+        run.restore(agreement.step)
+        what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
+        introduce(run.event, what, self._began, agreement.notes)
+        result = drive(side(run), channels)
+        drive(self._farewell(run, channels), channels)
+        if agreement.purpose == TRAIN and self.folder is not None:
+            self.folder.write_atomically(FINISHED, b"")
+            keep_page(self.root, run.event)
+        return Session(self.root.path, run, result, run.figures())
+
+    def _side(self, purpose: str) -> Callable[[PartyRun], Exchange[Any]]:
+        if purpose in PURPOSES:
+            return PURPOSES[purpose]
+        assist = assists_of(self.task).get(purpose)
+        if assist is None:
+            raise ExchangeError(f"the leader asks for {purpose!r}, which is not known here")
+        return lambda run: assist(run.party, run.setting.entropy)
+
+    def _write(self) -> None:
+        """What the folder holds of a run from its first agreement on; a refused party has none."""
+        keep_run(self.root, self.job, self.task, [self.party])
+        if not (self.root.path / OWN_SEED).exists():
+            self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
+        self.folder = self.root.within(self.party)
+        named = self.folder.path / RUN
+        if named.exists():
+            with intact(named):
+                self._run = read_bytes(named, MOST_KEY_BYTES)
+                if len(self._run) != handshake.RUN_BYTES:
+                    raise InvalidValue(f"it holds {len(self._run)} bytes")
+        if (found := self.folder.path / EXAMPLES).exists():
+            with intact(found):
+                self._examples = FoundExamples.from_bytes(
+                    read_bytes(found, MOST_STATE_BYTES), self._ids
+                )
+
+    def keep_run(self) -> None:
+        """Have the run's identity on the disk: whoever else has it may be killed or not, it is."""
+        if self.folder is None:
+            self._write()
+        assert self.folder is not None
+        self.folder.write_atomically(RUN, self._run)
+
+    def _name_run(self) -> None:
+        if self.party == self.task.leader and not self._run:
+            self._run = Secure().token(handshake.RUN_BYTES)
+
+    def _run_for(
+        self,
+        agreement: Agreement,
+        progress: Progress | None,
+        say: Callable[[str], None] | None = None,
+    ) -> PartyRun:
+        """The party's run: one for the process, whatever becomes of the others."""
+        if self._last is not None:
+            before, run = self._last
+            if not agreement.same_examples(before):
+                raise RunFolderError(
+                    "the examples that all parties hold are others than when this run began"
+                )
+            return run
+        self._run = agreement.run
+        self.keep_run()
+        assert self.folder is not None
+        if self._examples is None or self._examples.name != agreement.examples.name:
+            self._examples = agreement.examples
+            self.folder.write_atomically(EXAMPLES, self._examples.to_bytes(self._ids))
+        wanted = self.split.columns(self.party)
+        setting = Setting(
+            job=self.job,
+            task=self.task,
+            split=self.split,
+            party=self.party,
+            rows={
+                subset: Rows.aligned(columns, wanted, agreement.examples.positions[subset])
+                for subset, columns in self._owned.items()
+            },
+            entropy=Secure(),
+            order_seed=agreement.order_seed,
+            folder=self.folder,
+            own_seed=self._own_seed,
+        )
+        run = PartyRun(setting, progress, say)
+        self._stack.callback(run.close)
+        self._last = agreement, run
+        return run
+
+    def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
+        """Nobody leaves before all have their files: a party that was killed needs the others."""
+        done: dict[str, Value] = {"kind": "done", "step": run.done}
+        if self.party == self.task.leader:
+            for follower in channels:
+                _check(follower, (yield from _last_message(follower, run)), done)
+            for follower in channels:
+                yield Send(follower, {"kind": "farewell"})
+        else:
+            yield Send(self.task.leader, done)
+            last = yield from _last_message(self.task.leader, run)
+            _check(self.task.leader, last, {"kind": "farewell"})
+
+
+def drawn_seed() -> int:
+    """What a party draws its first weights from, and what they drop."""
+    return int.from_bytes(Secure().token(SEED_BYTES), "little")
+
+
+def _kept_seed(path: Path) -> int | None:
+    """The party's own seed where its folder has one already."""
+    if not path.exists():
+        return None
+    with intact(path):
+        raw = read_bytes(path, MOST_KEY_BYTES)
+        if len(raw) != SEED_BYTES:
+            raise InvalidValue(f"it holds {len(raw)} bytes")
+    return int.from_bytes(raw, "little")
+
+
+def _last_message(peer: str, run: PartyRun) -> Exchange[Message]:
+    """Return the peer's next message; after a limit, the next that is not of the step it ended."""
+    message = yield from received(peer)
+    while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
+        message = yield from received(peer)
+    return message
+
+
+def _check(peer: str, message: Message, due: Message) -> None:
+    if message != due:
+        raise ExchangeError(f"{peer} sent {message.get('kind')!r} where {due['kind']!r} was due")
+
+
+def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
+    """Which follower this is: the one that is named, the only one, or the certificate's."""
+    choices = ", ".join(task.followers)
+    if named is not None:
+        if named not in task.followers:
+            raise InvalidValue(f"--party {named!r} is not a follower of the job: {choices}")
+        return named
+    if len(task.followers) == 1:
+        return task.followers[0]
+    certified = None if tls is None else named_in(tls, [task.leader, *task.followers])
+    if certified in task.followers:
+        return certified
+    raise InvalidValue(f"--party is missing: the followers of the job are {choices}")

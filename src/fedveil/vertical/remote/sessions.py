@@ -1,0 +1,217 @@
+"""One party of a vertical run on a machine of its own, linked to the others.
+
+The leader listens and each follower dials it. They agree on the job, the examples and the step
+(`handshake`), go back to that step and play the same exchanges as in one process. Whenever a
+party turns out to be a new process they agree anew, so that a run in which any of them was killed
+ends with the weights of one in which none was. When all have written their files, all hear that
+all have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from fedveil.base.message import Message, Value
+from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted, Unfit
+from fedveil.link.channel import Exchange, drive
+from fedveil.link.dialer import Dialer
+from fedveil.link.link import Link
+from fedveil.link.listener import Listener
+from fedveil.link.streams import Address
+from fedveil.link.tls import Credentials
+from fedveil.record.lifecycle import how_to_resume
+from fedveil.vertical.party_run import PartyRun, Progress
+from fedveil.vertical.remote import handshake
+from fedveil.vertical.remote.handshake import TRAIN
+from fedveil.vertical.remote.handshake_state import Agreement
+from fedveil.vertical.remote.machine import Machine, Session
+from fedveil.vertical.step_checkpoint import from_last_step
+
+LEADER = "fedveil vertical leader"
+FOLLOWER = "fedveil vertical follower"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where a party meets the others, and how it speaks of what happens there.
+
+    Without credentials the link is plaintext, which only loopback addresses take. A party that is
+    away for more than `patience_s` seconds ends the session.
+    """
+
+    address: Address
+    credentials: Credentials | None
+    patience_s: float = 600.0
+    report: Callable[[str], None] = print
+    progress: Progress | None = None
+    listening: Callable[[Address], None] = field(default=lambda address: None)
+
+
+# --- the leader
+
+
+def lead(
+    machine: Machine,
+    meeting: Meeting,
+    purpose: str = TRAIN,
+    own: Callable[[PartyRun], Exchange[Any]] | None = None,
+) -> Session:
+    """The leader's side of a session, from its first listening to its end.
+
+    `own` is as in `Machine.play`.
+    """
+    followers = machine.split.followers
+    links = {name: Link(name, patience_s=meeting.patience_s) for name in followers}
+    with (
+        _how_to_resume(machine, purpose, LEADER),
+        Listener(
+            meeting.address, links, machine.party, meeting.credentials, meeting.report
+        ) as listener,
+        _closing(links.values()),
+    ):
+        meeting.listening(listener.address)
+        attempt, seed = 0, machine.job.seed
+        while True:
+            attempt += 1
+            for link in links.values():
+                link.begin()
+            try:
+                agreeing = handshake.lead(
+                    machine.standing(),
+                    followers,
+                    attempt=attempt,
+                    purpose=purpose,
+                    order_seed=seed,
+                    keep_run=machine.keep_run,
+                )
+                agreement = drive(agreeing, links)
+                _tell(meeting, agreement)
+                session = machine.play(agreement, links, meeting.progress, own, meeting.report)
+                return _noting(links, session)
+            except Unfit as unfit:
+                meeting.report(f"refused: {unfit}")
+                links[unfit.follower].refuse(str(unfit))
+                links[unfit.follower].await_another()
+            except PeerRestarted as restart:
+                meeting.report(f"{restart}: back to the last step that all hold")
+
+
+# --- a follower
+
+
+class _StartOver(PeerRestarted):
+    """The leader begins a new attempt; `begin` is its message."""
+
+    def __init__(self, begin: Message) -> None:
+        self.begin = begin
+        super().__init__("the leader starts over")
+
+
+class _Attentive:
+    """The channel to the leader of a follower that notices when another attempt begins."""
+
+    def __init__(self, link: Link) -> None:
+        self.peer = link.peer
+        self.send = link.send
+        self._link = link
+
+    def receive(self) -> dict[str, Value]:
+        """The leader's next message; raises _StartOver where it begins anew."""
+        message = self._link.receive()
+        if message.get("kind") == "begin":
+            raise _StartOver(message)
+        return message
+
+
+def serve(machine: Machine, meeting: Meeting) -> NoReturn:
+    """Take part in whatever the leader does with the trained model, one session after another."""
+    while True:
+        try:
+            follow(machine, replace(meeting, patience_s=math.inf), looks=True)
+        except (LinkLost, ExchangeError) as error:
+            meeting.report(str(error))
+
+
+def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Session:
+    """A follower's side of a session: training, or with `looks` anything but training."""
+    leader = machine.split.leader
+    link = Link(leader, patience_s=meeting.patience_s)
+    with (
+        _how_to_resume(machine, "" if looks else TRAIN, FOLLOWER),
+        Dialer(meeting.address, link, machine.party, meeting.credentials),
+        _closing([link]),
+    ):
+        begin: Message | None = None
+        while True:
+            link.begin()
+            try:
+                agreeing = handshake.follow(machine.standing(), leader, begin)
+                agreement = drive(agreeing, {leader: link})
+                if looks == (agreement.purpose == TRAIN):
+                    here = "serve" if looks else TRAIN
+                    raise ExchangeError(
+                        f"{machine.party} is here to {here}, and {leader} to {agreement.purpose}"
+                    )
+                _tell(meeting, agreement)
+                attentive = {leader: _Attentive(link)}
+                session = machine.play(agreement, attentive, meeting.progress, say=meeting.report)
+                return _noting({leader: link}, session)
+            except PeerRestarted as restart:
+                begin = restart.begin if isinstance(restart, _StartOver) else None
+                meeting.report(f"{restart}: back to the last step that all hold")
+
+
+def _noting(links: Mapping[str, Link], session: Session) -> Session:
+    for peer, link in links.items():
+        if link.reconnections:
+            session.run.event(
+                f"the link to {peer} was opened again {link.reconnections} times, after "
+                f"{link.away_s:.1f} s in all"
+            )
+    return session
+
+
+def _tell(meeting: Meeting, agreement: Agreement) -> None:
+    for note in agreement.notes:
+        meeting.report(note)
+    if agreement.step:
+        meeting.report(f"{agreement.purpose} from step {agreement.step}")
+
+
+def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractContextManager[None]:
+    def note() -> str:
+        begun = machine.folder is not None and purpose == TRAIN
+        return from_last_step(command, machine.root.path) if begun else ""
+
+    return how_to_resume(note)
+
+
+@contextmanager
+def _closing(links: Iterable[Link]) -> Iterator[None]:
+    """Close the links at the end, telling the peers what kind of end it is."""
+    reason = ""
+    try:
+        yield
+    except BaseException as error:
+        reason = _told_of(error)
+        raise
+    finally:
+        for link in links:
+            link.close(reason)
+
+
+def _told_of(error: BaseException) -> str:
+    match error:
+        case ExchangeError():
+            return error.told
+        case KeyboardInterrupt():
+            return "it was interrupted"
+        case LinkLost():
+            return "it has lost another party"
+        case FedveilError():
+            return "it met an error of its own"
+    return "it failed"

@@ -1,0 +1,97 @@
+"""Tensors as fields of a message in a file: written from their own memory, read one at a time.
+
+    layout       := JSON of {name: [type, shape]}
+    tensor/NAME  := its bytes
+
+A file of gigabytes is neither put together in memory nor taken apart there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedveil.base.arrays import Array
+from fedveil.base.message import Message, Value, take, take_array
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
+from fedveil.errors import MessageInvalid
+from fedveil.record.sealed_message import unsealed
+
+_LAYOUT, _TENSOR = "layout", "tensor/"
+
+
+def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
+    """A sealed file's other fields, and its tensors; of the file one at a time is in memory."""
+    with opened(path, MOST_STREAMED_BYTES) as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def let_go() -> None:
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+    found = taken(unsealed(memoryview(mapped)), let_go)
+    let_go()
+    return found
+
+
+def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
+    """The fields that hold the tensors; those in memory in one piece are not copied."""
+    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    layout = {
+        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in here.items()
+    }
+    held = {_TENSOR + name: _bytes_of(tensor) for name, tensor in here.items()}
+    return {_LAYOUT: json.dumps(layout), **held}
+
+
+def taken(
+    message: Message, let_go: Callable[[], None] = lambda: None
+) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
+    """A message's other fields, and the tensors; raises `MessageInvalid` where there are none.
+
+    `let_go` is called before each tensor's bytes are copied: those of others are not needed.
+    """
+    names = [name for name in message if name.startswith(_TENSOR)]
+    rest = {name: value for name, value in message.items() if name not in {_LAYOUT, *names}}
+    layout = json.loads(take(message, _LAYOUT, str))
+    if not isinstance(layout, dict) or {_TENSOR + name for name in layout} != set(names):
+        raise MessageInvalid("its layout is that of other tensors")
+    described = {name: _described(name, entry) for name, entry in layout.items()}
+    raw = {
+        name: take_array(message, _TENSOR + name, np.uint8, (math.prod(shape) * dtype.itemsize,))
+        for name, (dtype, shape) in described.items()
+    }
+    tensors = {}
+    for name, form in described.items():
+        let_go()
+        tensors[name] = _made(*form, raw[name])
+    return rest, tensors
+
+
+def _made(dtype: torch.dtype, shape: list[int], raw: Array) -> torch.Tensor:
+    """A tensor on memory of its own."""
+    tensor = torch.empty(shape, dtype=dtype)
+    _bytes_of(tensor)[:] = raw
+    return tensor
+
+
+def _bytes_of(tensor: torch.Tensor) -> Array:
+    """The memory of a tensor that is in one piece."""
+    held: Array = tensor.reshape(-1).view(torch.uint8).numpy()
+    return held
+
+
+def _described(name: str, entry: Any) -> tuple[torch.dtype, list[int]]:
+    match entry:
+        case [str(kind), [*shape]] if all(type(size) is int and size >= 0 for size in shape):
+            dtype = getattr(torch, kind, None)
+            if isinstance(dtype, torch.dtype):
+                return dtype, shape
+    raise MessageInvalid(f"its layout says nothing of {name}")

@@ -1,0 +1,54 @@
+"""Files are whole, and secret where they must be, from their first instant on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedveil.base.files import PARTIAL, alone, open_in_place, open_to_append, write_new, write_whole
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    file, partial = tmp_path / "file", tmp_path / f"file{PARTIAL}"
+    partial.write_text("what a killed process has left")
+    for data in (b"old", b"new"):
+        write_whole(file, data, 0o640)
+        assert file.read_bytes() == data
+    assert list(tmp_path.iterdir()) == [file]
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_new_file_is_its_owners_alone_and_never_replaces_one(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    write_new(file, b"secret")
+    assert file.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        write_new(file, b"another")
+    assert file.read_bytes() == b"secret"
+
+
+def test_a_file_grows_at_its_end_and_never_through_a_link(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    for data in (b"old", b"new"):
+        with open_to_append(file) as stream:
+            stream.write(data)
+    link.symlink_to(file)
+    with pytest.raises(OSError, match="it is a link, and nothing is written through links"):
+        open_to_append(link)
+    with pytest.raises(OSError, match="it is a link, and nothing is written through links"):
+        open_in_place(link, os.O_WRONLY | os.O_TRUNC)
+    assert file.read_bytes() == b"oldnew"
+
+
+def test_a_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "file.lock").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="it is a link"), alone(tmp_path / "file"):
+        pass
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_device_is_not_changed_in_place() -> None:
+    with pytest.raises(OSError, match="it is a device, not a regular file"):
+        open_in_place(Path("/dev/null"), os.O_WRONLY)

@@ -1,0 +1,141 @@
+"""One encoding, and nothing but a clear refusal for every other sequence of bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from fedveil.base.message import DTYPES, MAGIC, decode, encode
+from fedveil.errors import MessageInvalid
+
+ARRAYS = st.sampled_from(sorted(DTYPES.values())).flatmap(
+    lambda name: npst.arrays(np.dtype(name), npst.array_shapes(min_dims=0, min_side=0, max_side=4))
+)
+SCALARS = st.one_of(
+    st.integers(-(1 << 120), 1 << 120),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=20),
+    st.binary(max_size=20),
+)
+MESSAGES = st.dictionaries(st.text(max_size=8), SCALARS | ARRAYS, max_size=6)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and (one.tobytes() == other.tobytes())
+        )
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+@given(MESSAGES)
+def test_round_trip(message: dict[str, Any]) -> None:
+    data = encode(message)
+    back = decode(data)
+    assert set(back) == set(message)
+    assert all(same(message[name], back[name]) for name in message)
+    assert encode(back) == data
+
+
+def test_known_bytes() -> None:
+    message = {"round": 3, "u": np.array([1.0, -2.0], np.float32), "s": "é", "t": True, "z": -1}
+    expected = (
+        MAGIC
+        + b"\x05roundi\x06"
+        + b"\x01ss\x02\xc3\xa9"
+        + b"\x01t?\x01"
+        + b"\x01uaf\x01\x02\x00\x00\x80\x3f\x00\x00\x00\xc0"
+        + b"\x01zi\x01"
+    )
+    assert encode(message) == expected
+
+
+def test_the_order_of_fields_changes_nothing() -> None:
+    assert encode({"a": 1, "b": 2}) == encode({"b": 2, "a": 1})
+
+
+def test_arrays_are_views_where_they_can_be_and_never_writable() -> None:
+    data = encode({"w": np.arange(1000, dtype=np.uint8)})
+    array = decode(data)["w"]
+    assert isinstance(array, np.ndarray)
+    assert not array.flags.writeable
+    assert np.shares_memory(array, np.frombuffer(data, np.uint8))
+    for padding in range(8):
+        shifted = decode(encode({"w" * (padding + 1): np.arange(9.0)}))
+        (value,) = shifted.values()
+        assert isinstance(value, np.ndarray)
+        assert value.flags.aligned
+        assert not value.flags.writeable
+
+
+def test_big_endian_and_strided_arrays_are_encoded_by_value() -> None:
+    array = np.arange(12, dtype=">i4").reshape(3, 4)[:, ::2]
+    back = decode(encode({"a": array}))["a"]
+    np.testing.assert_array_equal(back, array)
+
+
+@given(MESSAGES.filter(bool), st.data())
+def test_a_cut_message_is_refused(message: dict[str, Any], data: st.DataObject) -> None:
+    whole = encode(message)
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    try:
+        back = decode(cut)
+    except MessageInvalid:
+        return
+    assert len(back) < len(message)  # cut exactly between two fields
+
+
+@given(st.binary(max_size=60), MESSAGES, st.data())
+def test_no_bytes_do_worse_than_being_refused(
+    noise: bytes, message: dict[str, Any], data: st.DataObject
+) -> None:
+    whole = bytearray(encode(message) + noise)
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at] ^= data.draw(st.integers(1, 255))
+    try:
+        back = decode(bytes(whole))
+    except MessageInvalid:
+        return
+    assert encode(back) == bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("tail", "why"),
+    [
+        (b"\x01ai\x80\x00", "shortest"),
+        (b"\x01ai\x01\x01ai\x01", "repeated"),
+        (b"\x01bi\x01\x01ai\x01", "out of order"),
+        (b"\x01a?\x02", "truth value"),
+        (b"\x01aa?\x01\x01\x02", "truth values"),
+        (b"\x01ax", "unknown kind"),
+        (b"\x01aaZ\x00", "unknown type"),
+        (b"\x01aaf\x09" + b"\x01" * 9, "too many dimensions"),
+        (b"\x01aad\x01\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "cut short"),
+        (b"\x01aad\x03\x00" + b"\xff" * 18 + b"\x7f\x02", "shape"),
+        (b"\x01ai" + b"\xff" * 40, "too long"),
+        (b"\x01\xffi\x01", "UTF-8"),
+    ],
+)
+def test_hostile_bytes_are_refused_with_a_reason(tail: bytes, why: str) -> None:
+    with pytest.raises(MessageInvalid, match=why):
+        decode(MAGIC + tail)
+
+
+@pytest.mark.parametrize("value", [None, 1j, [1], np.array(["a"]), np.array([1j]), {}])
+def test_what_a_message_cannot_hold_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(MessageInvalid, match="'odd'"):
+        encode({"odd": value})
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(MessageInvalid, match="version"):
+        decode(b"\xfe\x02")

@@ -1,0 +1,95 @@
+"""One sentence for each way in which a user's own code fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedveil.base import own_code
+from fedveil.errors import DataUnavailable, InvalidValue
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_works.py").write_text("three = 3\ndef f(seed, size=1): return seed, size\n")
+    (tmp_path / "own_raises.py").write_text("raise KeyError('no\\n key')\n")
+    (tmp_path / "own_wrong.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "own_lacks.py").write_text("import no_such_dependency\n")
+    (tmp_path / "own_tells.py").write_text(
+        "from fedveil.errors import DataUnavailable\nraise DataUnavailable('fetch it first')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield
+    for name in ("own_works", "own_raises", "own_lacks", "own_tells"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("own_works", "key: package.module:function is needed"),
+        ("own_works:f.g", "key: package.module:function is needed"),
+        ("a.b:f", "key: there is no module a, neither in the current folder nor installed"),
+        (
+            "own_works.b:f",
+            "key: there is no module own_works.b, neither in the current folder nor installed",
+        ),
+        (
+            "own_works.py:f",
+            "key: there is no module own_works.py, neither in the current folder nor installed: a "
+            "file is named without .py, own_works:f",
+        ),
+        (
+            "own_raises:f",
+            "key: importing own_raises raised KeyError: 'no\\n key' (own_raises.py, line 1)",
+        ),
+        (
+            "own_lacks:f",
+            "key: importing own_lacks raised ModuleNotFoundError: No module named "
+            "'no_such_dependency' (own_lacks.py, line 1)",
+        ),
+        (
+            "own_wrong:f",
+            "key: importing own_wrong raised SyntaxError: invalid syntax (own_wrong.py, line 2)",
+        ),
+        ("own_works:g", "key: the module own_works has no g"),
+        ("own_works:three", "key: three is not a function"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence(name: str, sentence: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        own_code.load(name, key="key", error=InvalidValue)
+    assert str(caught.value) == sentence
+    assert "\n" not in sentence
+
+
+def test_built_in_names_are_told() -> None:
+    with pytest.raises(InvalidValue) as caught:
+        own_code.load("c", key="key = 'c'", error=InvalidValue, built_in=("a", "b"))
+    assert str(caught.value) == "key = 'c' is neither one of a, b nor package.module:function"
+    with pytest.raises(InvalidValue, match=r"function \(did you mean table\?\)$"):
+        own_code.load("tabel", key="key = 'tabel'", error=InvalidValue, built_in=("table", "other"))
+
+
+def test_what_a_function_raises_is_one_sentence() -> None:
+    with pytest.raises(InvalidValue) as caught, own_code.told("key", InvalidValue):
+        raise ValueError("two\nlines")
+    sentence, _, line = str(caught.value).rpartition(", line ")
+    assert sentence == f"key: the function raised ValueError: two lines ({__file__}"
+    assert line == f"{sys._getframe().f_code.co_firstlineno + 2})"
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_an_error_of_fedveil_is_a_sentence_already() -> None:
+    with pytest.raises(DataUnavailable, match=r"^fetch it first$"):
+        own_code.load("own_tells:f", key="key", error=InvalidValue)
+
+
+def test_only_arguments_that_a_function_has_are_given() -> None:
+    f = own_code.load("own_works:f", key="key", error=InvalidValue)
+    assert own_code.called(f, seed=3, folder=None) == (3, 1)
+    assert own_code.called(f, seed=3, size=4) == (3, 4)

@@ -1,0 +1,139 @@
+"""`fedveil compare`: what it says, what it leaves behind, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.cli.exits import Exit
+from fedveil.engine.federation import Federation
+from fedveil.errors import RunFailed
+from fedveil.pages import page as page_file
+
+Command = Callable[..., tuple[int, str, str]]
+JOB = """\
+rounds: 2
+clients: {number: 8, fraction: 0.5}
+data: {name: "parts:data"}
+model: parts:plain
+training: {epochs: 1, batch_size: 5, lr: 0.2}
+simulation: {workers: 0}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def test_a_comparison_is_run_shown_and_kept(command: Command, job: Path, tmp_path: Path) -> None:
+    asked = ("--protections", "not_encrypt, dp_encrypt", "--epsilons", "2,8", "--seeds", "2")
+    code, out, err = command("compare", job, *asked, "--target", "accuracy=0.4", "--out", "c")
+    assert code == Exit.DONE, err
+    assert "looking for the parameters of dp_encrypt, epsilon 2\n" in out
+    assert "run 6 of 6: dp_encrypt, epsilon 8, seed 1\n" in out
+    assert "rounds to" in out
+    names = {path.name for path in (tmp_path / "c").iterdir()}
+    assert names == {
+        ".lock", "comparison.md", "comparison.yaml", "imports.txt", "report.html",
+        "report-accuracy.svg", "report-accuracy-epsilon.svg", "runs",
+    }  # fmt: skip
+    page = (tmp_path / "c" / "comparison.md").read_text()
+    assert "| dp_encrypt, epsilon 2 |" in page
+    assert "(meaningful) |" in page
+    # The same again, by its folder or by its command, trains nothing.
+    for again in (("--resume", "c"), (job, *asked, "--target", "accuracy=0.4", "--out", "c")):
+        stamps = [path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("metrics.jsonl")]
+        code, out, err = command("compare", *again)
+        assert code == Exit.DONE, err
+        assert "looking for" not in out
+        assert (tmp_path / "c" / "comparison.md").read_text() == page
+        assert stamps == [p.stat().st_mtime_ns for p in (tmp_path / "c").rglob("metrics.jsonl")]
+
+
+def test_without_plotly_there_is_the_text_and_a_note(
+    command: Command, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "find_spec", lambda name: None)
+    page_file.plotly_script.cache_clear()
+    code, out, err = command("compare", job, "--seeds", "1", "--out", "c")
+    page_file.plotly_script.cache_clear()
+    assert code == Exit.DONE
+    assert err.startswith("note: a run's page needs the package plotly")
+    assert out.endswith("written to c/comparison.md\n")
+    assert not (tmp_path / "c" / "report.html").exists()
+    assert (tmp_path / "c" / "comparison.md").is_file()
+
+
+def test_a_folder_of_something_else_is_not_said_to_be_a_comparison(
+    command: Command, job: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "job.yaml").touch()
+    code, _, err = command("compare", job, "--out", "c")
+    assert (code, err) == (Exit.FAILED, "error: c is not empty: name another folder\n")
+    (tmp_path / "c" / "job.yaml").rename(tmp_path / "c" / "mine.txt")
+    code, _, err = command("run", job, "--out", "c")
+    assert (code, err) == (Exit.FAILED, "error: c is not empty: name another folder\n")
+
+
+def test_an_interrupted_comparison_says_how_to_go_on(
+    command: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Federation._round
+
+    def cut(self: Federation, number: int) -> Any:
+        if number == 2:
+            raise KeyboardInterrupt
+        return play(self, number)
+
+    monkeypatch.setattr(Federation, "_round", cut)
+    code, _, err = command("compare", job, "--out", "c")
+    assert code == Exit.INTERRUPTED
+    assert err == "interrupted; `fedveil compare --resume c` goes on from there\n"
+
+
+def test_it_fails_where_every_cell_fails(
+    command: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Federation, number: int) -> Any:
+        raise RunFailed("no report was usable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "_round", failing)
+        code, out, err = command("compare", job, "--seeds", "1", "--out", "c")
+    assert code == Exit.FAILED
+    assert err.splitlines()[-1].startswith("error: no run of the comparison has a result; ")
+    assert "not_encrypt  no report was usable" in out
+    assert command("compare", "--resume", "c")[0] == Exit.DONE
+    for more in (("--seeds", "5"), ("--effort", "full"), ("--target", "loss=1")):
+        code, _, err = command("compare", "--resume", "c", *more)
+        assert (code, err.startswith("error: --resume goes on with")) == (Exit.WRONG, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (("--protections", "rr,,oue"), "--protections rr,,oue has nothing between two commas"),
+        (("--epsilons", "1,two"), "--epsilons 1,two holds something else than positive numbers"),
+        (("--epsilons", "0"), "--epsilons 0 holds something else than positive numbers"),
+        (("--sweep", "training.lr"), "--sweep training.lr is not of the form KEY=VALUE,VALUE"),
+        (("--attack", "steal"), "--attack steal: what is attacked here is membership"),
+        (
+            ("--resume", "c"),
+            "--resume goes on with a comparison as it was asked: no JOB and no other option "
+            "beside it",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(
+    command: Command, job: Path, tmp_path: Path, asked: tuple[str, ...], sentence: str
+) -> None:
+    code, out, err = command("compare", job, *asked)
+    assert (code, out, err) == (Exit.WRONG, "", f"error: {sentence}\n")
+    assert not (tmp_path / "runs").exists()

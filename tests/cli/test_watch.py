@@ -1,0 +1,140 @@
+"""A run is watched from its records alone."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedveil
+from fedveil.base import plain_text
+from fedveil.cli.watch import watch
+from fedveil.errors import RunFolderError
+from fedveil.record.run_folder import RunFolder
+from fedveil.vertical import VerticalJob, train
+from page_parts import small_job
+
+PATIENCE_S = 60.0
+NEVER: Iterator[object] = iter(())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fedveil.simulate(small_job(), tmp_path_factory.mktemp("made") / "run").folder
+
+
+def watched(folder: Path, steps: Iterator[object] = NEVER, patience: float = PATIENCE_S) -> str:
+    """What a watcher shows; a step happens whenever it waits, and it never waits in vain."""
+    out = io.StringIO()
+    console = plain_text.console(file=out, width=120)
+    watch(folder, console, patience, lambda seconds: next(steps))  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def rounds(text: str) -> list[str]:
+    return [line.split()[1] for line in text.splitlines() if line.startswith("round ")]
+
+
+def test_a_finished_run_is_shown_and_that_is_all(finished: Path) -> None:
+    said = watched(finished)
+    assert rounds(said) == ["1/3", "2/3", "3/3"]
+    assert "\nquality " in said
+    assert f"page         {finished}/report.html" in said
+
+
+def test_a_run_is_followed_as_it_grows_a_half_written_line_included(
+    finished: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    metrics, events = copy / "metrics.jsonl", copy / "events.log"
+    lines, log = metrics.read_bytes().splitlines(True), events.read_bytes()
+    before, _, _ = log.partition(b"\n")
+    metrics.write_bytes(b"")
+    events.write_bytes(before + b"\n")
+    (copy / "model.safetensors").rename(copy / "later")
+    seen: list[int] = []
+
+    def grow() -> Iterator[None]:
+        for end in (len(lines[0]), len(lines[0]) + 50, len(lines[0] + lines[1])):
+            metrics.write_bytes(b"".join(lines)[:end])
+            seen.append(end)
+            yield
+        metrics.write_bytes(b"".join(lines))
+        (copy / "later").rename(copy / "model.safetensors")
+        events.write_bytes(log)
+        yield
+
+    assert rounds(watched(copy, grow())) == ["1/3", "2/3", "3/3"]
+    assert len(seen) == 3
+
+
+def test_a_run_that_goes_on_after_its_end_is_followed(finished: Path, tmp_path: Path) -> None:
+    """Of a run that was given more rounds, the model of before is still there."""
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    with (copy / "events.log").open("a") as events:
+        events.write("0 went on after round 3: fedveil\n")
+
+    def end() -> Iterator[None]:
+        with (copy / "events.log").open("a") as events:
+            events.write("0 ended after round 3: interrupted\n")
+        yield
+
+    steps = end()
+    watched(copy, steps)
+    assert next(steps, "over") == "over"
+
+
+def test_a_run_that_has_stopped_growing_is_given_up_unless_it_is_written(
+    finished: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    (copy / "events.log").write_text("0 began: fedveil\n")
+    with pytest.raises(RunFolderError) as gone:
+        watched(copy, iter([None]), patience=0)
+    assert str(gone.value) == (
+        f"{copy} has not grown for 0 s and nobody on this machine writes it: the run was cut off, "
+        f"or this is a copy that nobody brings up to date"
+    )
+    writer = RunFolder.reopen(copy)
+    closed = []
+
+    def end() -> Iterator[None]:
+        yield from (None, None)  # it is in use
+        writer.close()
+        closed.append(True)
+        yield
+
+    with pytest.raises(RunFolderError, match="has not grown for 0 s"):
+        watched(copy, end(), patience=0)
+    assert closed
+
+
+def test_a_run_that_failed_says_how_it_ended(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    (copy / "model.safetensors").unlink()
+    with (copy / "events.log").open("a") as events:
+        events.write("0 ended after round 3: the disk is full\n")
+    assert watched(copy).splitlines()[-1] == "ended after round 3: the disk is full"
+
+
+def test_a_folder_that_holds_no_run_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"is not a run's folder: it has no job\.yaml"):
+        watched(tmp_path)
+
+
+def test_a_vertical_run_shows_the_leader_s_lines(tmp_path: Path) -> None:
+    job = VerticalJob(
+        name="small", epochs=1, batch_size=9, task="vertical_parts:bottoms",
+        record={"every_steps": 2},
+    )  # fmt: skip
+    said = watched(train(job, tmp_path / "run").folder)
+    assert "epoch 0 step 2/6 loss: " in said
+    assert "epoch 0 held-out examples: " in said
+    assert "\nquality " in said

@@ -1,0 +1,114 @@
+"""How good the model is for each client, on what it does not train on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedveil
+from fedveil.attacks.target import Target
+from fedveil.data.partition import held_out, iid
+from fedveil.engine.assembly import load_data, make_partition, make_shares
+from fedveil.engine.client_evaluation import summary
+from fedveil.entropy import Seeded
+from fedveil.errors import DeploymentError, InvalidValue, TaskInvalid
+from fedveil.flower.job.deploy import deployable
+from fedveil.learning.evaluate import score
+from fedveil.learning.learning_task import find
+from fedveil.pages import curves
+from fedveil.pages.read_run import read_run
+from fedveil.pages.run_summary import ending
+
+
+def job(**change: Any) -> fedveil.Job:
+    settings: dict[str, Any] = {
+        "rounds": 2, "clients": {"number": 8, "fraction": 0.5}, "model": "parts:plain",
+        "data": {"name": "parts:data", "split": "by_client"}, "evaluation": {"clients": 0.2},
+        "training": {"epochs": 1, "batch_size": 10}, "simulation": {"workers": 0},
+    }  # fmt: skip
+    return fedveil.Job(**{**settings, **change})
+
+
+def test_a_share_of_each_client_is_held_out_and_no_example_is_in_both() -> None:
+    whole = iid(103, 10, Seeded(1))
+    trained, tested = held_out(whole, 0.25, Seeded(2))
+    assert tested.sizes.tolist() == [round(0.25 * n) for n in whole.sizes]
+    for client in range(10):
+        both = [*trained.of(client), *tested.of(client)]
+        assert sorted(both) == list(whole.of(client))
+    assert held_out(whole, 0.25, Seeded(3))[1].of(0).tolist() != tested.of(0).tolist()
+
+
+def test_every_client_trains_on_something() -> None:
+    trained, tested = held_out(iid(5, 3, Seeded(1)), 0.9, Seeded(2))
+    assert trained.sizes.tolist() == [1, 1, 1]
+    assert sorted(tested.sizes) == [0, 1, 1]
+    with pytest.raises(InvalidValue, match=r"evaluation\.clients needs a client of two examples"):
+        held_out(iid(3, 3, Seeded(1)), 0.5, Seeded(2))
+
+
+def test_the_worst_tenth_is_that_of_the_figure() -> None:
+    each = np.array([0.9] * 10 + [0.1, math.nan])
+    assert summary(each, "higher")["clients_worst_tenth"] == pytest.approx(0.5)
+    assert summary(each, "lower")["clients_worst_tenth"] == pytest.approx(0.9)
+    assert summary(each, "higher")["clients_mean"] == pytest.approx(9.1 / 11)
+    assert summary(each, "higher")["clients_spread"] == pytest.approx(np.std(each[:11]))
+    assert math.isnan(summary(each[11:], "higher")["clients_mean"])
+
+
+def test_a_run_records_and_shows_what_clients_have_of_its_model(tmp_path: Path) -> None:
+    settings = job()
+    run = fedveil.simulate(settings, tmp_path / "run")
+    data = load_data(settings)
+    _, tested = make_shares(settings, data)
+    assert tested is not None
+    task = find("classification")
+    each = []
+    for client in range(8):
+        rows = tested.of(client)
+        scores = score(run.model, task, data.train.x[rows], data.train.y[rows])
+        each.append(scores.figures()["accuracy"])
+    last = run.metrics[-1]
+    assert last["clients_mean"] == pytest.approx(np.mean(each))
+    assert last["clients_worst_tenth"] == pytest.approx(min(each))
+    assert last["clients_spread"] == pytest.approx(np.std(each))
+    read = read_run(tmp_path / "run")
+    assert f"on the clients' own data: mean {last['clients_mean']:.4f}" in ending(read).quality.text
+    names = [plot.name for plot in curves.at_clients({"run": read})]
+    assert names == ["clients_mean", "clients_worst_tenth", "clients_spread"]
+    assert fedveil.resume(tmp_path / "run", rounds=2).metrics[-1] == last
+
+
+def test_nobody_trains_on_what_is_held_out_and_an_attack_knows(tmp_path: Path) -> None:
+    settings = job()
+    data = load_data(settings)
+    split = make_partition(settings, data)
+    assert len(split.indices) == 192
+    target = Target.of(settings)
+    assert len(target.dataset.train) == 192
+    for client in range(8):
+        mine = target.dataset.train.x[target.rows(client)]
+        assert np.array_equal(mine, data.train.x[split.of(client)])
+
+
+def test_without_it_nothing_is_held_out(tmp_path: Path) -> None:
+    settings = job(evaluation={"clients": 0.0}, rounds=1)
+    assert len(make_partition(settings, load_data(settings)).indices) == 240
+    assert "clients_mean" not in fedveil.simulate(settings, tmp_path / "run").metrics[-1]
+
+
+def test_what_would_leave_clients_without_a_line_of_the_ledger_is_refused() -> None:
+    with pytest.raises(DeploymentError, match=r"evaluation.clients = 0.2: on other machines each"):
+        deployable(job())
+
+
+def test_a_task_without_figures_is_refused(tmp_path: Path) -> None:
+    bare = job(
+        task="task_parts:Bare", data={"name": "task_parts:slope"}, model="task_parts:linear"
+    )  # fmt: skip
+    with pytest.raises(TaskInvalid, match="shows each client's figure, and the task's measures"):
+        fedveil.simulate(bare, tmp_path / "run")

@@ -1,0 +1,66 @@
+"""The table of what jobs have reached, against the page it is taken from and the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedveil.engine.job_protection import make_protection
+from fedveil.engine.known_accuracy import Measured, measured, table
+from fedveil.engine.target_epsilon import whole_run
+from fedveil.federated.job import Job
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
+LENET = 61_706
+ROWS = list(table())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row.settings[-2:]))
+def test_a_row_stands_in_the_page_of_measurements_beside_its_command(row: Measured) -> None:
+    lines = RESULTS.read_text("utf-8").splitlines()
+    name = Job.load(None, row.settings).protection.name
+    accuracy, epsilon = f"| {row.accuracy:.4f} |", f" {_shown(row.epsilon)} ("
+    rows = [line for line in lines if line.startswith(f"| {name}")]
+    assert any(accuracy in line and epsilon in line for line in rows)
+    script = row.command.split()[2]
+    assert any(script in line for line in lines)
+    assert (RESULTS.parents[1] / script).is_file()
+
+
+def _shown(epsilon: float) -> str:
+    return f"{epsilon:.3f}".rstrip("0").rstrip(".")
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if Job.load(None, row.settings).clients.fraction == 1.0]
+)
+def test_a_row_costs_what_the_ledger_says(row: Measured) -> None:
+    """Where everybody is in every round, the most-drawn client's figure is known before."""
+    job = Job.load(None, row.settings)
+    spent = whole_run(make_protection(job, LENET), job.rounds, job.privacy.delta)
+    assert spent.epsilon == pytest.approx(row.epsilon, rel=1e-5)
+
+
+def test_a_job_finds_its_rows_whatever_its_noise_and_seed_are() -> None:
+    row = next(r for r in ROWS if "clients.fraction=0.3" in r.settings)
+    alike = Job.load(None, (*row.settings, "protection.dp_encrypt.dp_eps=0.2", "seed=9"))
+    assert measured(alike) == [row]
+    assert str(row) == (
+        "measured with this job at epsilon 475.047: accuracy 0.8987 "
+        "(FEDVEIL_DATA=FOLDER python benchmarks/mnist.py dp_encrypt)"
+    )
+    rr = Job.load(None, next(r for r in ROWS if "protection=rr" in r.settings).settings)
+    found = measured(rr)
+    assert [r.epsilon for r in found] == sorted(r.epsilon for r in found)
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(
+    "other", ["rounds=21", "training.lr=0.2", "model=mlp", "data.split=shards",
+              "protection.dp_encrypt.dp_norm_clip=2.0", "clients.fraction=0.2"],
+)  # fmt: skip
+def test_of_another_job_nothing_is_said(other: str) -> None:
+    row = next(r for r in ROWS if "clients.fraction=0.3" in r.settings)
+    assert measured(Job.load(None, (*row.settings, other))) == []
+    assert measured(Job()) == []

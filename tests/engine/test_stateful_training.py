@@ -1,0 +1,322 @@
+"""Clients that go on from what they have kept: own layers, SCAFFOLD, FedDyn; and FedNova."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedveil
+import parts
+from fedveil.attacks.target import Target
+from fedveil.data.datasets import load
+from fedveil.engine.assembly import (
+    ModelShape,
+    local_training,
+    make_model,
+    make_partition,
+    make_task,
+    make_trainer,
+)
+from fedveil.engine.budget import prepared
+from fedveil.engine.executors.client_side import ClientsData, Trained
+from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.executors.stateful_training import OwnLayers
+from fedveil.engine.own_layer_evaluation import client_model
+from fedveil.errors import AttackImpossible, FedveilError, ModelInvalid
+from fedveil.federated.job import Job
+from fedveil.learning.evaluate import score
+from fedveil.learning.trainer import LoopTrainer
+from fedveil.learning.weight_layout import Layout
+from fedveil.protections.catalog import POSITIONS
+from job_checks import problems
+
+LR, EPOCHS, BATCH, CLIENTS = 0.2, 2, 20, 4
+
+
+def job(**changes: Any) -> Job:
+    base: dict[str, Any] = {
+        "rounds": 3,
+        "clients": {"number": CLIENTS, "fraction": 0.5},
+        "data": {"name": "parts:data", "split": "shards"},
+        "model": "parts:linear",
+        "training": {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR},
+        "simulation": {"workers": 0},
+    }
+    for key, value in changes.items():
+        base[key] = {**base[key], **value} if isinstance(base.get(key), dict) else value
+    return Job(**base)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "scaffold": {"training": {"algorithm": "scaffold"}},
+    "feddyn": {"training": {"algorithm": "feddyn", "dynamic": 0.3}},
+    "own layers": {"clients": {"own_layers": ["bias"]}},
+}
+
+
+# --- the algorithms, by hand -------------------------------------------------------------------
+
+
+def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    scores = x @ w[:18].reshape(3, 6).T + w[18:]
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return np.concatenate([(p.T @ x).ravel(), p.sum(0)]) / len(y)
+
+
+def full(settings: Job) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """The weights at the beginning, and each client's examples."""
+    data = parts.data()
+    split = make_partition(settings, load("parts:data"))
+    x, y = data["x_train"].astype(np.float64), data["y_train"]
+    mine = [(x[split.of(c)], y[split.of(c)]) for c in range(CLIENTS)]
+    start = Layout(make_model(settings, ModelShape((6,), 3))).vector().astype(np.float64)
+    return start, mine
+
+
+def whole_batches(**training: Any) -> Job:
+    """Two steps of every client on all of its examples, in every round."""
+    return job(
+        clients={"fraction": 1.0},
+        training={"batch_size": 1000, **training},
+        server={"weighting": "equal"},
+    )
+
+
+def test_scaffold_is_the_papers(tmp_path: Path) -> None:
+    settings = whole_batches(algorithm="scaffold")
+    run = fedveil.simulate(settings, tmp_path / "run")
+    x, clients = full(settings)
+    mean, own = np.zeros_like(x), [np.zeros_like(x) for _ in clients]
+    for _ in range(3):
+        moved, changed = [], []
+        for i, examples in enumerate(clients):
+            y = x.copy()
+            for _ in range(EPOCHS):
+                y -= LR * (gradient(y, *examples) - own[i] + mean)
+            new = own[i] - mean + (x - y) / (EPOCHS * LR)
+            moved.append(y - x)
+            changed.append(new - own[i])
+            own[i] = new
+        x, mean = x + np.mean(moved, 0), mean + np.mean(changed, 0)
+    np.testing.assert_allclose(Layout(run.model).vector(), x, atol=2e-5)
+
+
+def test_feddyn_is_the_papers(tmp_path: Path) -> None:
+    alpha = 0.3
+    settings = whole_batches(algorithm="feddyn", dynamic=alpha)
+    run = fedveil.simulate(settings, tmp_path / "run")
+    x, clients = full(settings)
+    h, own = np.zeros_like(x), [np.zeros_like(x) for _ in clients]
+    for _ in range(3):
+        ends = []
+        for i, examples in enumerate(clients):
+            y = x.copy()
+            for _ in range(EPOCHS):
+                y -= LR * (gradient(y, *examples) - own[i] + alpha * (y - x))
+            own[i] = own[i] - alpha * (y - x)
+            ends.append(y)
+        h = h - alpha * np.mean([y - x for y in ends], 0)
+        x = np.mean(ends, 0) - h / alpha
+    np.testing.assert_allclose(Layout(run.model).vector(), x, atol=2e-5)
+
+
+def uneven() -> dict[str, Any]:
+    """A client with three full batches, and one with a single one."""
+    return parts.data(80) | {"client_ids": np.repeat([0, 1], [60, 20])}
+
+
+def test_fednova_counts_every_client_with_as_many_steps(tmp_path: Path) -> None:
+    settings = job(
+        data={"name": "test_kept_training:uneven", "split": "by_client"},
+        training={"algorithm": "fednova", "normal_steps": 5.0},
+        clients={"number": 2},
+        rounds=1,
+    )
+    data = ClientsData(*uneven_arrays(settings))
+    trained = {}
+    for name in ("fedavg", "fednova"):
+        training = settings.training.model_copy(update={"algorithm": name})
+        one = settings.model_copy(update={"training": training})
+        model = make_model(one, ModelShape((6,), 3))
+        training_of_all = local_training(one, make_trainer(one, model), data)
+        training_of_all.open(1, Layout(model).vector())
+        trained[name] = [
+            answer.update.copy()
+            for answer in training_of_all.updates([0, 1])
+            if isinstance(answer, Trained)
+        ]
+    for steps, plain, scaled in zip((6, 2), trained["fedavg"], trained["fednova"], strict=True):
+        np.testing.assert_allclose(scaled, plain * np.float32(5 / steps), rtol=1e-6)
+
+
+def uneven_arrays(settings: Job) -> tuple[np.ndarray, ...]:
+    dataset = load(settings.data.name)
+    split = make_partition(settings, dataset)
+    return dataset.train.x, dataset.train.y, split.indices, split.offsets
+
+
+# --- what holds for all ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path, way: str) -> None:
+    settings = job(rounds=5, checkpoint={"every": 2}, **WAYS[way])
+    run = fedveil.simulate(settings, tmp_path / "run")
+
+    def cut(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(settings, tmp_path / "cut", progress=cut)
+    resumed = fedveil.resume(tmp_path / "cut")
+    for name in ("model.safetensors", *(f"clients/{p.name}" for p in kept(run.folder))):
+        assert (resumed.folder / name).read_bytes() == (run.folder / name).read_bytes()
+    assert [p.name for p in kept(resumed.folder)] == [p.name for p in kept(run.folder)]
+    figures = [[r["loss"] for r in one.metrics] for one in (run, resumed)]
+    assert figures[0] == figures[1]
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted((folder / "clients").iterdir())
+
+
+def test_a_round_that_is_played_again_reads_what_was_kept_before_it(tmp_path: Path) -> None:
+    states = ClientStates(tmp_path)
+    for round in (2, 3):
+        states.save(7, round, np.full(4, round, np.float32))
+    kept = states.load(7, 3, 4)
+    assert kept is not None
+    assert kept.tolist() == [2.0] * 4
+    assert states.load(7, 2, 4) is None
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    models = []
+    for workers in (0, 1):
+        settings = job(rounds=2, **WAYS["scaffold"], simulation={"workers": workers})
+        run = fedveil.simulate(settings, tmp_path / str(workers))
+        models.append((run.folder / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_knows_nothing_of_it_refuses_it(way: str) -> None:
+    with pytest.raises(AttackImpossible, match="in which clients keep nothing"):
+        Target.of(job(**WAYS[way]))
+
+
+# --- layers of one's own -----------------------------------------------------------------------
+
+
+def test_own_layers_leave_nobody_and_are_each_clients(tmp_path: Path) -> None:
+    settings = job(
+        clients={"own_layers": ["1.*", "4.*"], "fraction": 1.0},
+        model="parts:net",
+        protection="dp_encrypt",
+    )
+    run = fedveil.simulate(settings, tmp_path / "run")
+    assert run.metrics[0]["bytes_up_per_client"] < 4 * (6 * 8 + 8) + 64
+    states = ClientStates(run.folder)
+    models = [client_model(run.job, run.model, states, client) for client in range(CLIENTS)]
+    heads = [dict(model.named_parameters())["4.weight"] for model in models]
+    shared = [dict(model.named_parameters())["0.weight"] for model in models]
+    assert all(torch.equal(shared[0], other) for other in shared[1:])
+    assert not any(torch.equal(heads[0], other) for other in heads[1:])
+    task, test = make_task(run.job), load("parts:data").test
+    found = np.mean([score(model, task, test.x, test.y).figures()["accuracy"] for model in models])
+    assert run.metrics[-1]["accuracy"] == pytest.approx(found)
+    said = (run.folder / "events.log").read_text()
+    assert "tensors that stay with each client: 1.weight, 1.bias" in said
+
+
+def test_a_clients_own_layers_go_on_from_where_they_were() -> None:
+    own = np.array([False, True, True])
+    way = OwnLayers(own, np.array([0.0, 1.0, 2.0], np.float32))
+    sent, change = np.array([5.0], np.float32), np.array([0.5, 0.25, -1.0], np.float32)
+    start, correction = way.begin(sent, None)
+    assert (start.tolist(), correction) == ([5.0, 1.0, 2.0], None)
+    update, kept = way.end(sent, None, change, 1, 0.1)
+    assert (update.tolist(), kept.tolist()) == ([0.5], [1.25, 1.0])
+    assert way.begin(sent, kept)[0].tolist() == [5.0, 1.25, 1.0]
+    assert way.end(sent, kept, change, 1, 0.1)[1].tolist() == [1.5, 0.0]
+
+
+def test_a_pattern_without_a_tensor_is_named() -> None:
+    with pytest.raises(ModelInvalid) as told:
+        fedveil.simulate(job(clients={"own_layers": ["head.*"]}))
+    assert str(told.value) == (
+        "clients.own_layers: no tensor of the model has a name like 'head.*'; it has weight, bias"
+    )
+
+
+def test_class_weights_are_the_classes() -> None:
+    with pytest.raises(ModelInvalid) as told:
+        fedveil.simulate(job(training={"class_weights": [1.0, 2.0]}))
+    assert str(told.value) == "training.class_weights has 2 numbers, and the data 3 classes"
+
+
+def test_corrections_are_the_loops_wherever_the_model_trains(tmp_path: Path) -> None:
+    settings = job(training={"algorithm": "scaffold", "device": "cpu"})
+    trainer = make_trainer(settings, make_model(settings, ModelShape((6,), 3)))
+    assert type(trainer) is LoopTrainer
+
+
+def test_a_client_whose_layers_are_not_finite_keeps_those_it_had(tmp_path: Path) -> None:
+    settings = job(clients={"own_layers": ["bias"]}, training={"lr": 1e38}, rounds=1)
+    with pytest.raises(FedveilError, match="no report was usable"):
+        fedveil.simulate(settings, tmp_path / "run")
+    assert kept(tmp_path / "run") == []
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+def test_variates_travel_where_entries_need_not_be_alike() -> None:
+    able = {name for name, position in POSITIONS.items() if position.takes_variates}
+    assert able == set(POSITIONS) - {"signds", "rr", "oue"}
+    assert problems("{training: {algorithm: scaffold}, protection: signds}") == [
+        "training.algorithm = scaffold is refused under protection.name = signds, which takes all "
+        "entries of a report to be alike, and control variates are not like updates: take "
+        "not_encrypt or dp_encrypt or pw_encrypt or distributed_dp or central_gaussian; feddyn and "
+        "training.proximal report updates alone"
+    ]
+
+
+@pytest.mark.parametrize("position", sorted(set(POSITIONS) - {"signds", "rr", "oue"}))
+def test_variates_are_clipped_with_the_update(position: str) -> None:
+    algorithm = {"algorithm": "scaffold"}
+    settings = job(training=algorithm, protection=position, clients={"number": 100})
+    layout, protection = prepared(settings)
+    assert protection.dimension == 2 * layout.dimension
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "training: {algorithm: scaffold, optimizer: adam}",
+            "training.optimizer = 'adam' is not 'sgd': training.algorithm = scaffold needs it",
+        ),
+        (
+            "training: {algorithm: fednova}",
+            "training.normal_steps is missing: training.algorithm = fednova needs it",
+        ),
+        (
+            "{training: {algorithm: feddyn}, server: {lr: 0.5}}",
+            "server.lr = 0.5 is not 1: training.algorithm = feddyn needs it",
+        ),
+        (
+            "{training: {engine: vmap}, clients: {own_layers: [bias]}}",
+            "clients.own_layers is refused together with training.engine = vmap",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(text: str, sentence: str) -> None:
+    assert problems(text) == [sentence]

@@ -1,0 +1,93 @@
+"""Which node is which client: what a node says of itself is bounded, and so is the work on it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedveil.base.message import MAGIC, encode
+from fedveil.federated.job import Job
+from fedveil.flower.job import node_mapping
+from fedveil.flower.job.node_mapping import Members
+from fedveil.flower.records import encoded_records
+
+
+class Introductions:
+    """A grid whose nodes answer the question who they are, and nothing else."""
+
+    def __init__(self, words: dict[int, bytes]) -> None:
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+        self.words = words
+        self._asked: dict[str, Message] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.words)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for message in messages:
+            name = f"message of {message.metadata.dst_node_id}"
+            message.metadata.__dict__["_message_id"] = name
+            self._asked[name] = message
+        return list(self._asked)
+
+    def pull_messages(self, names: Iterable[str]) -> Iterable[Message]:
+        asked = [self._asked.pop(name) for name in names]
+        return [
+            Message(encoded_records(self.words[m.metadata.dst_node_id]), reply_to=m) for m in asked
+        ]
+
+
+def met(words: dict[int, bytes], clients: int) -> tuple[Members, list[str]]:
+    events: list[str] = []
+    job = Job(clients={"number": clients})
+    grid: Any = Introductions(words)
+    return Members(grid, job, events.append), events
+
+
+def test_an_introduction_of_any_length_is_one_short_line() -> None:
+    words = {9: encode({"client": 2}), 7: encode({"client": 1, "more": bytes(1000)})}
+    twice = encode({"\n" * 110: 1})
+    words[8] = twice + twice.removeprefix(MAGIC)
+    here, events = met(words, 3)
+    here.look()
+    assert here.node_of == {2: 9}
+    events.sort()
+    assert events[1] == (
+        "node 7 does not say which client it is: the message has 1019 bytes, 256 are the most here"
+    )
+    said = events[2].removeprefix("node 8 does not say which client it is: ")
+    assert said.startswith("the field '\\n\\n")
+    assert said.endswith("...")
+    assert len(said) == 200
+
+
+def steps_to_meet_and_doubt(clients: int) -> int:
+    here, _ = met({100 + c: encode({"client": c}) for c in range(clients)}, clients)
+    steps = 0
+
+    def count(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return count if frame.f_code.co_filename == node_mapping.__file__ else None
+
+    sys.settrace(count)
+    try:
+        here.look()
+        for client in range(0, clients, 2):
+            here.doubt(client)
+    finally:
+        sys.settrace(None)
+    assert here.node_of == {c: 100 + c for c in range(1, clients, 2)}
+    return steps
+
+
+def test_twice_the_clients_take_twice_the_steps() -> None:
+    assert steps_to_meet_and_doubt(120) <= 2.1 * steps_to_meet_and_doubt(60)

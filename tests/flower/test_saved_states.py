@@ -1,0 +1,225 @@
+"""What clients of a deployed job keep: own layers, SCAFFOLD's variates, FedDyn's vector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+import fedveil
+from fedveil.base.message import decode, encode, take_array
+from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.own_layer_evaluation import client_model
+from fedveil.errors import DeploymentError, FedveilError
+from fedveil.federated.job import Job
+from fedveil.flower.job.app_folder import JOB
+from fedveil.flower.job.deploy import deployable
+from fedveil.flower.job.saved_states import RUN
+from fedveil.flower.records import COMMON, encoded_records
+from fedveil.learning.weight_layout import Layout
+from fedveil.record.recorder import LOST
+from fedveil.record.sealed_message import unsealed
+from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
+
+WAYS: dict[str, dict[str, Any]] = {
+    "scaffold": {"training": {"algorithm": "scaffold", "batch_size": 10}},
+    "feddyn": {"training": {"algorithm": "feddyn", "dynamic": 0.3, "batch_size": 10}},
+    "own layers": {"clients": {"number": CLIENTS, "fraction": 0.5, "own_layers": ["*bias"]}},
+}
+HALF = {"number": CLIENTS, "fraction": 0.5}
+
+
+def job_of(way: str, **changes: Any) -> Job:
+    """Half of the clients in each of three rounds, so that some go on from two rounds before."""
+    settings = {"rounds": 3, "clients": HALF, "model": "parts:linear", **WAYS[way], **changes}
+    return job(**settings)
+
+
+def vector(run: Any) -> np.ndarray:
+    return Layout(run.model).vector()
+
+
+def deploy(tmp_path: Path, settings: Job) -> LocalGrid:
+    app, _ = app_of(tmp_path / "app", settings, seeded=True)
+    return LocalGrid(app, tmp_path / "state")
+
+
+def end(grid: LocalGrid, tmp_path: Path, name: str = "run") -> Any:
+    return serve(tmp_path / "app", grid, tmp_path / name)
+
+
+def kept(tmp_path: Path) -> dict[str, bytes]:
+    found = (tmp_path / "state").glob("*.kept/clients/*")
+    return {path.name: path.read_bytes() for path in found if path.suffix != ".seal"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_they_go_on_to_the_simulators_bytes(tmp_path: Path, way: str) -> None:
+    settings = job_of(way, checkpoint={"every": 3})
+    deployed = end(deploy(tmp_path, settings), tmp_path)
+    simulated = fedveil.simulate(settings, tmp_path / "simulated")
+    assert vector(deployed).tobytes() == vector(simulated).tobytes()
+    theirs = {p.name: p.read_bytes() for p in (tmp_path / "simulated/clients").iterdir()}
+    mine = kept(tmp_path)
+    newest = {
+        max((n for n in mine if n[0] == c), key=lambda n: n[1:]) for c in {n[0] for n in mine}
+    }
+    assert {name: mine[name] for name in newest} == theirs
+    assert not (tmp_path / "run/clients").exists()
+
+
+def test_a_report_under_a_protection_is_the_same_too(tmp_path: Path) -> None:
+    settings = job_of("scaffold", protection="dp_encrypt", rounds=2)
+    deployed = end(deploy(tmp_path, settings), tmp_path)
+    assert vector(deployed).tobytes() == vector(fedveil.simulate(settings)).tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path: Path, way: str) -> None:
+    """In its last round, after its clients have trained, two rounds after the last checkpoint."""
+    settings = job_of(way, checkpoint={"every": 2}, rounds=4).with_(clients={"fraction": 1.0})
+    grid, seen = deploy(tmp_path, settings), []
+
+    def die(message: Any) -> Any:
+        if message.has_content() and COMMON in message.content:
+            seen.append(decode(message.content[COMMON]["encoded"])["round"])
+            if seen.count(4) == 3:
+                raise KeyboardInterrupt
+        return message
+
+    grid.tamper = die
+    with pytest.raises(KeyboardInterrupt):
+        end(grid, tmp_path)
+    name = (tmp_path / "run" / RUN).read_text()
+    grid.tamper = lambda message: message
+    resumed = end(grid, tmp_path)
+    assert (tmp_path / "run" / RUN).read_text() == name
+    whole = fedveil.simulate(settings, tmp_path / "simulated")
+    assert vector(resumed).tobytes() == vector(whole).tobytes()
+
+
+def test_another_run_of_the_same_job_begins_at_nothing(tmp_path: Path) -> None:
+    """Though a client misses the round in which it would have begun."""
+    everybody = {"number": CLIENTS, "fraction": 1.0}
+    settings = job_of("feddyn", clients=everybody, rounds=2, deployment={"answer_s": 0.2})
+    end(deploy(tmp_path, settings), tmp_path)
+    ends = []
+    for state, name in (("state", "second"), ("other", "third")):
+        grid = LocalGrid(tmp_path / "app", tmp_path / state)
+        grid.tamper = lambda message: None if asked_first(message) else message
+        ends.append(end(grid, tmp_path, name))
+        assert [record["reports"] for record in ends[-1].metrics] == [CLIENTS - 1, CLIENTS]
+    assert vector(ends[0]).tobytes() == vector(ends[1]).tobytes()
+
+
+def asked_first(message: Any) -> bool:
+    """Whether client 0 is asked to train in the first round."""
+    if message.metadata.dst_node_id != 100 or COMMON not in message.content:
+        return False
+    return decode(message.content[COMMON]["encoded"])["round"] == 1
+
+
+def test_what_no_round_reads_any_more_is_gone(tmp_path: Path) -> None:
+    settings = job_of("scaffold", clients={"number": CLIENTS, "fraction": 1.0}, rounds=4)
+    end(deploy(tmp_path, settings), tmp_path)
+    assert sorted(kept(tmp_path)) == [f"{c}-{r}" for c in range(CLIENTS) for r in (3, 4)]
+    for path in (tmp_path / "state").glob("*.kept/**/*"):
+        assert not path.stat().st_mode & 0o077 or path.is_dir()
+
+
+def test_a_run_without_its_name_is_not_gone_on_with(tmp_path: Path) -> None:
+    grid = deploy(tmp_path, job_of("feddyn", rounds=1))
+    end(grid, tmp_path)
+    for damaged in (b"\xff" * 32, b"", b"A" * 32):
+        (tmp_path / "run" / RUN).write_bytes(damaged)
+        with pytest.raises(FedveilError, match="run is damaged: it does not hold a run's name"):
+            end(grid, tmp_path)
+    (tmp_path / "run" / RUN).unlink()
+    with pytest.raises(FedveilError, match="run is missing: clients go on from what they keep"):
+        end(grid, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../../../../tmp/x", "A" * 32, ""])
+def test_a_server_names_no_file(tmp_path: Path, name: str) -> None:
+    grid = deploy(tmp_path, job_of("feddyn", rounds=1))
+
+    def lie(message: Any) -> Any:
+        if message.has_content() and COMMON in message.content:
+            common = decode(message.content[COMMON]["encoded"])
+            if "weights" in common:
+                lied = encode({**common, "run": name})
+                message.content[COMMON] = encoded_records(lied)["fedveil"]
+        return message
+
+    grid.tamper = lie
+    with pytest.raises(FedveilError):
+        end(grid, tmp_path)
+    assert not kept(tmp_path)
+
+
+def test_a_clients_own_model_is_put_together_from_its_folder(tmp_path: Path) -> None:
+    settings = job_of("own layers")
+    run = end(deploy(tmp_path, settings), tmp_path)
+    said = (tmp_path / "run/events.log").read_text()
+    assert "figures are those of the layers that all begin with" in said
+    folder = next((tmp_path / "state").glob("*-0.kept"), None)
+    assert folder is not None
+    mine = client_model(settings, run.model, ClientStates(folder), 0)
+    theirs = client_model(
+        settings, fedveil.simulate(settings, tmp_path / "s").model, ClientStates(tmp_path / "s"), 0
+    )
+    assert Layout(mine).vector().tobytes() == Layout(theirs).vector().tobytes()
+
+
+@pytest.mark.parametrize("stopping", [{"keep": "best"}, {"patience": 1}, {"target": 0.5}])
+def test_no_run_ends_by_figures_that_are_of_no_clients_model(stopping: dict[str, Any]) -> None:
+    with pytest.raises(DeploymentError, match=r"clients.own_layers and stopping: on other machin"):
+        deployable(job_of("own layers", stopping=stopping))
+
+
+def test_what_has_no_meaning_there_is_refused_in_an_app_that_was_edited(tmp_path: Path) -> None:
+    app, _ = app_of(tmp_path / "app", job())
+    settings = Job.load(app / JOB).with_(evaluation={"clients": 0.2})
+    (app / JOB).write_text(settings.to_yaml())
+    with pytest.raises(DeploymentError, match=r"evaluation.clients = 0.2: on other machines"):
+        LocalGrid(app, tmp_path / "state")
+
+
+@pytest.mark.parametrize("edit", ["all of 7", "another client's", "of the round before"])
+def test_a_state_that_was_edited_is_refused_and_moves_nothing(tmp_path: Path, edit: str) -> None:
+    """A control variate from elsewhere would move the client's update without any bound."""
+    settings = job_of("scaffold", clients={"number": CLIENTS, "fraction": 1.0}, rounds=4)
+    grid, edited = deploy(tmp_path, settings), []
+
+    def change(message: Any) -> Any:
+        asked = message.has_content() and COMMON in message.content and not edited
+        if asked and decode(message.content[COMMON]["encoded"])["round"] == 4:
+            edited.append(edit)
+            forge(tmp_path / "state", edit)
+        return message
+
+    grid.tamper = change
+    run = end(grid, tmp_path)
+    assert [record["reports"] for record in run.metrics] == [CLIENTS] * 3 + [CLIENTS - 1]
+    assert sum(sum(run.metrics[-1][kind].values()) for kind in LOST) == 1
+
+
+def forge(state: Path, edit: str) -> None:
+    """Replace what client 0 keeps of round 3, without its key."""
+    (folder,) = state.glob("*-0.kept/clients")
+    if edit == "all of 7":
+        sevens = np.full_like(vector_of(folder / "0-3"), 7)
+        ClientStates(folder.parent).save(0, 3, sevens)
+    elif edit == "of the round before":
+        (folder / "0-3").write_bytes((folder / "0-2").read_bytes())
+    else:
+        (other,) = state.glob("*-1.kept/clients")
+        (folder / "0-3").write_bytes((other / "1-3").read_bytes())
+
+
+def vector_of(path: Path) -> np.ndarray:
+    return take_array(unsealed(path.read_bytes()), "kept", np.float32, (None,))

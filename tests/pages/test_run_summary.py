@@ -1,0 +1,294 @@
+"""How good, what was promised, what next: of a run in any state."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from shlex import split
+from typing import Any
+
+import pytest
+
+from fedveil.federated.job import Job
+from fedveil.flower.job.app_folder import check_deployable
+from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
+from fedveil.pages.run_summary import Ending, ending, vertical_ending
+from fedveil.pages.vertical_page import answers
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.ledger import Line
+from fedveil.record.account_lines import ACCOUNTS
+from fedveil.starter import DEFAULT_JOB
+from fedveil.vertical.job import VerticalJob
+
+
+def record(epsilon: float, **more: Any) -> dict[str, Any]:
+    return {
+        "round": 1, "accuracy": 0.75, "loss": 0.5, "auc": 0.875, "unit": "client", "in_clear": [],
+        "rests_on_server": False, "randomness": "simulation randomness",
+        "epsilon_run_every_round": epsilon, "delta_run_every_round": 1e-5, **more,
+    }  # fmt: skip
+
+
+def ending_of(
+    folder: Path,
+    *records: dict[str, Any],
+    name: str = "dp_encrypt",
+    findings: tuple[Finding, ...] = (),
+    ended: bool = True,
+    deployed: bool = False,
+    settings: tuple[str, ...] = (),
+    events: tuple[str, ...] = (),
+    why: str = "the last",
+) -> Ending:
+    job = Job.load(DEFAULT_JOB, ["rounds=3", "protection=not_encrypt", *settings]).model_dump()
+    job["protection"]["name"] = name
+    if ended:
+        (folder / "model.safetensors").touch()
+    apart = ["0 clients are Flower SuperNodes; their reasons stay with them"] * deployed
+    said = [
+        "0 began: fedveil",
+        *apart,
+        *(f"0 {event}" for event in events),
+        *([f"0 finished after round 1: {why}"] if ended else []),
+    ]
+    return ending(ReadRun(folder, job, records, findings, said))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "trusted", "unit", "said"),
+    [
+        (
+            math.inf, False, "client",
+            "For a client in every round. Nothing is guaranteed: what is sent may reveal "
+            "everything about a client.",
+        ),
+        (
+            1.0, False, "client",
+            "For a client in every round. An attacker who sees everything the server sees, and "
+            "must tell which of two datasets a client holds, is right at most 73.2% of the time "
+            "(chance: 50%).",
+        ),
+        (
+            1.0, True, "example",
+            "For one example of a client in every round. An attacker who sees everything except "
+            "what the server sees, and must tell which of two examples a client holds, is right at "
+            "most 73.2% of the time (chance: 50%). The server is trusted: it needs no guess.",
+        ),
+        (
+            12.0, False, "client",
+            "For a client in every round. An attacker who sees everything the server sees, and "
+            "must tell which of two datasets a client holds, may be right more than 99.9% of the "
+            "time (chance: 50%).",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_promised_is_said_of_an_attacker(
+    epsilon: float, trusted: bool, unit: str, said: str, tmp_path: Path
+) -> None:
+    promise = ending_of(tmp_path, record(epsilon, rests_on_server=trusted, unit=unit)).promise
+    assert promise.text == said
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "value", "tone"),
+    [
+        (1.0, "epsilon 1 at delta 1e-05 (strong)", "good"),
+        (2.0, "epsilon 2 at delta 1e-05 (meaningful)", "good"),
+        (5.0, "epsilon 5 at delta 1e-05 (weak)", "fair"),
+        (50.0, "epsilon 50 at delta 1e-05 (next to none)", "poor"),
+        (math.inf, "epsilon inf at delta 1e-05 (none)", "poor"),
+    ],
+)
+def test_the_promise_has_its_word_and_its_colour(
+    epsilon: float, value: str, tone: str, tmp_path: Path
+) -> None:
+    promise = ending_of(tmp_path, record(epsilon)).promise
+    assert (promise.value, promise.tone) == (value, tone)
+
+
+def test_quality_names_the_round_it_is_from_and_a_better_one(tmp_path: Path) -> None:
+    looks = [record(1.0, accuracy=0.875), record(1.0, round=2)]
+    late = {k: v for k, v in record(1.0, round=3).items() if k not in ("accuracy", "loss", "auc")}
+    quality = ending_of(tmp_path, *looks, late).quality
+    assert quality.value == "accuracy 0.7500"
+    assert quality.text == (
+        "loss 0.5000, AUC 0.8750 on the test examples after round 2 of 3; best in round 1: 0.8750"
+    )
+    assert ending_of(tmp_path, late).quality.value == "not measured yet"
+
+
+REFUTED = Finding("m", "quick", "dp_encrypt", [Measured("epsilon at least", 3.0)], epsilon=2.0)
+FOUND = Finding("m", "quick", "dp_encrypt", [Measured("epsilon at least", 1.0)], epsilon=2.0)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "more", "value", "command"),
+    [
+        (2.0, {"ended": False}, "let it finish", "fedveil run --resume {}"),
+        (2.0, {"ended": False, "deployed": True}, "let it finish", "`flwr run` of the same app"),
+        (2.0, {"deployed": True}, "try to break it", "fedveil attack membership {}"),
+        (2.0, {"findings": (REFUTED,)}, "do not rely on the guarantee", "fedveil audit {}"),
+        (math.inf, {"name": "not_encrypt"}, "choose a protection",
+         "fedveil run {}/job.yaml --set protection=dp_encrypt --set server.weighting=equal`"),
+        (math.inf, {"name": "not_encrypt", "settings": ("server.weighting=equal",)},
+         "choose a protection", "fedveil run {}/job.yaml --set protection=dp_encrypt`"),
+        (math.inf, {"name": "pw_encrypt"}, "add noise to the sum",
+         "fedveil run {}/job.yaml --set protection=distributed_dp --set server.weighting=equal`"),
+        (50.0, {}, "ask for a stronger guarantee", "fedveil budget {}/job.yaml --target-epsilon 2"),
+        (50.0, {"name": "my:Own"}, "ask for a stronger guarantee",
+         "use fewer rounds or more noise"),
+        (2.0, {}, "try to break it, then deploy it", "fedveil attack membership {}"),
+        (2.0, {"findings": (FOUND,)}, "try to break it, then deploy it",
+         "fedveil deploy DIR {}/job.yaml"),
+    ],
+)  # fmt: skip
+def test_what_to_do_next_goes_by_what_is_the_matter(
+    epsilon: float, more: dict[str, Any], value: str, command: str, tmp_path: Path
+) -> None:
+    answer = ending_of(tmp_path, record(epsilon), **more).next
+    assert answer.value == value
+    assert command.format(tmp_path) in answer.text
+
+
+@pytest.mark.parametrize("epsilon", [2.0, math.inf])
+@pytest.mark.parametrize(
+    ("settings", "unit", "command"),
+    [
+        ((), "client", "fedveil attack membership {}"),
+        (("task=regression",), "client", "fedveil attack distinguish {}"),
+        (("task=regression",), "example", "fedveil audit"),
+        (("training.algorithm=scaffold",), "client", "fedveil audit"),
+        (("clients.own_layers=[fc*]",), "client", "fedveil audit"),
+    ],
+)
+def test_the_attack_that_is_named_takes_the_run(
+    epsilon: float, settings: tuple[str, ...], unit: str, command: str, tmp_path: Path
+) -> None:
+    last = record(epsilon, unit=unit)
+    answer = ending_of(tmp_path, last, name="not_encrypt", settings=settings).next
+    assert f"`{command.format(tmp_path)}`" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "settings"),
+    [
+        ("not_encrypt", "dp_encrypt", ()),
+        ("not_encrypt", "dp_encrypt", ("server.aggregation=norm_bound",)),
+        ("not_encrypt", "dp_encrypt", ("server.aggregation=median",)),
+        ("pw_encrypt", "distributed_dp", ()),
+        ("pw_encrypt", "distributed_dp", (
+            "clients.number=5", "clients.fraction=1",
+            "protection.pw_encrypt.reconstruct_secrets_threshold=3",
+            "protection.pw_encrypt.active_security=true",
+        )),
+    ],
+)  # fmt: skip
+def test_the_position_that_is_named_takes_the_job_of_the_folder(
+    name: str, other: str, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    own = (f"protection={name}", "model=logistic", *settings)
+    (tmp_path / "job.yaml").write_text(Job.load(None, own).to_yaml())
+    text = ending_of(tmp_path, record(math.inf), name=name, settings=own).next.text
+    _, _, path, *more = split(text.split("`")[1])
+    again = Job.load(Path(path), more[1::2])
+    assert again.protection.name == other
+    asked = "median" if "server.aggregation=median" in settings else "mean"
+    assert again.server.aggregation == asked
+    if other == "distributed_dp":
+        held = again.protection
+        assert held.distributed_dp.active_security == held.pw_encrypt.active_security
+
+
+def test_a_model_with_buffers_is_told_to_be_changed_first(tmp_path: Path) -> None:
+    text = ending_of(tmp_path, record(math.inf), events=(f"{BUFFERS}1.running_mean",)).next.text
+    assert text.startswith("with a model without the buffers 1.running_mean, `fedveil run ")
+
+
+@pytest.mark.parametrize("epsilon", [2.0, math.inf])
+def test_examples_of_several_inputs_are_attacked_by_their_reports(
+    epsilon: float, tmp_path: Path
+) -> None:
+    text = ending_of(tmp_path, record(epsilon), events=(f"{SEVERAL}a, b",)).next.text
+    assert f"`fedveil attack distinguish {tmp_path}`" in text
+    assert "membership" not in text
+
+
+def test_deploying_is_named_without_what_a_simulator_alone_does(tmp_path: Path) -> None:
+    settings = ("simulation.dropouts.report=0.2", "evaluation.clients=0.2", "audit.canaries=9")
+    own = Job.load(DEFAULT_JOB, ["protection=dp_encrypt", *settings])
+    (tmp_path / "job.yaml").write_text(own.to_yaml())
+    text = ending_of(tmp_path, record(2.0), settings=settings).next.text
+    command = next(part for part in text.split("`") if part.startswith("fedveil deploy"))
+    _, _, _, path, *more = split(command)
+    check_deployable(Job.load(Path(path), more[1::2]))
+    kept = ("clients.own_layers=[fc*]", "stopping.keep=best")
+    assert "deploy" not in ending_of(tmp_path, record(2.0), settings=kept).next.text
+
+
+@pytest.mark.parametrize("more", [{"deployed": True}, {"why": "a limit"}])
+def test_more_rounds_are_named_where_a_run_takes_them(more: dict[str, Any], tmp_path: Path) -> None:
+    last = record(2.0, auc=0.6)
+    assert f"`fedveil run --resume {tmp_path}" in ending_of(tmp_path, last).next.text
+    assert "`" not in ending_of(tmp_path, last, **more).next.text
+
+
+def test_a_model_that_has_hardly_learnt_is_helped_first(tmp_path: Path) -> None:
+    assert ending_of(tmp_path, record(2.0, auc=0.6)).next.value == "improve the model"
+
+
+def test_a_run_without_a_round_says_so(tmp_path: Path) -> None:
+    answers = ending_of(tmp_path, ended=False)
+    assert answers.promise.value == "no client has sent anything yet"
+    assert answers.quality.value == "not measured yet"
+
+
+def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    events = ["0 began: fedveil", "0 finished after step 2"]
+    job = VerticalJob().model_dump()
+    run = ReadRun(tmp_path, job, [{"look": 2, "test_loss": 0.5}], [], events)
+    lines = [Line(1.0, 0.0, "a bit of left"), Line(50.0, 1e-5, "an example in the run")]
+    told, bare = vertical_ending(run, run, lines), vertical_ending(run, run, [])
+    assert told.quality.value == "loss 0.5000"
+    assert told.promise.value == "epsilon 50 at delta 1e-05 (next to none)"
+    assert told.promise.text.startswith("For an example in the run:")
+    assert "embedding_dp.reuse=true" in told.next.text
+    assert (bare.promise.value, bare.promise.tone) == ("nothing", "poor")
+    assert "--set privacy.embedding_dp.eps=1" in bare.next.text
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("epsilon", [None, 50.0, 1.0])
+def test_a_party_by_itself_is_named_no_command_that_takes_all(
+    epsilon: float | None, ended: bool, tmp_path: Path
+) -> None:
+    """One party's folder is refused by `fedveil attack` and by `fedveil vertical run --resume`."""
+    party = tmp_path / "bank"
+    party.mkdir()
+    for name in ("model.safetensors", "metrics.jsonl", "events.log"):
+        (party / name).touch()
+    if ended:
+        (party / "events.log").write_text("0 began: fedveil\n0 finished after step 2: the last\n")
+    accounts = [] if epsilon is None else [Line(epsilon, 1e-5, "an example in the run")]
+    (party / ACCOUNTS).write_text("".join(json.dumps(line._asdict()) + "\n" for line in accounts))
+    text = answers(ReadRun(tmp_path, VerticalJob().model_dump(), [], [], [])).next.text
+    assert str(tmp_path / "job.yaml") not in text
+    assert f"attack features {tmp_path}" not in text
+    assert ("--resume" in text) == (not ended)
+
+
+@pytest.mark.parametrize(
+    ("task", "attack"), [("tables", "features"), ("mnist_halves", "features"), ("pangu", "tokens")]
+)
+@pytest.mark.parametrize("lines", [[], [Line(1.0, 1e-5, "an example in the run")]])
+def test_a_vertical_run_is_attacked_by_what_its_task_sends(
+    task: str, attack: str, lines: list[Line], tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    events = ["0 began: fedveil", "0 finished after step 2"]
+    job = VerticalJob().model_dump()
+    job["task"]["name"] = task
+    run = ReadRun(tmp_path, job, [{"look": 2, "test_loss": 0.5}], [], events)
+    text = vertical_ending(run, run, lines).next.text
+    assert f"`fedveil attack {attack} {tmp_path}`" in text

@@ -1,0 +1,84 @@
+"""A run goes on with the job that it began with, and with no other."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import parts
+from fedveil.errors import JobError, RunFolderError
+from fedveil.federated.job import Job
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.saved_job import keep_job, reopen
+from folders import SUPPORT
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The folder of a run that was begun."""
+    folder = RunFolder.create(tmp_path / "run")
+    keep_job(folder, Job(), ["parts:data", "digits", "parts:plain", "never_imported:f"])
+    folder.close()
+    return tmp_path / "run"
+
+
+def job_of(path: Path) -> Job:
+    with ExitStack() as stack:
+        return reopen(path, Job.load, stack)[1]
+
+
+def test_a_reopened_run_has_its_job_and_finds_its_modules(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(SUPPORT)])
+    assert parts.data  # it is imported
+    assert (path / "imports.txt").read_text() == f"{SUPPORT}\n"
+    with ExitStack() as stack:
+        _, job = reopen(path, Job.load, stack)
+        assert job == Job()
+        assert sys.path[-1] == str(SUPPORT)
+        with pytest.raises(RunFolderError, match="in use"):
+            RunFolder.reopen(path)
+    RunFolder.reopen(path).close()
+
+
+def test_a_job_that_was_edited_is_refused_by_the_keys_that_changed(path: Path) -> None:
+    before = (path / "job.yaml").read_text()
+    job = Job(protection="signds", training={"lr": 0.5}, seed=3)
+    (path / "job.yaml").write_text(job.to_yaml())
+    with pytest.raises(RunFolderError) as refusal:
+        job_of(path)
+    sentence = str(refusal.value)
+    assert f"{path / 'job.yaml'} was changed after the run began: " in sentence
+    assert "seed = 3 where the run has 0" in sentence
+    assert "training.lr = 0.5 where the run has " in sentence
+    assert "protection.name = 'signds' where the run has 'not_encrypt'" in sentence
+    assert sentence.count(" where the run has ") == len(job.changes(Job())) == 4
+    (path / "job.yaml").write_text(f"# a remark\n{before}")
+    assert job_of(path) == Job()
+
+
+def test_the_copy_that_tells_is_there_and_whole(path: Path) -> None:
+    copy = path / "checkpoint" / "job.yaml"
+    copy.write_text("rounds: many\n")
+    with pytest.raises(RunFolderError, match=f"{copy} is damaged: rounds = 'many'"):
+        job_of(path)
+    copy.unlink()
+    with pytest.raises(RunFolderError, match=f"{copy} is missing, the job that the run began"):
+        job_of(path)
+
+
+def test_a_run_that_was_killed_before_its_copy_was_written_has_its_job(path: Path) -> None:
+    (path / "checkpoint" / "job.yaml").unlink()
+    (path / "imports.txt").unlink()
+    assert job_of(path) == Job()
+
+
+def test_rounds_may_be_raised_and_not_lowered() -> None:
+    assert Job(rounds=5).with_rounds(7) == Job(rounds=7)
+    assert Job(rounds=5).with_rounds(5) == Job(rounds=5)
+    with pytest.raises(JobError, match="rounds = 4 is fewer than the 5 of the run"):
+        Job(rounds=5).with_rounds(4)

@@ -1,0 +1,125 @@
+"""The limit on a party's own account: `privacy.max_epsilon` of a vertical job."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.errors import LimitReached, PeerAtLimit
+from fedveil.mechanisms.label_dp import LabelDP
+from fedveil.vertical import VerticalJob, evaluate, resume, train
+from fedveil.vertical.account import Releases, ledger_of
+from fedveil.vertical.epsilon_limit import Limit
+from fedveil.vertical.job_split import make_split, make_task
+from fedveil.vertical.rows import Order
+from fedveil.vertical.split import SplitModel
+
+EPSILON, DELTA = 0.3, 1e-4
+
+
+def job(*, reuse: bool = False, **privacy: Any) -> VerticalJob:
+    """Describe a run of 4 epochs of 6 steps (50 examples), with an evaluation every 3 epochs."""
+    return VerticalJob(
+        name="limited",
+        epochs=4,
+        batch_size=9,
+        task="vertical_parts:bottoms",
+        record={"every_steps": 4},
+        checkpoint={"every_steps": 5},
+        evaluation={"every_epochs": 3},
+        privacy={"embedding_dp": {"eps": EPSILON, "reuse": reuse}, "delta": DELTA, **privacy},
+    )
+
+
+def split_of(settings: VerticalJob) -> SplitModel:
+    return make_split(settings, make_task(settings, None))
+
+
+def cost(settings: VerticalJob, times: int, label: Any = None) -> float:
+    """Return what the ledger of a run says of an example that was sent `times` times."""
+    releases = Releases(None, Order(0, 50, 9), fresh=False, epochs=4)
+    releases.train[:] = times
+    ledger = ledger_of(split_of(settings), "bank", releases, label)
+    return ledger.figures(DELTA)["run_most_drawn"].epsilon
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_it_counts_as_the_ledger_does(times: int, reuse: bool) -> None:
+    settings = job(reuse=reuse)
+    limit = Limit(split_of(settings), "bank", 1.0, DELTA, None)
+    assert limit.figure(times, labelled=True).epsilon == cost(settings, times)
+
+
+def test_a_label_is_counted_once_and_for_trained_examples_alone() -> None:
+    settings, label = job(), LabelDP(0.7).loss
+    limit = Limit(split_of(settings), "bank", 1.0, DELTA, label)
+    assert limit.figure(2, labelled=True).epsilon == cost(settings, 2, label)
+    assert limit.figure(2, labelled=False).epsilon == cost(settings, 2)
+
+
+@pytest.mark.parametrize(("allowed", "steps"), [(1, 6), (2, 12), (3, 18)])
+def test_the_run_ends_before_the_step_that_would_pass_it(
+    tmp_path: Path, allowed: int, steps: int
+) -> None:
+    most = (cost(job(), allowed) + cost(job(), allowed + 1)) / 2
+    said: list[str] = []
+    run = train(job(max_epsilon=most), tmp_path / "run", say=said.append)
+    for party in ("bank", "shop"):
+        assert run.figures[party][-1].what == f"an example in the run, sent {allowed} times" or (
+            allowed == 1 and run.figures[party][-1].what == "an example in the run, sent once"
+        )
+        assert run.figures[party][-1].epsilon <= most
+        events = (tmp_path / "run" / party / "events.log").read_text()
+        assert f"finished after step {steps}: step {steps + 1} would bring an example" in events
+        assert (tmp_path / "run" / party / "model.safetensors").exists()
+    events = (tmp_path / "run" / "lead" / "events.log").read_text()
+    assert f"finished after step {steps}: bank ended the step: its own" in events
+    assert any("the run will end earlier" in sentence for sentence in said)
+    resumed = resume(tmp_path / "run")
+    assert resumed.figures["bank"] == run.figures["bank"]
+
+
+def test_a_limit_that_the_whole_run_keeps_changes_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    free = train(job(), tmp_path / "free")
+    bound = train(job(max_epsilon=cost(job(), 4)), tmp_path / "bound", say=said.append)
+    for party in ("lead", "bank", "shop"):
+        paths = [tmp_path / run / party / "model.safetensors" for run in ("free", "bound")]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert bound.figures == free.figures
+    assert not any("max_epsilon" in sentence for sentence in said)
+
+
+def test_a_run_without_a_step_has_no_model(tmp_path: Path) -> None:
+    with pytest.raises(LimitReached, match=r"^step 1 would bring an example of bank to epsilon"):
+        train(job(max_epsilon=cost(job(), 1) / 2), tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("model.safetensors"))
+
+
+def test_unprotected_values_are_never_sent_under_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(LimitReached, match=r"would send bank's values unprotected"):
+        train(job(max_epsilon=100.0, embedding_dp=None), tmp_path / "run")
+
+
+def test_an_evaluation_above_the_limit_is_refused_before_it_is_charged(tmp_path: Path) -> None:
+    settings = job(max_epsilon=cost(job(), 4), randomness="secure")
+    train(settings, tmp_path / "run")  # evaluated after epochs 3 and 4
+    for times in (3, 4):
+        _, figures = evaluate(tmp_path / "run")
+        assert figures["bank"][-1].what == "an example in the run, sent 4 times", times
+    for _ in range(2):
+        with pytest.raises(LimitReached, match=r"look 5 at the held-out examples would bring"):
+            evaluate(tmp_path / "run")
+
+
+def test_the_limit_is_each_partys_own() -> None:
+    assert job(max_epsilon=3.0).agreed() == job().agreed()
+    assert math.isclose(job(max_epsilon=3.0).privacy.max_epsilon or 0, 3)
+
+
+def test_a_peer_at_its_limit_is_not_a_failure() -> None:
+    assert "its own" in str(PeerAtLimit("bank", "its own privacy.max_epsilon is reached"))

@@ -1,0 +1,271 @@
+"""Vertical job files: what they may say, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from torch import nn
+
+import vertical_parts
+from fedveil.errors import JobError
+from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account
+from fedveil.vertical.blocks import OptimizerSettings
+from fedveil.vertical.job_reference import reference
+from fedveil.vertical.job_split import make_split
+from fedveil.vertical.split import Part, SplitModel
+
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"epoch": 3}, "epoch = 3 is not a known key (did you mean epochs?); the keys are name, "),
+    ({"epochs": 0}, "epochs = 0 is outside [1, inf)"),
+    ({"batch_size": "8"}, "batch_size = '8' is not a whole number in [1, inf)"),
+    ({"in_flight": 33}, "in_flight = 33 is outside [1, 32], the examples of a step (batch_size)"),
+    ({"task": "mnist"}, "task.name = 'mnist' is not one of mnist_halves, tabular, tables, "),
+    ({"task": {"name": "pangu", "size": 3}}, "task.size = 3 is not a known key"),
+    ({"parts": [1]}, "parts = [1] is not a mapping of names to blocks of keys"),
+    ({"parts": {"left": 3}}, "parts.left = 3 is not a block of keys"),
+    ({"parts": {3: {}}}, "parts.3 is a name that is not text"),
+    ({"parts": {"left": {"input": []}}}, "parts.left.input = [] is not a known key (did you mean"),
+    ({"parts": {"left": {"inputs": "x"}}}, "parts.left.inputs = 'x' is not a list of text or null"),
+    ({"parts": {"left": {"output": [0]}}}, "parts.left.output = 0 is outside [1, inf)"),
+    ({"parts": {"left": {"module": "m.f"}}}, "parts.left.module = 'm.f' is not package.module:f"),
+    ({"parts": {"left": {"dtype": "float16"}}}, "parts.left.dtype = 'float16' is not one of float"),
+    ({"parts": {"left": {"optimizer": {"lr": 0}}}}, "parts.left.optimizer.lr = 0 is outside (0, "),
+    (
+        {"parts": {"left": {"optimizer": {"name": "adam", "momentum": 0.9}}}},
+        "parts.left.optimizer.momentum = 0.9 belongs to sgd; under parts.left.optimizer.name",
+    ),
+    ({"privacy": {"embedding_dp": 5}}, "privacy.embedding_dp = 5 is not a block of keys"),
+    ({"privacy": {"embedding_dp": {"eps": -1}}}, "privacy.embedding_dp.eps = -1 is outside [0, "),
+    (
+        {"privacy": {"embedding_dp": {"eps": float("nan")}}},
+        "privacy.embedding_dp.eps = nan is outside [0, inf)",
+    ),
+    (
+        {"privacy": {"embedding_dp": {"gradient": "copy"}}},
+        "privacy.embedding_dp.gradient = 'copy' is not one of straight_through, none",
+    ),
+    (
+        {"privacy": {"embedding_dp": {"reuse": True}}},
+        "privacy.embedding_dp.reuse = true needs an eps; privacy.embedding_dp.eps = null draws",
+    ),
+    ({"privacy": {"label_dp": {"eps": "1"}}}, "privacy.label_dp.eps = '1' is not a number in"),
+    ({"privacy": {"randomness": "random"}}, "privacy.randomness = 'random' is not one of seeded, "),
+    ({"evaluation": {"every_epochs": 0}}, "evaluation.every_epochs = 0 is outside [1, inf)"),
+    ({"checkpoint": {"every": 5}}, "checkpoint.every = 5 is not a known key (did you mean"),
+    ({"device": "gpu"}, "device = 'gpu' is not one of cpu, cuda or cuda:N"),
+    ({"threads": 0}, "threads = 0 is outside [1, inf)"),
+]
+
+
+@pytest.mark.parametrize(("data", "sentence"), WRONG, ids=[text for _, text in WRONG])
+def test_what_is_wrong_is_said_in_one_sentence(data: dict[str, object], sentence: str) -> None:
+    with pytest.raises(JobError) as caught:
+        VerticalJob(**data)
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(sentence)
+    assert "\n" not in caught.value.problems[0]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(JobError) as caught:
+        VerticalJob(epochs=0, in_flight=64, privacy={"delta": 2}, parts={"left": {"owner": 1}})
+    assert [problem.partition(" ")[0] for problem in caught.value.problems] == [
+        "epochs",
+        "parts.left.owner",
+        "privacy.delta",
+        "in_flight",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["parts.left.optimizer.lr=0.5"], "lr", 0.5),
+        (["parts.left={optimizer: {lr: 0.5}}", "parts.left.optimizer.name=adam"], "name", "adam"),
+        (["parts={left: {optimizer: {momentum: 0.5}}}"], "momentum", 0.5),
+    ],
+)
+def test_parts_are_set_by_their_path(overrides: list[str], key: str, value: object) -> None:
+    job = VerticalJob.load(None, overrides)
+    assert list(job.parts) == ["left"]
+    assert getattr(job.parts["left"].optimizer, key) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("parts.left.optimizr.lr=1", "parts.left.optimizr = {'lr': 1} is not a known key (did"),
+        (
+            "parts.left.frozen.x=1",
+            "parts.left.frozen.x is not a known key: parts.left.frozen holds",
+        ),
+        ("privacy.embedding_dp.epsilon=1", "privacy.embedding_dp.epsilon = 1 is not a known key"),
+    ],
+)
+def test_settings_that_there_are_not(override: str, problem: str) -> None:
+    with pytest.raises(JobError) as caught:
+        VerticalJob.load(None, [override])
+    assert str(caught.value).startswith(problem)
+
+
+def test_a_block_that_may_be_null_is_set_as_a_whole_or_key_by_key(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("privacy: {embedding_dp: {eps: 5, gradient: none}}\n")
+    path = tmp_path / "job.yaml"
+    settings = VerticalJob.load(path, ["privacy.embedding_dp.eps=1"]).privacy.embedding_dp
+    assert settings is not None
+    assert (settings.eps, settings.gradient) == (1.0, "none")
+    assert VerticalJob.load(path, ["privacy.embedding_dp=null"]).privacy.embedding_dp is None
+    assert VerticalJob.load(None, ["privacy.label_dp={}"]).privacy.label_dp is not None
+
+
+def test_yaml_gives_an_equal_job_back(tmp_path: Path) -> None:
+    job = VerticalJob(
+        task="tabular",
+        parts={"left": {"output": [3], "privacy": {"embedding_dp": {"eps": 2}}}},
+        privacy={"label_dp": {}},
+    )
+    (tmp_path / "job.yaml").write_text(job.to_yaml())
+    assert VerticalJob.load(tmp_path / "job.yaml") == job
+
+
+def test_parties_agree_on_all_but_their_own_affairs() -> None:
+    job = VerticalJob()
+    own = VerticalJob(name="mine", device="cuda", threads=4)
+    assert job.agreed() == own.agreed()
+    assert job.agreed() != VerticalJob(seed=1).agreed()
+
+
+# --- what a job makes of its task's parts
+
+
+def split_of(**data: object):
+    return make_split(VerticalJob(**data), vertical_parts.Bottoms(0))
+
+
+def test_privacy_is_the_parts_own_or_the_jobs_where_data_leaves() -> None:
+    embedding = {"eps": 5.0}
+    for data, left, right in (
+        ({"privacy": {"embedding_dp": embedding}}, 5.0, 5.0),
+        (
+            {
+                "privacy": {"embedding_dp": embedding},
+                "parts": {"left": {"privacy": {}}, "right": {}, "top": {}},
+            },
+            None,
+            5.0,
+        ),
+        (
+            {
+                "parts": {
+                    "left": {"privacy": {"embedding_dp": {"eps": 1, "gradient": "none"}}},
+                    "right": {},
+                    "top": {},
+                }
+            },
+            1.0,
+            None,
+        ),
+    ):
+        found = split_of(**data).by_name
+        assert getattr(found["left"].privacy, "eps", None) == left
+        assert getattr(found["right"].privacy, "eps", None) == right
+        assert found["top"].privacy is None
+    task = vertical_parts.UShape(0)
+    u_shape = make_split(VerticalJob(privacy={"embedding_dp": embedding}), task)
+    assert u_shape.by_name["embedding"].privacy == EmbeddingPrivacy(5.0)
+    assert u_shape.by_name["backbone"].privacy is None
+
+
+class Deep(vertical_parts.Bottoms):
+    """The bank's bottom is a chain of several parts; its first may cross as well."""
+
+    def __init__(self, depth: int, *, crosses_early: bool = False) -> None:
+        super().__init__(0)
+        self.depth, self.crosses_early = depth, crosses_early
+
+    def split_model(self) -> SplitModel:
+        wide, below = self.width, "data.x"
+        chain = []
+        for number in range(self.depth):
+            width = 3 if below == "data.x" else wide
+            chain.append(Part(f"left{number}", "bank", (below,), (wide,), nn.Linear(width, wide)))
+            below = f"left{number}"
+        right = Part("right", "shop", ("data.x",), (wide,), nn.Linear(3, wide))
+        sources = (below, "right", *(["left0"] if self.crosses_early else []))
+        top = Part("top", "lead", sources, (3,), vertical_parts.Joint(len(sources) * wide, 3))
+        return SplitModel([*chain, right, top], leader="lead")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_privacy_is_where_own_data_leaves_however_many_parts_it_passes(depth: int) -> None:
+    job = VerticalJob(privacy={"embedding_dp": {"eps": 5.0}})
+    split = make_split(job, Deep(depth))
+    protected = {part.name for part in split.parts if part.privacy is not None}
+    assert protected == {f"left{depth - 1}", "right"}
+    if depth == 1:
+        return
+    both = make_split(job, Deep(depth, crosses_early=True))
+    protected = {part.name for part in both.parts if part.privacy is not None}
+    assert protected == {"left0", f"left{depth - 1}", "right"}
+
+
+def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon() -> None:
+    job = VerticalJob(
+        privacy={"embedding_dp": {"eps": 5.0}},
+        parts={"left0": {"privacy": {}}, "left1": {}, "right": {}, "top": {}},
+    )
+    split = make_split(job, Deep(2, crosses_early=True))
+    assert split.by_name["left0"].privacy is None
+    releases = SimpleNamespace(train=np.array([2, 1]), looks=0)
+    lines = account.figures(split, "bank", releases, 1e-5, None)  # type: ignore[arg-type]
+    by_what = {line.what: line.epsilon for line in lines}
+    assert by_what["an example's values of left0, sent unprotected"] == math.inf
+    assert by_what["an example in the run, sent 2 times"] == math.inf
+    assert account.opening(split, "bank")[-1] == (
+        "The output of left0 leaves bank without protection."
+    )
+    alone = make_split(job.with_(parts={"left0": {"privacy": {}}, "right": {}, "top": {}}), Deep(1))
+    (bare, run) = account.figures(alone, "bank", releases, 1e-5, None)  # type: ignore[arg-type]
+    assert (bare.epsilon, run.epsilon) == (math.inf, math.inf)
+    assert account.opening(alone, "bank") == ["The output of left0 leaves bank without protection."]
+    nobody = make_split(VerticalJob(), Deep(1))
+    assert account.figures(nobody, "bank", releases, 1e-5, None) == []  # type: ignore[arg-type]
+    assert account.opening(nobody, "bank") == []
+    shop = account.figures(split, "shop", releases, 1e-5, None)  # type: ignore[arg-type]
+    assert all(line.epsilon < math.inf for line in shop)
+
+
+def test_optimizers_are_the_tasks_then_the_jobs_then_the_parts() -> None:
+    assert split_of().by_name["left"].optimizer == Optimizer("sgd", 0.2, 0.5)
+    job = {"optimizer": {"lr": 0.1}, "parts": {"left": {}, "right": {}, "top": {}}}
+    job["parts"]["left"] = {"optimizer": {"name": "adam"}}
+    found = split_of(**job).by_name
+    assert found["right"].optimizer == Optimizer("sgd", 0.1, 0.5)
+    assert found["left"].optimizer == Optimizer("adam", 0.1)
+    assert OptimizerSettings().model_dump() == dict.fromkeys(OptimizerSettings.model_fields)
+
+
+def test_modules_of_others_are_not_made() -> None:
+    parts = {"left": {"module": "nowhere:secret"}, "right": {}, "top": {}}
+    split = make_split(VerticalJob(parts=parts), vertical_parts.Bottoms(0), here={"shop"})
+    assert split.by_name["left"].module is None
+    assert split.by_name["right"].module is not None
+
+
+# --- the reference page
+
+
+def test_every_key_has_a_row() -> None:
+    lines = [line for line in reference().splitlines() if line.startswith("| `")]
+    rows = {line.split("`")[1]: line for line in lines}
+    for key in ("parts", "parts.NAME.optimizer.lr", "parts.NAME.privacy.embedding_dp.eps"):
+        assert key in rows
+    for block in ("optimizer", "privacy.embedding_dp"):  # the same in two places
+        assert re.search(rf"`{block}\.\w+`.*: as in `parts\.NAME\.{block}`\.", reference())
+    assert "| a block of keys or null | `null` |" in rows["privacy.embedding_dp"]
+    assert all(len(line.split(" | ")[-1]) > 10 for line in lines)
