@@ -139,7 +139,7 @@ class AccuracyEpsilon(Experiment):
             f"replace-one, a client that is drawn in every round. The server's rate of every point "
             f"was chosen on a tenth of the training examples that was held back, from "
             f"{_RATES[scale]:g} downwards by factors of {STEP:g}; the test examples have chosen "
-            f"nothing. {', '.join(LIKE)} have the rates of {', '.join(LIKE.values())}, whose noise "
+            f"nothing. No epsilon covers that choice. {', '.join(LIKE)} have the rates of {', '.join(LIKE.values())}, whose noise "
             f"is much the same. Clips are the bundled job's. Members are told from others by two "
             f"attacks: by the loss of the finished model, and by one client's report in the "
             f"first round, which begins with the same model at every point."
