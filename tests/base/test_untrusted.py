@@ -252,8 +252,8 @@ def test_the_job_of_a_run_is_a_file(hostile: str, tmp_path: Path) -> None:
 
 #: Where a file is opened otherwise, how often, and why.
 ELSEWHERE = {
-    "_untrusted.py": (1, "the helper itself"),
-    "_files.py": (3, "a new file, a file that is changed in place, a file that is synced"),
+    "base/untrusted.py": (1, "the helper itself"),
+    "base/files.py": (3, "a new file, a file that is changed in place, a file that is synced"),
     "record/model_file.py": (1, "safetensors opens the file; the helper has looked at it"),
     "link/tls.py": (1, "OpenSSL opens the files; the helper has read both"),
     "data/purchase100.py": (1, "NumPy reads the lines that the helper gives"),
@@ -261,7 +261,7 @@ ELSEWHERE = {
     "flower/sealed_state.py": (1, "a key in a folder that is the user's alone"),
     "starter/__init__.py": (1, "a template of this package"),
     "starter/vertical_tables.py": (1, "a script that a user runs in a folder of his own"),
-    "engine/measured.py": (1, "a table of this package"),
+    "engine/known_accuracy.py": (1, "a table of this package"),
     "pages/page.py": (2, "scripts of this package and of plotly"),
     "reproductions/page_index.py": (1, "a page of the docs"),
     "reproductions/two_processes.py": (2, "the logs of its own two processes"),

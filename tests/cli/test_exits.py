@@ -14,11 +14,12 @@ import click
 import pytest
 import typer
 
+import fedveil
 from cold_commands import Case, End, ends
 from fedveil import __main__
 from fedveil.base import plain_text
-from fedveil.cli.exits import Exit
 from fedveil.cli import main as cli
+from fedveil.cli.exits import Exit
 from fedveil.federated.job import Job
 from fedveil.vertical.job import VerticalJob
 from folders import DOCS
@@ -439,7 +440,7 @@ def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_other_console_is_made() -> None:
-    source = Path(cli.__file__).parent
+    source = Path(fedveil.__file__).parent
     makers = [p.name for p in source.rglob("*.py") if re.search(r"Console\(", p.read_text())]
     assert makers == ["plain_text.py"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.protections.catalog import POSITIONS
 from fedveil.record.recorder import read_metrics
 from fedveil.starter import TEMPLATES
 
@@ -47,6 +48,29 @@ def test_a_federated_template_runs(command: Command, tmp_path: Path, name: str) 
     assert code == 0, err
     first, last = read_metrics(tmp_path / "run")
     assert last["loss"] < first["loss"]
+
+
+@pytest.mark.parametrize("protection", POSITIONS)
+@pytest.mark.parametrize("name", FEDERATED)
+def test_a_federated_template_takes_every_protection(
+    command: Command, name: str, protection: str
+) -> None:
+    written(command, name)
+    code, _, err = command("job", "show", "mine/job.yaml", "--set", f"protection={protection}")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("protection", ["pw_encrypt", "distributed_dp"])
+def test_a_template_runs_under_secure_aggregation(
+    command: Command, tmp_path: Path, protection: str
+) -> None:
+    written(command, "own-step")
+    settings = ("rounds=1", "simulation.workers=0", f"protection={protection}")
+    sets = [part for text in settings for part in ("--set", text)]
+    code, _, err = command("run", "mine/job.yaml", *sets, "--out", "run")
+    assert code == 0, err
+    (record,) = read_metrics(tmp_path / "run")
+    assert record["reports"] > 2
 
 
 def test_the_vertical_template_runs(

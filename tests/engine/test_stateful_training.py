@@ -133,7 +133,7 @@ def uneven() -> dict[str, Any]:
 
 def test_fednova_counts_every_client_with_as_many_steps(tmp_path: Path) -> None:
     settings = job(
-        data={"name": "test_kept_training:uneven", "split": "by_client"},
+        data={"name": "test_stateful_training:uneven", "split": "by_client"},
         training={"algorithm": "fednova", "normal_steps": 5.0},
         clients={"number": 2},
         rounds=1,

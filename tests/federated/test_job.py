@@ -39,7 +39,7 @@ protection:
   name: not_encrypt
   dp_encrypt: {dp_eps: 50.0, dp_delta: 0.01, dp_norm_clip: 1.0}
   signds: {sign_k: 0.01, sign_eps: 100, sign_thr_ratio: 0.6, sign_global_lr: 1.0, sign_dim_out: 0}
-  pw_encrypt: {share_secrets_ratio: 1.0, reconstruct_secrets_threshold: 34, cipher_time_window: 300000}
+  pw_encrypt: {share_secrets_ratio: 1.0, reconstruct_secrets_threshold: null, cipher_time_window: 300000}
   unary: {eps: 4.8, cells: 50}
 privacy: {randomness: seeded}
 simulation: {workers: auto}
@@ -167,8 +167,8 @@ def test_owners_decide_the_number_of_clients():
     assert known.clients_per_round == 40
     assert known.clients.fraction == job.clients.fraction
     assert load("data: {name: femnist, split: by_client}\nclients: {number: 9}").clients.number == 9
-    with pytest.raises(JobError, match=r"reconstruct_secrets_threshold = 34 is outside \[1, 10\)"):
-        job.with_clients(20)
+    with pytest.raises(JobError, match=r"needs at least 3 clients that share.* are 2: raise"):
+        job.with_clients(4)
 
 
 def test_owners_are_needed_where_they_decide():

@@ -277,9 +277,13 @@ def test_the_share_ratio_goes_by_two_names():
     assert refusals(PW, THRESHOLD, (alias, 2)) == [f"{alias} = 2 is outside (0, 1]"]
 
 
-def test_the_threshold_is_needed_and_below_the_cohort():
+def test_a_threshold_that_is_left_out_follows_from_the_cohort():
+    settings = translate(changed(PW)).job.protection.pw_encrypt
+    assert settings.threshold(10) == 7
+
+
+def test_the_threshold_is_below_the_cohort():
     place = "encrypt.pw_encrypt.reconstruct_secrets_threshold"
-    assert refusals(PW) == [f"{place} = null is not a whole number in [1, inf)"]
     (sentence,) = refusals(PW, (place, 10))
     assert sentence.startswith(f"{place} = 10 is outside [1, 10): it is below the number of")
 

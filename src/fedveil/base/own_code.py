@@ -139,7 +139,7 @@ def defined_at(function: Callable[..., Any]) -> str:
 def _is_own(file: str) -> bool:
     """Whether a file is neither fedveil's nor of anything that is installed."""
     path = Path(file)
-    installed = (*map(Path, _INSTALLED), Path(__file__).parent)
+    installed = (*map(Path, _INSTALLED), Path(__file__).parents[1])
     outside = not any(path.is_relative_to(folder) for folder in installed)
     return outside and "site-packages" not in path.parts and path.is_file()
 

@@ -129,9 +129,6 @@ class Translation:
             if name in self._theirs:
                 self._put(keys.CONVERTED[meant], value, name)
         active = POSITIONS[position]
-        for parameter in active.dialect.demanded:
-            # Our default says nothing about their cohort.
-            self._theirs.setdefault(f"encrypt.{active.block}.{parameter}", None)
         if not active.dialect.one_server and keys.SERVERS in self._theirs:
             self.ignored.append(self._written[keys.SERVERS])
         elif self._theirs.get(keys.SERVERS, 1) != 1:

@@ -12,7 +12,6 @@ class Dialect:
 
     `theirs`: whether it is one of their positions; the others are taken in their form too.
     `aliases`: their other names of parameters. `one_server`: why it has one server, where it must.
-    `demanded`: parameters that their server demands.
     `uploads_as_they_are`: their server switches the compression of uploads off by itself.
     `refused`: their further positions of the kind, and why they are not supported.
     """
@@ -20,6 +19,5 @@ class Dialect:
     theirs: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
     one_server: str = ""
-    demanded: tuple[str, ...] = ()
     uploads_as_they_are: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -57,7 +57,6 @@ class PWEncrypt(SecureSum):
     dialect = Dialect(
         aliases={"share_client_ratio": "share_secrets_ratio"},
         one_server="one server holds the sum of masks",
-        demanded=("reconstruct_secrets_threshold",),
         uploads_as_they_are=True,
         refused={
             "STABLE_PW_ENCRYPT": "keeps one set of pairwise keys for all rounds and is not "

@@ -121,7 +121,7 @@ class SecureSum(Protection):
     @property
     def least_clients(self) -> int:
         """With fewer no secret is reconstructed, or the sum is not to be shown."""
-        return max(self.settings.reconstruct_secrets_threshold, self.least_survivors)
+        return max(self.settings.threshold(self.context.clients_per_round), self.least_survivors)
 
     @classmethod
     def needs_roster(cls, settings: SecureSumSettings) -> bool:
@@ -136,7 +136,7 @@ class SecureSum(Protection):
                 "active_security = True needs a roster of the clients' keys, which an app that is "
                 "protected in two lines has not; a deployed job can have one, here it is False"
             )
-        if settings.reconstruct_secrets_threshold < 2:
+        if settings.reconstruct_secrets_threshold == 1:
             return (
                 "reconstruct_secrets_threshold = 1 is outside [2, inf): the sum of one client is "
                 "no secret"
@@ -190,7 +190,7 @@ class SecureSum(Protection):
             length=self.length,
             bits=self.ring.bits,
             least=self.least_survivors,
-            threshold=settings.reconstruct_secrets_threshold,
+            threshold=settings.threshold(self.context.clients_per_round),
             sharing=sharing,
             neighbours=settings.graph_degree(sharing),
             active_security=settings.active_security,

@@ -16,6 +16,9 @@ from fedveil.secagg import masking_graph
 from fedveil.secagg.terms import MAX_CLIENTS
 from fedveil.settings.settings import Settings
 
+#: The default threshold in the sparse graph of many clients: safe for any number of them.
+SPARSE_THRESHOLD = 80
+
 
 class SecureSumSettings(Settings):
     """How secrets are shared, whatever is summed."""
@@ -34,8 +37,11 @@ class SecureSumSettings(Settings):
         le=1,
         description="share of the clients of a round that share secrets and take part in it",
     )
-    reconstruct_secrets_threshold: int = Field(
-        34, ge=1, description="clients needed to reconstruct; below those that share secrets"
+    reconstruct_secrets_threshold: int | None = Field(
+        None,
+        ge=1,
+        description="clients needed to reconstruct; below those that share secrets; left out: more "
+        "than two thirds of them, or 80 in the sparse graph of many clients",
     )
     cipher_time_window: int = Field(
         300_000, gt=0, description="deadline of each phase in milliseconds"
@@ -55,6 +61,29 @@ class SecureSumSettings(Settings):
         """
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
+    def threshold(self, clients: int) -> int:
+        """Return how many of a round's n clients reconstruct a secret.
+
+        By default floor(2 s / 3) + 1 of the s clients that share a secret: a server that lies and
+        colludes with a third of them cannot unmask the others (docs/secure-aggregation.md). It is
+        at most s - 1, so that one may drop out, and at least 2: the sum of one is no secret.
+        """
+        if self.reconstruct_secrets_threshold is not None:
+            return self.reconstruct_secrets_threshold
+        sharing = self.sharing_clients(clients)
+        if isinstance(self.neighbours, int):
+            among = min(sharing, self.neighbours + 1)
+        elif self._complete(sharing):
+            among = sharing
+        else:
+            return SPARSE_THRESHOLD
+        return max(2, min(2 * among // 3 + 1, among - 1))
+
+    def _complete(self, sharing: int) -> bool:
+        """Return True if the graph of n sharing clients is complete whatever the threshold."""
+        asked = self.neighbours == "complete" or self.active_security
+        return asked or sharing <= masking_graph.COMPLETE_UP_TO
+
     def graph_degree(self, clients: int) -> int | None:
         """How many neighbours each of so many clients has; None is the complete graph.
 
@@ -63,9 +92,10 @@ class SecureSumSettings(Settings):
         integer("sharing", clients, 1, MAX_CLIENTS)
         if isinstance(self.neighbours, int):
             return self.neighbours
-        if self.neighbours == "complete" or self.active_security:
+        if self._complete(clients):
             return None
-        return masking_graph.automatic(clients, self.reconstruct_secrets_threshold)
+        threshold = self.reconstruct_secrets_threshold or SPARSE_THRESHOLD
+        return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
         """How many share a client's secrets, itself among them, of so many in a round."""
@@ -79,10 +109,15 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
     share secrets, ceil(share_secrets_ratio * clients a round)."""
     if cohort.per_round is None:
         return None
-    threshold = settings.reconstruct_secrets_threshold
+    threshold = settings.threshold(cohort.per_round)
     sharing = settings.sharing_clients(cohort.per_round)
     if threshold < sharing:
         return None
+    if settings.reconstruct_secrets_threshold is None:
+        return (
+            f"secure aggregation needs at least 3 clients that share secrets in a round, and there "
+            f"are {sharing}: raise clients.number or clients.fraction"
+        )
     return (
         f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "
         f"number of clients that share secrets, ceil({settings.share_secrets_ratio:g} * "
@@ -114,7 +149,7 @@ def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
         return f"{place} leaves a sparse graph; active_security requires complete, or auto"
     if cohort.per_round is not None and not 1 <= settings.neighbours < cohort.per_round:
         return f"{place} is outside [1, {cohort.per_round}): below the clients a round"
-    threshold = settings.reconstruct_secrets_threshold
+    threshold = settings.reconstruct_secrets_threshold or 1
     if threshold > settings.neighbours:
         return (
             f"{place} is below reconstruct_secrets_threshold = {threshold}, which counts within "
@@ -126,7 +161,7 @@ def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 def threshold_safe(settings: SecureSumSettings, cohort: Cohort) -> str | None:
     if cohort.per_round is None:
         return None
-    threshold, n = settings.reconstruct_secrets_threshold, settings.neighbourhood(cohort.per_round)
+    threshold, n = settings.threshold(cohort.per_round), settings.neighbourhood(cohort.per_round)
     sharing = settings.sharing_clients(cohort.per_round)
     who = "clients" if n == sharing else "clients of a neighbourhood"
     place = f"reconstruct_secrets_threshold = {threshold}"
@@ -152,7 +187,8 @@ def shared_weaker(
     The share of a neighbourhood that reconstructs is at least the one demanded, and more than
     half where no number of clients was expected.
     """
-    threshold, least = (s.reconstruct_secrets_threshold for s in (asked, demanded))
+    threshold = asked.threshold(clients)
+    least = demanded.threshold(clients if expected is None else expected)
     if threshold < least:
         return f"{threshold} clients reconstruct a secret, at least {least} are demanded"
     there = asked.neighbourhood(clients)

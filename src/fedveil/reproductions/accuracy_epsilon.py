@@ -139,10 +139,11 @@ class AccuracyEpsilon(Experiment):
             f"replace-one, a client that is drawn in every round. The server's rate of every point "
             f"was chosen on a tenth of the training examples that was held back, from "
             f"{_RATES[scale]:g} downwards by factors of {STEP:g}; the test examples have chosen "
-            f"nothing. No epsilon covers that choice. {', '.join(LIKE)} have the rates of {', '.join(LIKE.values())}, whose noise "
-            f"is much the same. Clips are the bundled job's. Members are told from others by two "
-            f"attacks: by the loss of the finished model, and by one client's report in the "
-            f"first round, which begins with the same model at every point."
+            f"nothing. No epsilon covers that choice. {', '.join(LIKE)} have the rates of "
+            f"{', '.join(LIKE.values())}, whose noise is much the same. Clips are the bundled "
+            f"job's. Members are told from others by two attacks: by the loss of the finished "
+            f"model, and by one client's report in the first round, which begins with the same "
+            f"model at every point."
         )
         picture = folder / "accuracy-epsilon.svg"
         return Outcome(ran, verdicts(points), [_table(points)], (), [picture])
