@@ -22,7 +22,8 @@ from fedveil.mechanisms.hadamard import rotate
 from fedveil.privacy.ledger import project
 from fedveil.privacy.loss import Gaussian
 from fedveil.privacy.sampled_gaussian import SampledGaussian
-from fedveil.protections.base import ClientContext, Cohort, JobContext, RoundContext
+from fedveil.protections.advice import Cohort
+from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings, noise_enforced
 
 PAGE = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.protections.base import Cohort
+from fedveil.protections.advice import Cohort
 from fedveil.protections.pw_settings import PWEncryptSettings
 from fedveil.protections.secure_sum_settings import (
     SPARSE_THRESHOLD,
@@ -48,7 +48,7 @@ def test_the_default_threshold_has_a_sparse_graph_for_any_number_of_clients(clie
 def test_two_clients_have_no_sum_that_hides_one(clients: int) -> None:
     said = threshold_reachable(PWEncryptSettings(), Cohort(clients, clients))
     assert said is not None
-    assert said.startswith("secure aggregation needs at least 3 clients")
+    assert "secure aggregation needs at least 3" in said
 
 
 def test_a_pin_is_for_the_clients_that_it_was_made_for() -> None:

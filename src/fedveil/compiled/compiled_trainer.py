@@ -80,12 +80,10 @@ class _Room:
 
 
 class CompiledTrainer:
-    """Trains a chain of known layers; what is odd about a client is for torch to say.
-
-    Nothing writes to the examples that it is given.
-    """
+    """Trains a chain of known layers; what is odd about a client is for torch to say."""
 
     chunk = least = 1
+    native, own_step = True, False
     #: What is computed with; the tests also take float64.
     kind: type[np.floating[Any]] = np.float32
 
@@ -149,7 +147,7 @@ class CompiledTrainer:
             list(self.train([ClientData(some, y, Seeded(0))]))
         return model is not None
 
-    def start(self, weights: Float32s) -> None:
+    def start(self, weights: Float32s, round: int = 1) -> None:
         self._begun.begin(weights)
         self._loop.start(weights)
 

@@ -342,7 +342,7 @@ def make_client_sides(
 ) -> list[ClientSide]:
     """One for each thread, where the trainer holds no lock; empty where it does."""
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
-    if not isinstance(first, CompiledTrainer):
+    if not first.native:
         return []
     starting("compiling what clients train with, which is kept for every later run")
     served = first.compile(data.x.shape[1:])

@@ -9,7 +9,7 @@ from fedveil.base import own_code
 from fedveil.base.arrays import Float32s
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
-from fedveil.learning.trainer import ClientData, Trained, Trainer
+from fedveil.learning.trainer import ClientData, OneThread, Trained, Trainer
 
 
 def client_rate(job: Job, round: int) -> float:
@@ -40,7 +40,7 @@ def _own_rate(name: str, round: int, lr: float) -> float:
         return float(own_code.called(schedule, round=round, lr=lr))
 
 
-class ScheduledTrainer:
+class ScheduledTrainer(OneThread):
     """Trains each round's clients with another trainer where the round has another rate.
 
     `make` gives the trainer of a round.
@@ -50,15 +50,13 @@ class ScheduledTrainer:
         self._job, self._make = job, make
         self._rate, self._trainer = client_rate(job, 1), make(1)
         self.chunk, self.least = self._trainer.chunk, self._trainer.least
+        self.native, self.own_step = self._trainer.native, self._trainer.own_step
 
-    def set_round(self, round: int) -> None:
-        """Have the rate of this round, before it is started."""
+    def start(self, weights: Float32s, round: int = 1) -> None:
         rate = client_rate(self._job, round)
         if rate != self._rate:
             self._rate, self._trainer = rate, self._make(round)
-
-    def start(self, weights: Float32s) -> None:
-        self._trainer.start(weights)
+        self._trainer.start(weights, round)
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         return self._trainer.train(clients)

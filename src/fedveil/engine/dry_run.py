@@ -26,7 +26,7 @@ from fedveil.federated.job import Job
 from fedveil.learning import models
 from fedveil.learning.evaluate import score
 from fedveil.learning.own_layers import whole
-from fedveil.learning.task_trainer import TaskTrainer, on_device
+from fedveil.learning.task_trainer import on_device
 from fedveil.learning.trained_part import TrainedPart, taken
 from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
@@ -120,7 +120,7 @@ def _step(job: Job, model: nn.Module, client: ClientData, dataset: Dataset) -> N
     trial = job.model_copy(update={"training": once})
     trainer = make_trainer(trial, model, dataset.example_shape)
     # One vectorised call, which not every forward pass can be, or a step of the task's own.
-    if trainer.least > 1 or alone or isinstance(trainer, TaskTrainer):
+    if trainer.least > 1 or alone or trainer.own_step:
         part = TrainedPart.of(model)
         trainer.start(Layout(part.module).vector())
         seen = ClientData.of(part.seen(x, device), y, client.entropy)

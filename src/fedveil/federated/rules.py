@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from fedveil.errors import nearest
 from fedveil.federated.blocks import JobFields
-from fedveil.protections.base import Protection, Rule
+from fedveil.protections.advice import Rule
+from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS, fault_phases
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.rules import Check, Rules
@@ -116,7 +117,8 @@ def _weighs_equally(job: JobFields) -> str | None:
     )
     if not job.protection.position.perturbs:
         why = "breaks the sensitivity of central noise"
-        what += " with central_eps" if what == "pw_encrypt" else ""
+        key = job.protection.position.noise_key
+        what += f" with {key}" if key else ""
     return f"server.weighting = by_size {why}; under protection.name = {what} only equal is allowed"
 
 
@@ -279,14 +281,14 @@ def _answers_in_time(job: JobFields) -> str | None:
     """`deployment.answer_after_s` is below `deployment.answer_s`, or below `cipher_time_window`
     where the protection has that."""
     after, window = job.deployment.answer_after_s, job.deployment.answer_s
-    key, milliseconds = "answer_s", getattr(job.protection.settings, "cipher_time_window", None)
-    if milliseconds is not None:
-        key, window = "cipher_time_window", milliseconds / 1000
+    key, own = "answer_s", job.protection.position.window(job.protection.settings)
+    if own is not None:
+        key, window = own
     if after is None or after < window:
         return None
     return (
-        f"deployment.answer_after_s = {after!r} is outside (0, {window:g}): the server waits for "
-        f"so many seconds ({key})"
+        f"deployment.answer_after_s = {after!r} is outside (0, {window:g}): the server waits "
+        f"{window:g} seconds ({key})"
     )
 
 

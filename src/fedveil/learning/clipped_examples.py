@@ -34,7 +34,7 @@ from fedveil.learning.device import seed_torch
 from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import Loss, mean_loss
 from fedveil.learning.token_layers import beyond_is_nan
-from fedveil.learning.trainer import ClientData, Trained, TrainingPlan
+from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.grid_sensitivity import MOST, as_update, clip_within
 
@@ -42,14 +42,12 @@ from fedveil.privacy.grid_sensitivity import MOST, as_update, clip_within
 _ENTRIES, _AT_ONCE = 1 << 22, 64
 
 
-class ClippedExamplesTrainer:
+class ClippedExamplesTrainer(OneThread):
     """Trains clients one after another, each by one such step.
 
     `rate` is the probability of an example, `clip` the bound on what it moves the update by;
     infinite for none. `loss` is that of a batch, where the plan names none.
     """
-
-    chunk = least = 1
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class ClippedExamplesTrainer:
         self._within = within
         self._weights = np.empty(0, np.float32)
 
-    def start(self, weights: Float32s) -> None:
+    def start(self, weights: Float32s, round: int = 1) -> None:
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:

@@ -18,6 +18,8 @@ from fedveil.learning.weight_layout import Layout
 class TaskTrainer(OneByOne):
     """One client after another, through the task's own `train`."""
 
+    own_step = True
+
     def __init__(
         self, model: nn.Module, plan: TrainingPlan, task: Task, device: str = "cpu"
     ) -> None:

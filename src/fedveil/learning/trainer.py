@@ -119,9 +119,19 @@ class Trainer(Protocol):
     #: How many it must be given at once, as long as there are so many: 1, unless an update depends
     #: on who trains together.
     least: int
+    #: True if it trains in native code: it reads examples in place, and threads may train at once.
+    native: bool
+    #: True if a task defines the step, which need not be one vectorised call.
+    own_step: bool
 
-    def start(self, weights: Float32s) -> None:
-        """Begin a round at these weights, which nobody changes before the next one."""
+    def start(self, weights: Float32s, round: int = 1) -> None:
+        """Begin `round` at these weights, which nobody changes before the next start."""
+
+    def compile(self, shape: Sequence[int]) -> bool:
+        """Compile the code for examples of this shape. Returns False if there is none."""
+
+    def beside(self) -> Trainer:
+        """Return another trainer for another thread, which trains from the same start."""
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """The clients' updates in their order, some at a time; valid until the next are asked for.
@@ -130,17 +140,30 @@ class Trainer(Protocol):
         """
 
 
-class OneByOne(ABC):
-    """One client after another through one model object, whose layout it is."""
+class OneThread:
+    """A trainer that serves one thread and has nothing else to say of itself."""
 
     chunk = least = 1
+    native = own_step = False
+
+    def compile(self, shape: Sequence[int]) -> bool:
+        """Return False: torch compiles nothing before it trains."""
+        return False
+
+    def beside(self) -> Trainer:
+        """Raise an error: torch trains one client at a time in a process."""
+        raise NotImplementedError(f"{type(self).__name__} serves one thread")
+
+
+class OneByOne(OneThread, ABC):
+    """One client after another through one model object, whose layout it is."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self._layout, self._device = layout, device
         self._row = np.empty((1, layout.dimension), np.float32)
         self._weights = np.empty(0, np.float32)
 
-    def start(self, weights: Float32s) -> None:
+    def start(self, weights: Float32s, round: int = 1) -> None:
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:

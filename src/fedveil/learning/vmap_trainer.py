@@ -15,14 +15,14 @@ from fedveil.errors import ModelInvalid
 from fedveil.learning.device import seed_torch
 from fedveil.learning.losses import each_loss
 from fedveil.learning.precision import computing
-from fedveil.learning.trainer import ClientData, Trained, TrainingPlan, make_optimizer
+from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
 
 #: How many clients share one pass; their activations lie in memory together.
 CHUNK = 32
 
 
-class VmapTrainer:
+class VmapTrainer(OneThread):
     """Every client of a chunk takes its step of the same number in one vectorised call.
 
     A short batch is filled up with examples whose losses do not count; a client that has no
@@ -61,7 +61,7 @@ class VmapTrainer:
         losses = self._losses(logits, y)
         return (losses * counts).sum() / counts.sum().clamp(min=1)
 
-    def start(self, weights: Float32s) -> None:
+    def start(self, weights: Float32s, round: int = 1) -> None:
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:

@@ -10,19 +10,17 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedveil.errors import JobError
-from fedveil.federated.job import Job
 from fedveil.pages.guarantee_text import RUN, figure_of, meaning
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
 from fedveil.privacy.guarantee_word import Promise
 from fedveil.privacy.ledger import Line
+from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
-from fedveil.protections.pw_encrypt import PWEncrypt
-from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.record.metric_names import best, deciding, figures, word
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import JOB
+from fedveil.settings.settings import Settings
 
 TONES: dict[Promise, Tone] = {
     "strong": "good", "meaningful": "good", "weak": "fair", "next to none": "poor", "none": "poor"
@@ -151,18 +149,10 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
             f"an attack found more than it allows; `fedveil audit {folder}` shows which",
         )
     figure = figure_of(last, RUN)
-    if figure.promise == "none" and run.job["protection"]["name"] == PWEncrypt.name:
-        again = _switched(run, job, "distributed_dp")
-        return (
-            "add noise to the sum",
-            f"{again} with noise split among the clients; a sum without noise guarantees nothing",
-        )
     if figure.promise == "none":
-        again = _switched(run, job, "dp_encrypt")
-        return (
-            "choose a protection",
-            f"{again} with noise in every report; {_attack(run, folder)}",
-        )
+        stronger = _protection(run.job["protection"]["name"]).stronger
+        again = _switched(run, job, stronger.protection)
+        return stronger.advice, f"{again} {stronger.why}; {_attack(run, folder)}"
     if figure.promise not in ("strong", "meaningful"):
         return "ask for a stronger guarantee", _stronger(run, job)
     if last.get("auc", 1.0) < _LITTLE_AUC:
@@ -190,30 +180,33 @@ def _switched(run: ReadRun, job: str, position: str) -> str:
     if run.job["server"]["aggregation"] not in POSITIONS[position].combinations:
         changes["server.aggregation"] = "mean"
     settings = [f"{key}={value}" for key, value in changes.items()]
-    if run.job["protection"]["name"] == PWEncrypt.name and not _taken(run, settings):
-        settings += _shared_alike(run.job["protection"][PWEncrypt.block], position)
+    settings += _in_common(run.job["protection"], POSITIONS[position])
     command = " ".join([f"fedveil run {job}", *(f"--set {setting}" for setting in settings)])
     if buffers := run.said(BUFFERS):
         return f"with a model without the buffers {buffers}, `{command}` trains"
     return f"`{command}` repeats the job"
 
 
-def _taken(run: ReadRun, settings: Sequence[str]) -> bool:
-    """Return True if the run's job is valid with these settings."""
-    try:
-        Job.read(run.job, settings)
-    except JobError:
-        return False
-    return True
-
-
-def _shared_alike(held: Mapping[str, Any], position: str) -> list[str]:
-    """Return the settings of `held` for secret sharing, under another protection's block."""
+def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
+    """Return the job's settings that `other` inherits from the same class, in its own block."""
+    chosen = _protection(switch["name"])
+    values = switch[chosen.block] if chosen.block else {}
     return [
-        f"protection.{position}.{key}={str(held[key]).lower()}"
-        for key, field in SecureSumSettings.model_fields.items()
-        if held[key] != field.default
+        f"protection.{other.block}.{key}={str(values[key]).lower()}"
+        for key, field in chosen.settings_type.model_fields.items()
+        if key in _inherited(chosen, other) and values.get(key, field.default) != field.default
     ]
+
+
+def _inherited(one: type[Protection], other: type[Protection]) -> set[str]:
+    """Return the names of the settings that both protections inherit from the same class."""
+    kinds = [kind for kind in one.settings_type.__mro__ if issubclass(kind, Settings)]
+    return set(next(k for k in kinds if issubclass(other.settings_type, k)).model_fields)
+
+
+def _protection(name: str) -> type[Protection]:
+    """Return a built-in protection. A user's own code is not loaded for a page."""
+    return POSITIONS.get(name, Protection)
 
 
 def _attack(run: ReadRun, folder: str) -> str:

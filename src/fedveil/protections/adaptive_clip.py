@@ -11,7 +11,8 @@ from fedveil.base.arrays import Float64s
 from fedveil.base.message import Message, only_fields, take
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.quantile_clip import QuantileClip
-from fedveil.protections.base import Aggregate, Cohort, JobContext, Protection, State, Update
+from fedveil.protections.advice import Cohort
+from fedveil.protections.base import Aggregate, JobContext, Protection, State, Update
 from fedveil.protections.directions import Direction
 from fedveil.settings.settings import Settings
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
@@ -28,6 +28,7 @@ from fedveil.errors import InvalidValue
 from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.advice import Rule, Stronger
 from fedveil.protections.audited import Audited
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.last_answered import Answered
@@ -174,19 +175,6 @@ class ClientRound(Protocol):
 REPORT = "report"
 
 
-@dataclass(frozen=True)
-class Cohort:
-    """How many clients there are, and how many of them take part in a round; None: not known."""
-
-    clients: int | None
-    per_round: int | None
-
-
-#: What must hold between a protection's parameters and the cohort, or is advised: a sentence that
-#: begins with the parameter where it does not. Its docstring is the rule in the job's reference.
-Rule: TypeAlias = Callable[[Any, Cohort], str | None]
-
-
 class Protection(Audited):
     """A switch position, made once from the job: what it does, and all that it says of itself.
 
@@ -224,6 +212,12 @@ class Protection(Audited):
     takes_variates: ClassVar[bool] = False
     #: Whether somebody's own Flower app may have it.
     for_apps: ClassVar[bool] = True
+    #: The key that turns its noise on; None if it always or never has noise.
+    noise_key: ClassVar[str | None] = None
+    #: What to try next if a run with it guarantees nothing.
+    stronger: ClassVar[Stronger] = Stronger(
+        "dp_encrypt", "choose a protection", "with noise in every report"
+    )
 
     def __init__(self, settings: Any, context: JobContext) -> None:
         self.settings = settings
@@ -258,13 +252,19 @@ class Protection(Audited):
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds that a server waits in each phase; None: as long as its engine does."""
-        return None
+        """Seconds that a server waits in each phase. None: as long as its engine does."""
+        window = self.window(self.settings)
+        return None if window is None else window[1]
 
     @property
     def least_clients(self) -> int:
         """How many clients a round needs that is not to be void."""
         return 1
+
+    @classmethod
+    def window(cls, settings: Any) -> tuple[str, float] | None:
+        """Return the key and the seconds of its own deadline for each phase, or None."""
+        return None
 
     @classmethod
     def adapts(cls, settings: Any) -> bool:

@@ -23,11 +23,11 @@ from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
 from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
+from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    Cohort,
     JobContext,
     Spending,
     State,

@@ -20,10 +20,10 @@ from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.mechanisms.unclipped_sum import GaussianSum
 from fedveil.privacy.audit import Case
 from fedveil.privacy.grid_sensitivity import LARGEST
+from fedveil.protections.advice import Cohort
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
-    Cohort,
     JobContext,
     Protection,
     RoundContext,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from fedveil.errors import InvalidValue
-from fedveil.protections.base import Cohort, JobContext
+from fedveil.protections.advice import Cohort
+from fedveil.protections.base import JobContext
 
 
 class NoiseSettings(Protocol):

@@ -19,6 +19,7 @@ from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue
 from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.advice import Stronger
 from fedveil.protections.base import ClientContext, JobContext, Spending, State, Update
 from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.pw_settings import PWEncryptSettings, central_fits, central_trusts
@@ -51,7 +52,12 @@ class PWEncrypt(SecureSum):
     takes_variates = True
     settings_type = PWEncryptSettings
     settings: PWEncryptSettings
-    cost_parameter = "central_eps"
+    cost_parameter = noise_key = "central_eps"
+    stronger = Stronger(
+        "distributed_dp",
+        "add noise to the sum",
+        "with noise split among the clients; a sum without noise guarantees nothing",
+    )
     rules = (shareable, threshold_reachable, graph_fits, central_fits)
     advice = (threshold_safe, central_trusts)
     dialect = Dialect(

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from fedveil.mechanisms.central_noise import CentralNoise
-from fedveil.protections.base import Cohort
+from fedveil.protections.advice import Cohort
 from fedveil.protections.directions import Direction
 from fedveil.protections.secure_sum_settings import SecureSumSettings
 

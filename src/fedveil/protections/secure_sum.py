@@ -113,10 +113,10 @@ class SecureSum(Protection):
             return (TRAINS,)
         return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)
 
-    @property
-    def deadline_s(self) -> float:
-        """The parameter of that name, in milliseconds there."""
-        return self.settings.cipher_time_window / 1000
+    @classmethod
+    def window(cls, settings: SecureSumSettings) -> tuple[str, float]:
+        """Return `cipher_time_window`, which is in milliseconds, in seconds."""
+        return "cipher_time_window", settings.cipher_time_window / 1000
 
     @property
     def least_clients(self) -> int:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedveil.base.validate import integer
-from fedveil.protections.base import Cohort
+from fedveil.protections.advice import Cohort
 from fedveil.protections.directions import Direction
 from fedveil.secagg import masking_graph
 from fedveil.secagg.terms import MAX_CLIENTS
@@ -115,8 +115,9 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
         return None
     if settings.reconstruct_secrets_threshold is None:
         return (
-            f"secure aggregation needs at least 3 clients that share secrets in a round, and there "
-            f"are {sharing}: raise clients.number or clients.fraction"
+            f"share_secrets_ratio = {settings.share_secrets_ratio:g} lets {sharing} of "
+            f"{cohort.per_round} clients a round share secrets, and secure aggregation needs at "
+            f"least 3: raise clients.number or clients.fraction"
         )
     return (
         f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "

@@ -23,8 +23,6 @@ import numpy.typing as npt
 
 from fedveil.base.arrays import Array, Bools
 from fedveil.base.message import Message
-from fedveil.compiled.compiled_trainer import CompiledTrainer
-from fedveil.engine.client_rate import ScheduledTrainer
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld
 from fedveil.learning.trained_part import as_floats
@@ -144,9 +142,7 @@ class LocalTraining(Training):
 
     def open(self, round: int, model: Update) -> None:
         self._round = round
-        if isinstance(self.trainer, ScheduledTrainer):
-            self.trainer.set_round(round)
-        self.trainer.start(model)
+        self.trainer.start(model, round)
 
     def examples(self, client: ClientId) -> int:
         return self.data.examples(client)
@@ -157,8 +153,7 @@ class LocalTraining(Training):
 
     def _of(self, client: ClientId) -> ClientData:
         entropy = self._entropy.stream("train", self._round, client)
-        unchanged = isinstance(self.trainer, CompiledTrainer)
-        return self.data.of(client, entropy, unchanged=unchanged)
+        return self.data.of(client, entropy, unchanged=self.trainer.native)
 
     def _together(self, waiting: deque[ClientId]) -> Iterator[Answer]:
         began = time.perf_counter()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedveil.base.arrays import Bools, Float32s
-from fedveil.engine.client_rate import ScheduledTrainer, client_rate
+from fedveil.engine.client_rate import client_rate
 from fedveil.engine.executors.client_side import ClientsData, Trained, Training, noting_warnings
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.entropy import Entropy
@@ -137,8 +137,6 @@ class KeptTraining(Training):
 
     def open(self, round: int, model: Update) -> None:
         self._round, self._sent = round, model
-        if isinstance(self._trainer, ScheduledTrainer):
-            self._trainer.set_round(round)
 
     def examples(self, client: ClientId) -> int:
         return self._data.examples(client)
@@ -154,7 +152,7 @@ class KeptTraining(Training):
         data = self._data.of(client, self._entropy.stream("train", self._round, client))
         if correction is not None:
             data = replace(data, correction=torch.from_numpy(correction))
-        self._trainer.start(start)
+        self._trainer.start(start, self._round)
         with noting_warnings(effort):
             rows, (failure,) = next(self._trainer.train([data]))
         effort.training_s = time.perf_counter() - began

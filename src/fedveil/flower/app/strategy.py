@@ -24,15 +24,8 @@ from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.app.saved_charges import Kept, KeptRounds
 from fedveil.flower.records import MESSAGE, check_report, common_record
 from fedveil.privacy.ledger import Ledger, project
-from fedveil.protections.base import (
-    BY_SIZE,
-    TIMING,
-    Cohort,
-    Protection,
-    RoundContext,
-    Spending,
-    State,
-)
+from fedveil.protections.advice import Cohort
+from fedveil.protections.base import BY_SIZE, TIMING, Protection, RoundContext, Spending, State
 from fedveil.rounds.loop import Outcome, drive
 from fedveil.rounds.outcomes import ClientId
 
