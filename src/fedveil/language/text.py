@@ -148,9 +148,7 @@ class PairTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def pieces(self) -> Sequence[bytes | None]:
-        """Return the bytes of each token, or None for the end token and for tokens that never
-        occur.
-        """
+        """Return each token's bytes. The end token and tokens that never occur have None."""
         found: list[bytes | None] = [None] * self.vocabulary
         for text, token in self._model.get_vocab().items():
             found[token] = text.encode("latin-1")

@@ -47,9 +47,7 @@ class ByLabel:
         return mean_loss(WEIGHTED, self.class_weights)(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return the batch's unweighted loss_sum, the number of correct predictions, and
-        `examples`.
-        """
+        """Return the batch's unweighted loss_sum, the number correct, and `examples`."""
         examples = float(len(labels))
         if self.classes is None:
             loss = functional.mse_loss(outputs[:, 0], labels, reduction="sum").item()

@@ -115,9 +115,7 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale to mean 0 and variance 1 over the training rows. No feature of these tables is
-    constant.
-    """
+    """Scale to mean 0 and variance 1 over the training rows. No feature is constant."""
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 

@@ -78,6 +78,7 @@ class Reports:
 
     def require(self, crossing: Crossing, examples: int) -> None:
         """Raise RunFolderError if the file has reports of fewer than `examples` training examples.
+
         Drawing them again would cost privacy again.
         """
         assert self._folder is not None

@@ -284,6 +284,7 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Siz
 
 class _Statistics:
     """A copy of the buffers that forward passes change, such as BatchNorm's, to restore them.
+
     Torch's version counters show which buffers change. Until then all of them are saved.
     """
 
