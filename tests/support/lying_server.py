@@ -197,7 +197,7 @@ class Attempt:
                 self.learn(dealer, SEED, peer, dealt[: shamir.SHARE_BYTES])
 
     def learn(self, dealer: int, kind: int, holder: int, share: bytes) -> None:
-        """Store a dealer's share, at the holder's place in the neighbourhood shown to the dealer."""
+        """Store a dealer's share, at the holder's place in the dealer's neighbourhood."""
         point = 1 + [*self.shown[dealer]].index(holder)
         self.shares.setdefault((dealer, kind), {})[point] = share
 
