@@ -177,7 +177,7 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the privacy account of a generated text, or nothing without EmbeddingDP."""
+    """Return the epsilons of a prompt and its continuation, or nothing without EmbeddingDP."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []

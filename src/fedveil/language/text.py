@@ -190,9 +190,9 @@ def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
 
 
 def windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
-    """Cut examples of `context` tokens, with the next token of each as label: (examples, context).
+    """Cut `tokens` into inputs and labels (examples, context). A label is the next token.
 
-    Returns inputs and labels. The windows are consecutive and disjoint: every token is in at most
+    The windows are consecutive and disjoint: every token is in at most
     one of them, which is the unit of privacy. The last tokens, if they do not fill a window, are
     omitted. Both arrays are views of `tokens`.
     """

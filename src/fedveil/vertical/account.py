@@ -235,7 +235,7 @@ def figures(
 
 
 def opening(split: SplitModel, party: str) -> list[str]:
-    """Return a party's log lines about EmbeddingDP at the start, in the source's words."""
+    """Return a party's first log lines, about EmbeddingDP, as MindSpore Federated words them."""
     found: dict[str, list[str]] = {}
     for part, privacy in _private_parts(split, party):
         noise = "one bit a value and no noise" if privacy.eps is None else f"eps {privacy.eps:f}"

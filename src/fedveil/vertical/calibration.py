@@ -1,4 +1,4 @@
-"""Calibrated probabilities: one in five of the examples predicted at 0.2 is of that class.
+"""Calibrated probabilities: a class predicted with 0.2 is right for one example in five.
 
 A network is usually overconfident, and class weights make its probabilities of rare classes too
 high. Here all scores are multiplied by one factor, and each class's scores are shifted by a

@@ -133,7 +133,7 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
     """Return [examples, groups]: cosines to the centre of each group, summed over the windows.
 
     The centres move with the weights of the leader's part. So each window starts from the centres
-    of the previous one, and assigns examples by their sums so far as well.
+    of the previous one, and adds an example's earlier cosines when it assigns the example.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:

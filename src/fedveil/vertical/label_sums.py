@@ -14,8 +14,8 @@ from fedveil.vertical.step import Occasion
 class GradientSums:
     """Adds up the gradients returned for the first examples of a run, separately for every part.
 
-    Each micro-batch's gradients are divided by their root mean square norm. Gradients shrink as a
-    model learns, but noise in proportion to their size does not hide the small ones better. At most
+    Each micro-batch's gradients are divided by their root mean square norm, because gradients
+    shrink as a model learns, and noise in proportion to their size shrinks with them. At most
     `examples` examples with `values` numbers in total are followed.
     """
 

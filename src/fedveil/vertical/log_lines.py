@@ -1,4 +1,4 @@
-"""Log lines of a vertical run's records, in the form of the source's log."""
+"""Log lines of a vertical run's records, in the format of MindSpore Federated's log."""
 
 from __future__ import annotations
 

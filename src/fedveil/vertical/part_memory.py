@@ -44,8 +44,8 @@ class PartMemory:
 def sizable(job: VerticalJob, task: Task) -> list[str]:
     """Return the parties whose parts' shapes are known before any part is built.
 
-    None is known if the job names functions for modules. The task names the parties known
-    otherwise.
+    There are none if the job names a function for a module. Otherwise the task's `by_shape` lists
+    them.
     """
     if any(part.module is not None for part in job.parts.values()):
         return []

@@ -48,9 +48,9 @@ class Party:
     - a tensor that is not due ends the step with ExchangeError at every party, and weights,
       optimiser states and running statistics are those from before the step.
 
-    Parties can still diverge if, after the first of them knew, a process dies, a link breaks, or a
-    `ready` or `commit` arrives that is not due. Then one has applied the step and another has not,
-    and they go back to the last checkpoint that both have.
+    Parties can still diverge if a process dies, a link breaks, or a `ready` or `commit` arrives
+    that is not due, after the first party knew that all have checked the step. Then one party has
+    applied the step and another has not, and both go back to the last checkpoint that both have.
 
     With `in_flight = 1` a step computes the same as the joined model, to the bit. With more, the
     gradients of that number of micro-batches are added up, each weighted by its share of the batch,

@@ -230,7 +230,7 @@ class PartyRun:
         return measured.quality()
 
     def predict(self) -> Exchange[npt.NDArray[Any] | None]:
-        """Run the held-out examples. Returns the last part's outputs at the leader."""
+        """Run the model on the held-out examples. Returns the outputs at the leader."""
         found: list[npt.NDArray[Any]] = []
         yield from self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
         return np.concatenate(found) if found else None

@@ -41,7 +41,7 @@ _KEY_BYTES = 32
 class ReturnedGradients:
     """Adds noise to the gradients of each micro-batch and crossing before they are sent.
 
-    Its labels are those used for training. Every crossing has noise of its own. `key` determines
+    It uses the labels that the run trains on. Every crossing has noise of its own. `key` determines
     all noise of a run; a resumed run needs the same key.
     """
 

@@ -146,7 +146,7 @@ class Crossing:
     compression: Compression | None = None
 
     def compressed(self, *, gradient: bool) -> Compression | None:
-        """Return the compression of its output or gradient, if any. A bit is not compressed."""
+        """Return the compression of the output or gradient, if any. EmbeddingDP bits have none."""
         held = self.compression
         if held is None or not (held.backward if gradient else held.forward):
             return None

@@ -208,5 +208,5 @@ class Measured:
 
 
 def by_default(task: Task) -> Literal["intersection", "digests"]:
-    """Return a task's default method of alignment: numbers are no secret."""
+    """Return a task's default alignment: digests if the task numbers the examples itself."""
     return "digests" if getattr(task, "numbered", False) else "intersection"

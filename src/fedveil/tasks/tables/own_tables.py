@@ -264,7 +264,7 @@ class _Held:
 
 
 def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_]:
-    """Return True for each held-out id, as a digest of the id decides, equally for all parties.
+    """Mark the held-out ids. A digest of each id decides, so that all parties agree.
 
     The seed has no influence: runs with other seeds hold out the same examples. A larger `fraction`
     also holds out all examples of a smaller one.

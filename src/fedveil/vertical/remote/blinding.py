@@ -55,12 +55,12 @@ class Blinding:
 
     @property
     def commitment(self) -> bytes:
-        """G^k, to which a proof about the exponent refers."""
+        """Return G^k, the public commitment to which proofs about the exponent refer."""
         committed: bytes = _group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 
     def proved(self, points: Points, raised: Points, subset: str) -> bytes:
-        """Prove that `raised` are `points` to the exponent of the commitment."""
+        """Prove that `raised` are `points`, raised to the exponent of the commitment."""
         weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
         return exponent_proof.prove(_group(), self._exponent, self.commitment, weighted, Secure())
 
@@ -85,9 +85,9 @@ class Blinding:
 def check_raised(
     commitment: bytes, points: Points, raised: Points, proof: bytes, subset: str
 ) -> None:
-    """Raise `MessageInvalid` unless the proof shows that `raised` are `points` to one exponent.
+    """Raise `MessageInvalid` unless `proof` shows that one exponent turns `points` into `raised`.
 
-    The exponent is that of the commitment. The maker of the proof knows it.
+    The proof also shows that the exponent is that of `commitment`, and that the prover knows it.
     """
     if len(commitment) != POINT_BYTES:
         raise MessageInvalid(f"its commitment has {len(commitment)} bytes")

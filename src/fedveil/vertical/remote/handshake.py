@@ -6,9 +6,10 @@
     agreed   leader -> followers   the step to resume from, and which of their examples are used
 
 Whenever a party has restarted, the leader begins a new attempt, and every exchange in progress is
-void. The leader compares the applications, and rejects one with one sentence. A follower uses its
-own job, whatever the leader says: it answers only in the order of `_DUE`, and uses only examples
-that it has saved, or whose ids the leader has proved to have sent (`intersection`).
+void. The leader compares the applications with its own state, and rejects one with one sentence. A
+follower uses its own job, whatever the leader says: it answers only in the order of `_DUE`, and
+uses only examples that it has saved, or whose ids the leader has proved to have sent
+(`intersection`).
 """
 
 from __future__ import annotations

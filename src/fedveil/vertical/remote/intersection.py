@@ -103,7 +103,7 @@ class Exchanged:
 
 
 def lead(ids: Mapping[Subset, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
-    """Find each follower's places of the leader's ids. Raises Unfit.
+    """Find each follower's places of the leader's ids. Raises Unfit for an invalid answer.
 
     `counts` has the number of ids that each follower says that it has. If a follower or the leader
     has none, there is nothing to find.

@@ -222,7 +222,7 @@ class Machine:
         return lambda run: assist(run.party, run.setting.entropy)
 
     def _write(self) -> None:
-        """Write the files of a run's first agreement. A refused party has written nothing."""
+        """Write a run's first files. A party that is refused has written nothing."""
         keep_run(self.root, self.job, self.task, [self.party])
         if not (self.root.path / OWN_SEED).exists():
             self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
@@ -240,7 +240,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity, whether or not another party that has it survives."""
+        """Save the run's identity, in case every other party that has it is killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -256,7 +256,7 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """Return the party's run: one for the process, even if other parties restart."""
+        """Return the party's run. It stays the same in this process if other parties restart."""
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):
@@ -321,7 +321,7 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message. After a limit, skips those of the step that it ended."""
+    """Return the peer's next message. After a limit, skips messages of the step that it ended."""
     message = yield from received(peer)
     while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
         message = yield from received(peer)
